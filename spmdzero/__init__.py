@@ -1,0 +1,1 @@
+"""ZeRO-1/2 as sharding annotations."""

@@ -1,0 +1,112 @@
+"""Turning what is wrong with a config into one `SpmdZeroConfigError`."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+
+from pydantic import ValidationError
+
+from spmdzero.errors import SpmdZeroConfigError
+
+_EXPECTED = {
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "float_type": "a number",
+    "int_type": "a whole number",
+    "model_type": "an object",
+    "string_type": "a string",
+}
+
+
+class RefusedValueError(ValueError):
+    """Raised by a validator that knows the reason and the fix but not the key it looks at.
+
+    Attributes:
+        reason: why the value can't be honoured.
+        fix: a sentence that tells what works instead.
+        at: the path of the culprit below the validated object; empty for the object itself.
+    """
+
+    def __init__(self, reason: str, *, fix: str, at: tuple[str, ...] = ()) -> None:
+        self.reason, self.fix, self.at = reason, fix, at
+        super().__init__(reason)
+
+
+def unknown_key(
+    *, section: str, name: str, value: object, known: Iterable[str]
+) -> SpmdZeroConfigError:
+    """An error for a key that its section doesn't have, with the nearest name or all names.
+
+    Args:
+        section: dotted path of the section; empty for the top level.
+        name: the unknown key.
+        value: what the config holds there.
+        known: the names that the section has.
+    """
+    known = sorted(known)
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    fix = f"Did you mean {near[0]!r}?" if near else f"The known keys are: {', '.join(known)}."
+    return SpmdZeroConfigError(
+        key=_dotted(section, name),
+        value=value,
+        reason=f"{section or 'the top level'} has no key {name!r}",
+        fix=fix,
+    )
+
+
+def first_error(
+    error: ValidationError,
+    *,
+    raw: Mapping[str, object],
+    known: Mapping[str, Iterable[str]],
+    at: str,
+) -> SpmdZeroConfigError:
+    """A pydantic error as the one error that spmdzero raises: an unknown key first, else its first.
+
+    Args:
+        error: what pydantic raised.
+        raw: the object that was validated.
+        known: the names that each section has, by the section's path below ``raw``.
+        at: dotted path of ``raw`` in the user's config; empty for the whole of it.
+    """
+    entries = error.errors(include_url=False)
+    # A misspelt required key is both unknown and missing; only the first tells what to do.
+    entry = next((entry for entry in entries if entry["type"] == "extra_forbidden"), entries[0])
+    location = tuple(str(part) for part in entry["loc"])
+    cause = entry.get("ctx", {}).get("error")
+    if isinstance(cause, RefusedValueError):
+        location += cause.at
+    key = _dotted(at, *location)
+    value = _look_up(raw, location)
+    kind, message = entry["type"], entry["msg"]
+
+    if isinstance(cause, RefusedValueError):
+        return SpmdZeroConfigError(key=key, value=value, reason=cause.reason, fix=cause.fix)
+    if kind == "extra_forbidden":
+        *section, name = location
+        names = known[_dotted(*section)]
+        return unknown_key(section=_dotted(at, *section), name=name, value=value, known=names)
+    if kind == "missing":
+        return SpmdZeroConfigError(
+            key=key,
+            value=None,
+            reason="this key is required",
+            fix=f"Add it to {_dotted(at, *location[:-1])}.",
+        )
+    condition = message.removeprefix("Input should be ")
+    expected = _EXPECTED.get(kind, condition)
+    return SpmdZeroConfigError(
+        key=key,
+        value=value,
+        reason=f"this is not {expected}",
+        fix=f"Write {_EXPECTED.get(kind, f'a value that is {condition}')}.",
+    )
+
+
+def _dotted(*parts: str) -> str:
+    return ".".join(filter(None, parts))
+
+
+def _look_up(raw: object, location: tuple[str, ...]) -> object:
+    for part in location:
+        raw = raw.get(part) if isinstance(raw, Mapping) else raw
+    return raw

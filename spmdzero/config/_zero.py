@@ -1,0 +1,59 @@
+"""The section ``zero_optimization``."""
+
+import sys
+from typing import Any
+
+from pydantic import field_validator
+
+from spmdzero.config._errors import RefusedValueError
+from spmdzero.config._types import Natural, Section
+
+
+class ZeroKeysWithoutMeaning(Section):
+    """Keys of a hand-written communication engine; `NO_MEANING` tells why each has no effect."""
+
+    allgather_bucket_size: Natural = 500_000_000
+    allgather_partitions: bool = True
+    contiguous_gradients: bool = True
+    leaf_module: dict[str, Any] | None = None
+    log_trace_cache_warnings: bool = False
+    memory_efficient_linear: bool = True
+    overlap_comm: bool | None = None
+    override_module_apply: bool = True
+    reduce_bucket_size: Natural = 500_000_000
+    reduce_scatter: bool = True
+    round_robin_gradients: bool = False
+    stage3_allgather_sequential: bool = False
+    stage3_gather_16bit_weights_on_model_save: bool = False
+    stage3_gather_fp16_weights_on_model_save: bool = False
+    stage3_max_live_parameters: Natural = 1_000_000_000
+    stage3_max_reuse_distance: Natural = 1_000_000_000
+    stage3_model_persistence_threshold: Natural = sys.maxsize
+    stage3_module_granularity_threshold: Natural = 0
+    stage3_param_persistence_threshold: Natural = 100_000
+    stage3_prefetch_bucket_size: Natural = 50_000_000
+    stage3_use_all_reduce_for_fetch_params: bool = False
+    sub_group_size: Natural = 1_000_000_000
+    use_multi_rank_bucket_allreduce: bool = True
+
+
+class ZeroConfig(ZeroKeysWithoutMeaning):
+    """What ZeRO shards.
+
+    Attributes:
+        stage: 0 shards nothing, 1 the optimizer state, 2 the gradient between micro-batches too.
+    """
+
+    stage: Natural = 0
+
+    @field_validator("stage")
+    @classmethod
+    def _has_a_plan(cls, stage: int) -> int:
+        if stage == 3:
+            raise RefusedValueError(
+                "spmdzero is ZeRO-1 and ZeRO-2, parameters stay replicated",
+                fix="Use stage 2, or for stage 3 torch_xla's FSDPv2 or DeepSpeed.",
+            )
+        if stage > 3:
+            raise RefusedValueError("there is no such ZeRO stage", fix="Use stage 0, 1 or 2.")
+        return stage

@@ -1,0 +1,17 @@
+"""The DeepSpeed-compatible engine."""
+
+from spmdzero.engine._engine import Engine
+from spmdzero.engine._initialize import initialize
+from spmdzero.engine._loader import ZeroDataLoader
+from spmdzero.engine._optimizer import ZeroOptimizer
+from spmdzero.engine._sampler import ReplicaBatchSampler
+from spmdzero.engine._snapshot import StepGraph
+
+__all__ = [
+    "Engine",
+    "ReplicaBatchSampler",
+    "StepGraph",
+    "ZeroDataLoader",
+    "ZeroOptimizer",
+    "initialize",
+]

@@ -1,0 +1,411 @@
+"""The engine: DeepSpeed's forward / backward / step over a module that lives on a mesh."""
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from spmdzero.config import BatchSizes, SpmdZeroConfig
+from spmdzero.engine._counters import Counters
+from spmdzero.engine._gradients import GradientStore
+from spmdzero.engine._health import LossHealth
+from spmdzero.engine._inputs import InputPlacer
+from spmdzero.engine._loader import ZeroDataLoader
+from spmdzero.engine._optimizer import ZeroOptimizer
+from spmdzero.engine._snapshot import StepGraph
+from spmdzero.errors import NonFiniteError, SpmdZeroUsageError
+from spmdzero.plan import ShardingPlan
+from spmdzero.xla import DeviceMesh, ReplicaRegion, run_global, runtime
+
+logger = logging.getLogger("spmdzero")
+
+
+class Scheduler(Protocol):
+    """What the engine asks of a learning-rate schedule."""
+
+    def step(self) -> Any:
+        """Sets the lr of the next step."""
+
+
+class Engine(nn.Module):
+    """Trains `module` under a sharding plan, called as a DeepSpeedEngine is.
+
+    Made by `spmdzero.initialize`. Unknown attributes fall through to the module.
+
+    Attributes:
+        module: the user's module, its parameters on the devices.
+        optimizer: a `ZeroOptimizer`, None when the config and the call named none.
+        lr_scheduler: stepped at each gradient accumulation boundary.
+        training_dataloader: the loader made from `training_data`.
+        plan: where every tensor lives.
+        device: the virtual device that stands for the mesh.
+        global_steps, micro_steps, global_samples: DeepSpeed's counters.
+    """
+
+    def __init__(
+        self,
+        *,
+        module: nn.Module,
+        config: SpmdZeroConfig,
+        batch: BatchSizes,
+        plan: ShardingPlan,
+        mesh: DeviceMesh,
+        placer: InputPlacer,
+        region: ReplicaRegion | None,
+        gradients: GradientStore,
+        optimizer: ZeroOptimizer | None,
+        lr_scheduler: Scheduler | None,
+        health: LossHealth,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.spmd_config, self.plan, self.mesh = config, plan, mesh
+        self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
+        self.training_dataloader: ZeroDataLoader | None = None
+        self._batch, self._placer, self._region = batch, placer, region
+        self._gradients, self._health = gradients, health
+        self._counters = Counters()
+        self._backward_done = False
+        self._step_applied = False
+        self._observers: list[Callable[[StepGraph], None]] = []
+        self._losses: list[torch.Tensor] = []
+
+    # -- the three calls -------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the module on one micro-batch.
+
+        Args:
+            args, kwargs: the module's own. Tensors whose dim 0 has
+                `train_micro_batch_size_per_gpu x local devices` rows are batches and are split
+                over the devices; every other tensor goes to each device whole
+                (`spmdzero.replicated(t)` says so of one that only looks like a batch). Tensors
+                may be on the CPU or on `engine.device`.
+
+        Returns what the module returns, as global tensors: batches with all rows, floating
+        scalars as their mean over the devices.
+
+        Raises:
+            SpmdZeroUsageError: no input has the expected number of rows.
+            ReplicaRegionError: the module does what can't be done per replica.
+        """
+        placed_args, placed_kwargs = self._placer(args, kwargs, training=self.module.training)
+        if self._region is None:
+            return run_global(self.module, placed_args, placed_kwargs)
+        return self._region(placed_args, placed_kwargs)
+
+    def backward(
+        self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
+    ) -> torch.Tensor:
+        """Accumulates the gradients of `loss`.
+
+        Args:
+            loss: a scalar that depends on what `engine(...)` returned.
+            retain_graph: as in `torch.Tensor.backward`.
+            scale_wrt_gas: divide by `gradient_accumulation_steps`, so that the step uses the
+                mean over micro-batches.
+
+        Returns the loss that was differentiated: `loss / gradient_accumulation_steps`.
+
+        Raises:
+            SpmdZeroUsageError: not a scalar, or not made by a forward of this engine.
+        """
+        self._check_loss(loss)
+        scaled = loss / self._batch.accumulation if scale_wrt_gas else loss
+        with self._region.backward() if self._region else contextlib.nullcontext():
+            scaled.backward(retain_graph=retain_graph)
+        if self._region is None:
+            self._collect_global_gradients()
+        detached = self.mesh.mark(loss.detach().clone())
+        self._health.watch(detached, step=self.global_steps)
+        self._losses.append(detached)
+        self._backward_done = True
+        return scaled.detach()
+
+    def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
+        """Ends a micro-batch; at the gradient accumulation boundary, updates the parameters.
+
+        Starts the compiled program on the devices and returns without waiting for it.
+
+        Raises:
+            SpmdZeroUsageError: no `backward` since the last step, or no optimizer.
+            NonFiniteError: `"spmd": {"check_finite": true}` and a loss or the gradient norm is
+                not finite; parameters and states are as before.
+            ReplicaRegionError: an integer output or buffer differs between replicas.
+        """
+        if not self._backward_done:
+            raise SpmdZeroUsageError(
+                "engine.step() before engine.backward(loss): there is no gradient to use. Each "
+                "micro-batch is loss = engine(...); engine.backward(loss); engine.step()"
+            )
+        if self.optimizer is None:
+            raise SpmdZeroUsageError(
+                "engine.step() without an optimizer: name one in the config "
+                '("optimizer": {"type": "AdamW", ...}) or pass optimizer= to initialize'
+            )
+        boundary = self.is_gradient_accumulation_boundary()
+        if boundary:
+            self.optimizer.step()
+        self._backward_done = False
+        self._launch("boundary" if boundary else "micro")
+        try:
+            self._health.raise_if_asked(self.optimizer.grad_norm if boundary else None)
+        except NonFiniteError:
+            self._restart_step()
+            raise
+        self._step_applied = boundary
+        self._counters.micro_steps += 1
+        if boundary:
+            self._finish_step(lr_kwargs or {})
+        self._losses = [] if boundary else self._losses
+
+    def train_batch(self, data_iter: Iterator[Any] | None = None) -> torch.Tensor:
+        """One whole step: `gradient_accumulation_steps` micro-batches and the update.
+
+        Args:
+            data_iter: yields what one forward takes: a tensor, a tuple of positional inputs or a
+                dict of keyword inputs. None uses the loader made from `training_data`, over and
+                over. The module must return the loss, or a tuple or mapping that starts with it
+                or names it ``"loss"``.
+
+        Returns the mean loss over the micro-batches, a 0-dim tensor on the device; reading it
+        waits for the step.
+
+        Raises:
+            SpmdZeroUsageError: the iterator ends in mid-step, there is no data, or no loss.
+        """
+        if not self.is_first_micro_batch():
+            raise SpmdZeroUsageError(
+                "train_batch in the middle of a gradient accumulation: finish the micro-batches "
+                "with backward and step first"
+            )
+        if data_iter is None:
+            if self.training_dataloader is None:
+                raise SpmdZeroUsageError(
+                    "train_batch() without data: pass data_iter, or training_data= to initialize"
+                )
+            data_iter = self.training_dataloader.endless()
+        # Uploaded, so that each micro-batch adds to it by the same graph.
+        total = self.mesh.place(torch.zeros(()))
+        for index in range(self._batch.accumulation):
+            try:
+                batch = next(data_iter)
+            except StopIteration:
+                raise SpmdZeroUsageError(
+                    f"the data ended after {index} of {self._batch.accumulation} micro-batches of "
+                    "one step"
+                ) from None
+            loss = find_loss(self(**batch) if isinstance(batch, dict) else self(*_tuple(batch)))
+            self.backward(loss)
+            total = self.mesh.mark(total + loss.detach() / self._batch.accumulation)
+            self.step()
+        return total
+
+    # -- what the three calls are made of --------------------------------------------------
+
+    def _check_loss(self, loss: torch.Tensor) -> None:
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise SpmdZeroUsageError(
+                f"engine.backward needs a scalar loss, got {shape}. Reduce it first: loss.mean()"
+            )
+        if loss.grad_fn is None:
+            raise SpmdZeroUsageError(
+                "engine.backward(loss) without a forward: this loss does not depend on what "
+                "engine(...) returned. Call loss = engine(...) outside of torch.no_grad() and "
+                "don't detach it"
+            )
+
+    def _collect_global_gradients(self) -> None:
+        for name, parameter in self.module.named_parameters():
+            if parameter.grad is not None:
+                self._gradients.add_global(name, parameter.grad)
+                parameter.grad = None
+
+    def _launch(self, kind: str) -> None:
+        if self._observers:
+            graph = StepGraph.of(kind, self._roots())
+            for observer in self._observers:
+                observer(graph)
+        runtime.sync()
+        if self._region is not None and self._counters.micro_steps < 2:
+            # Later disagreements are read at the print steps, so as not to stall every step.
+            self._region.check_agreement()
+
+    def _restart_step(self) -> None:
+        self._gradients.clear()
+        self._counters.micro_steps -= self.micro_steps % self._batch.accumulation
+        self._losses = []
+
+    def _roots(self) -> dict[str, torch.Tensor]:
+        roots = {f"loss/{i}": loss for i, loss in enumerate(self._losses)}
+        roots |= {f"parameter/{n}": p for n, p in self.module.named_parameters()}
+        roots |= {f"buffer/{n}": b for n, b in self.module.named_buffers()}
+        roots |= {f"accumulator/{n}": a for n, a in self._gradients.accumulators.items()}
+        roots |= self.optimizer.named_states() if self.optimizer else {}
+        return roots
+
+    def _finish_step(self, lr_kwargs: dict[str, Any]) -> None:
+        if self.lr_scheduler is not None:
+            self.lr_scheduler.step(**lr_kwargs)
+        self._counters.global_steps += 1
+        self._counters.global_samples += self._batch.train
+        every = self.spmd_config.steps_per_print
+        if every and self.global_steps % every == 0:
+            self._report()
+
+    def _report(self) -> None:
+        if self._region is not None:
+            self._region.check_agreement()
+        self._health.log_if_bad()
+        if runtime.process_index() == 0:
+            logger.info(
+                "step=%d, skipped=%d, lr=%s, mom=%s",
+                self.global_steps, self.skipped_steps, self.get_lr(), self.get_mom(),
+            )  # fmt: skip
+
+    @contextlib.contextmanager
+    def observe(self, observer: Callable[[StepGraph], None]) -> Iterator[None]:
+        """Hands `observer` each program's pending graph just before it is compiled and run."""
+        self._observers.append(observer)
+        try:
+            with StepGraph.recording():
+                yield
+        finally:
+            self._observers.remove(observer)
+
+    # -- state that DeepSpeed's engine shows -----------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs may live, and parameters do."""
+        return runtime.device()
+
+    @property
+    def global_steps(self) -> int:
+        """Gradient accumulation boundaries passed."""
+        return self._counters.global_steps
+
+    @property
+    def micro_steps(self) -> int:
+        """Micro-batches passed."""
+        return self._counters.micro_steps
+
+    @property
+    def global_samples(self) -> int:
+        """Samples of all devices passed at boundaries."""
+        return self._counters.global_samples
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that a non-finite gradient kept from the weights; bf16 reads one scalar."""
+        skips = self.optimizer is not None and self.optimizer.can_skip
+        return self.optimizer.skipped_steps if skips and self.optimizer else 0
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The config as the user wrote it."""
+        return self.spmd_config.source
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Whether the current micro-batch is the last of its step."""
+        return (self.micro_steps + 1) % self._batch.accumulation == 0
+
+    def is_first_micro_batch(self) -> bool:
+        """Whether the current micro-batch is the first of its step and has no gradient yet."""
+        return self.micro_steps % self._batch.accumulation == 0 and not self._backward_done
+
+    def was_step_applied(self) -> bool:
+        """Whether the latest `step()` was a boundary whose update was not skipped."""
+        if not self._step_applied or self.optimizer is None or not self.optimizer.can_skip:
+            return self._step_applied
+        norm = self.optimizer.grad_norm
+        return norm is not None and math.isfinite(norm.item())
+
+    def get_lr(self) -> list[float]:
+        """The lr of each param group, for the next step."""
+        return [group["lr"] for group in self.optimizer.param_groups] if self.optimizer else []
+
+    def get_mom(self) -> list[Any]:
+        """The betas (Adam) or the momentum (SGD) of each param group."""
+        groups = self.optimizer.param_groups if self.optimizer else []
+        return [group["betas"] if "betas" in group else group.get("momentum") for group in groups]
+
+    def get_global_grad_norm(self) -> float | None:
+        """The L2 norm of all gradients of the latest step, unscaled and before clipping.
+
+        Reads one scalar and so waits for the step; None before the first.
+        """
+        if self.optimizer is None or self.optimizer.grad_norm is None:
+            return None
+        self._health.log_if_bad()
+        return self.optimizer.grad_norm.item()
+
+    def train_batch_size(self) -> int:
+        """Samples of all devices in one step."""
+        return self._batch.train
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        """Rows that each device works on in one micro-batch."""
+        return self._batch.micro
+
+    def gradient_accumulation_steps(self) -> int:
+        """Micro-batches in one step."""
+        return self._batch.accumulation
+
+    def gradient_clipping(self) -> float:
+        """The largest global gradient norm, 0 for none."""
+        return self.spmd_config.gradient_clipping
+
+    def zero_optimization_stage(self) -> int:
+        """0, 1 or 2."""
+        return self.plan.stage
+
+    def zero_grad(self) -> None:
+        """Forgets the gradients summed so far."""
+        self._gradients.clear()
+
+    def train(self, mode: bool = True) -> "Engine":
+        """Puts the module into training (or evaluation) mode."""
+        self.training = mode
+        self.module.train(mode)
+        return self
+
+    def eval(self) -> "Engine":
+        """Puts the module into evaluation mode."""
+        return self.train(False)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "module" in self._modules and hasattr(self._modules["module"], name):
+                return getattr(self._modules["module"], name)
+            raise
+
+
+def find_loss(output: Any) -> torch.Tensor:
+    """The loss in what a module returned.
+
+    Raises:
+        SpmdZeroUsageError: there is none.
+    """
+    if isinstance(output, torch.Tensor):
+        return output
+    loss = output.get("loss") if hasattr(output, "get") else getattr(output, "loss", None)
+    if loss is None and isinstance(output, tuple | list) and output:
+        loss = output[0]
+    if not isinstance(loss, torch.Tensor):
+        raise SpmdZeroUsageError(
+            f"train_batch found no loss in the module's output ({type(output).__name__}): return "
+            "it first, or as .loss; or call engine(...), backward and step yourself"
+        )
+    return loss
+
+
+def _tuple(batch: Any) -> tuple[Any, ...]:
+    return tuple(batch) if isinstance(batch, tuple | list) else (batch,)

@@ -1,0 +1,226 @@
+"""From a config and a module to an engine."""
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from spmdzero.config import NO_MEANING, SpmdZeroConfig, load_config, resolve_batch_sizes
+from spmdzero.engine._engine import Engine, Scheduler
+from spmdzero.engine._gradients import GradientStore
+from spmdzero.engine._groups import Groups, groups_from_config, groups_from_torch
+from spmdzero.engine._health import LossHealth
+from spmdzero.engine._inputs import InputPlacer
+from spmdzero.engine._loader import ZeroDataLoader
+from spmdzero.engine._module import move_module
+from spmdzero.engine._optimizer import ZeroOptimizer
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.optim import schedule_from_config
+from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan
+from spmdzero.precision import PrecisionPolicy
+from spmdzero.xla import DeviceMesh, GradientReduction, RegionRules, ReplicaRegion, runtime
+
+logger = logging.getLogger("spmdzero")
+
+ParameterGroups = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
+OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
+
+
+def initialize(
+    args: Any = None,
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | OptimizerFactory | None = None,
+    model_parameters: ParameterGroups | None = None,
+    training_data: Dataset[Any] | None = None,
+    lr_scheduler: Any = None,
+    distributed_port: int = 29500,
+    mpu: None = None,
+    dist_init_required: bool | None = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    config: str | os.PathLike[str] | dict[str, Any] | None = None,
+    mesh_param: None = None,
+    config_params: str | dict[str, Any] | None = None,
+) -> tuple[Engine, ZeroOptimizer | None, ZeroDataLoader | None, Any]:
+    """Places a module and its training state on all devices; DeepSpeed's signature.
+
+    Args:
+        args: a namespace whose `deepspeed_config` names the JSON, where `config` is not given.
+        model: on the CPU, or on the XLA device. It is moved in place: parameters replicated
+            (bf16 when the config says so), optimizer states sharded by the config's ZeRO stage.
+        optimizer: None takes the config's; a torch.optim.Adam, AdamW or SGD, or a callable from
+            parameters (or groups) to one, brings its own param groups.
+        model_parameters: parameters or param groups to train; the module's trainable ones.
+        training_data: a dataset for the returned loader.
+        lr_scheduler: None takes the config's; a schedule bound to `optimizer`, or a callable
+            from the optimizer to one.
+        distributed_port, dist_init_required: without meaning, there is one process per host and
+            the TPU runtime connects them.
+        mpu, mesh_param: refused, tensor parallelism is not ZeRO-1/2.
+        collate_fn: samples -> batch, for the loader.
+        config: path of a DeepSpeed JSON, or its dict. `config_params` is the old name.
+
+    Returns engine, its optimizer, the loader (None without `training_data`) and the schedule.
+
+    Raises:
+        SpmdZeroConfigError: the config can't be honoured.
+        SpmdZeroUsageError: an argument can't be used.
+        SpmdZeroRuntimeError: a device was used before SPMD was on.
+    """
+    if not isinstance(model, nn.Module):
+        raise SpmdZeroUsageError(
+            f"initialize(model=...) needs a torch.nn.Module, got {type(model).__name__}"
+        )
+    for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
+        if value is not None:
+            raise SpmdZeroUsageError(
+                f"initialize({name}=...): spmdzero is data-parallel ZeRO-1/2, it has no model "
+                'parallelism. Leave it out; "spmd": {"mesh": ...} shapes the data axes'
+            )
+    settings = load_config(config if config is not None else config_params, args=args)
+    runtime.start()
+    spec = MeshSpec.resolve(settings.spmd.mesh, device_count=runtime.device_count())
+    batch = resolve_batch_sizes(settings, dp_world_size=spec.size)
+    _log_keys_without_meaning(settings)
+    mesh, precision = DeviceMesh(spec), PrecisionPolicy.from_config(settings)
+    runtime.seed(torch.initial_seed() % 2**31)
+
+    move_module(model, mesh=mesh, dtype=precision.parameter)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = _groups(settings, optimizer, model_parameters, model, names)
+    in_region = settings.spmd.forward == "region"
+    plan = ShardingPlan.build(
+        _parameters(model, groups),
+        stage=settings.zero_optimization.stage,
+        mesh=spec,
+        min_shard_elements=settings.spmd.min_shard_elements,
+        master=precision.master,
+        moments=groups.rule.slots if groups else (),
+        accumulator_dtype=_name(precision.accumulate),
+        accumulation_steps=batch.accumulation,
+        partial=in_region,
+    )
+    reduction = GradientReduction(
+        mesh=mesh, method=_reduction_method(settings, spec), dtype=precision.communicate
+    )
+    gradients = GradientStore(plan=plan, mesh=mesh, reduction=reduction)
+    health = LossHealth(mesh=mesh, check=settings.spmd.check_finite)
+    zero = groups and ZeroOptimizer(
+        groups.groups,
+        names=names,
+        rule=groups.rule,
+        plan=plan,
+        mesh=mesh,
+        precision=precision,
+        gradients=gradients,
+        clip=settings.gradient_clipping,
+        finite=health.finite,
+    )
+    rules = _region_rules(settings)
+    placer = InputPlacer(mesh=mesh, module=model, rules=rules, micro_batch=batch.micro)
+    region = ReplicaRegion(mesh=mesh, module=model, sink=gradients.add_local, rules=rules)
+    engine = Engine(
+        module=model,
+        config=settings,
+        batch=batch,
+        plan=plan,
+        mesh=mesh,
+        placer=placer,
+        region=region if in_region else None,
+        gradients=gradients,
+        optimizer=zero,
+        lr_scheduler=_scheduler(settings, lr_scheduler, zero, groups),
+        health=health,
+    )
+    if training_data is not None:
+        engine.training_dataloader = ZeroDataLoader(
+            training_data,
+            mesh=mesh,
+            placer=placer,
+            batch_dim=rules.batch_dim,
+            drop_last=settings.dataloader_drop_last,
+            collate_fn=collate_fn,
+        )
+    # States that are still pending would make the first step another program than the second.
+    runtime.sync()
+    return engine, zero, engine.training_dataloader, engine.lr_scheduler
+
+
+def _log_keys_without_meaning(settings: SpmdZeroConfig) -> None:
+    for key in settings.no_meaning:
+        if key not in _LOGGED:
+            _LOGGED.add(key)
+            logger.info("%s has no meaning under SPMD: %s", key, NO_MEANING[key])
+
+
+_LOGGED: set[str] = set()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _parameters(model: nn.Module, groups: Groups | None) -> Iterable[ParamSpec]:
+    chosen = {id(p) for group in groups.groups for p in group["params"]} if groups else set()
+    for name, parameter in model.named_parameters():
+        yield ParamSpec(
+            name=name,
+            shape=tuple(parameter.shape),
+            dtype=_name(parameter.dtype),
+            trainable=parameter.requires_grad and (groups is None or id(parameter) in chosen),
+        )
+
+
+def _groups(
+    settings: SpmdZeroConfig,
+    optimizer: Any,
+    model_parameters: ParameterGroups | None,
+    model: nn.Module,
+    names: Mapping[nn.Parameter, str],
+) -> Groups | None:
+    given = list(model_parameters) if model_parameters is not None else None
+    if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
+        optimizer = optimizer(given or [p for p in model.parameters() if p.requires_grad])
+    if optimizer is not None:
+        return groups_from_torch(optimizer, names)
+    if settings.optimizer is None:
+        return None
+    return groups_from_config(settings.optimizer, given, names)
+
+
+def _scheduler(
+    settings: SpmdZeroConfig, given: Any, zero: ZeroOptimizer | None, groups: Groups | None
+) -> Scheduler | None:
+    if zero is None or groups is None:
+        return None
+    if given is None:
+        if settings.scheduler is None:
+            return None
+        return schedule_from_config(settings.scheduler.type, settings.scheduler.params, zero)
+    if not hasattr(given, "step") and callable(given):
+        return given(zero)
+    if groups.client is not None:
+        # The schedule watches the user's own optimizer for a step before its first; without
+        # gradients there this changes no weight.
+        groups.client.step()
+    return given
+
+
+def _reduction_method(settings: SpmdZeroConfig, spec: MeshSpec) -> Any:
+    if settings.spmd.reduction != "auto":
+        return settings.spmd.reduction
+    # On a two-axis mesh libtpu turns an annotated sum into an all-reduce of everything.
+    return "explicit" if spec.data > 1 else "annotated"
+
+
+def _region_rules(settings: SpmdZeroConfig) -> RegionRules:
+    dims = settings.spmd.batch_dim
+    by_name = dims if isinstance(dims, dict) else {}
+    return RegionRules(
+        batch_dim=dims if isinstance(dims, int) else 0,
+        input_batch_dims=by_name,
+        outputs=settings.spmd.outputs,
+    )

@@ -1,0 +1,100 @@
+"""Which of a module's inputs are batches, and their way to the devices."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.xla import Batch, DeviceMesh, RegionRules, Replicated, map_tensors, runtime
+
+
+class InputPlacer:
+    """Uploads the inputs of one call: batches as shards, everything else to every device.
+
+    Args:
+        mesh: the devices.
+        module: whose forward names the positional inputs.
+        rules: which dim of an input is its batch.
+        micro_batch: rows that each device works on, `train_micro_batch_size_per_gpu`.
+    """
+
+    def __init__(
+        self, *, mesh: DeviceMesh, module: nn.Module, rules: RegionRules, micro_batch: int
+    ) -> None:
+        self._mesh, self._rules, self.micro_batch = mesh, rules, micro_batch
+        self.short_rows: int | None = None  # the loader's last micro-batch of an epoch, see there
+        parameters = inspect.signature(module.forward).parameters.values()
+        self._positional = [
+            p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+
+    def __call__(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, training: bool
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inputs as global tensors, wrapped in `Batch` where they are one.
+
+        Raises:
+            SpmdZeroUsageError: in training, no input has `micro_batch x local devices` rows; in
+                evaluation, the first tensor's rows can't be divided over the devices.
+        """
+        named = {self._name(i): value for i, value in enumerate(args)} | dict(kwargs)
+        found: list[tuple[str, tuple[int, ...], int]] = []
+
+        def look(path: str, tensor: Any) -> Any:
+            if isinstance(tensor, torch.Tensor) and tensor.dim() > self.batch_dim(path):
+                found.append((path, tuple(tensor.shape), tensor.shape[self.batch_dim(path)]))
+            return tensor
+
+        map_tensors(named, look)
+        expected = self._expected_rows(found, training=training)
+
+        def put(path: str, tensor: Any) -> Any:
+            if isinstance(tensor, Replicated):
+                return self._upload(tensor.tensor, None)
+            dim = self.batch_dim(path)
+            if tensor.dim() <= dim or tensor.shape[dim] != expected:
+                return self._upload(tensor, None)
+            return Batch(self._upload(tensor, dim), dim)
+
+        placed = map_tensors(named, put)
+        positional = tuple(placed.pop(self._name(i)) for i in range(len(args)))
+        return positional, placed
+
+    def _name(self, index: int) -> str:
+        return self._positional[index] if index < len(self._positional) else f"*{index}"
+
+    def batch_dim(self, path: str) -> int:
+        """The dim of the batch of the input at `path`."""
+        return self._rules.input_batch_dims.get(path.split(".")[0], self._rules.batch_dim)
+
+    def _expected_rows(
+        self, found: list[tuple[str, tuple[int, ...], int]], *, training: bool
+    ) -> int:
+        devices = runtime.local_device_count()
+        full = self.micro_batch * devices
+        if not found or any(rows == full for _, _, rows in found):
+            return full
+        if self.short_rows is not None and found[0][2] == self.short_rows:
+            return self.short_rows
+        path, shape, rows = found[0]
+        if training:
+            raise SpmdZeroUsageError(
+                f"input {path!r} of shape {list(shape)} has {rows} rows, a micro-batch has {full} "
+                f"= train_micro_batch_size_per_gpu ({self.micro_batch}) x {devices} local devices. "
+                "Hand the engine all rows of this host's devices at once"
+            )
+        if rows % devices:
+            raise SpmdZeroUsageError(
+                f"input {path!r} of shape {list(shape)} has {rows} rows, which {devices} local "
+                "devices can't share equally. Pad the batch, or drop its last rows"
+            )
+        return rows
+
+    def _upload(self, tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
+        if tensor.device.type != "cpu":
+            return tensor
+        spec = (None,) * tensor.dim() if dim is None else self._mesh.batch_spec(tensor.dim(), dim)
+        return self._mesh.place(tensor, spec)

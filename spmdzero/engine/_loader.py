@@ -1,0 +1,190 @@
+"""A loader whose micro-batches are born sharded on the devices, a few ahead of their use."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from spmdzero.engine._inputs import InputPlacer
+from spmdzero.engine._sampler import ReplicaBatchSampler
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.xla import DeviceMesh, map_tensors, runtime
+
+logger = logging.getLogger("spmdzero")
+_AHEAD = 2  # one being uploaded while one waits: more only costs device memory
+
+
+class ZeroDataLoader:
+    """Global micro-batches of a dataset, as tensors on the devices.
+
+    Each replica gets the rows that the DeepSpeed rank of its number would get. Each host loads
+    the rows of its own devices only.
+
+    Args:
+        dataset: map-style, or iterable: then each host's iterator must yield its own part.
+        mesh: the devices.
+        placer: the engine's, which is told about a short last micro-batch.
+        batch_dim: the dim that `collate_fn` makes the batch.
+        shuffle: a new order for each epoch set by `set_epoch`; map-style datasets only.
+        drop_last: leave out the last micro-batch of an epoch when it is short.
+        collate_fn: samples of all local devices' rows -> one batch; torch's default.
+        num_workers: processes that read samples.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        *,
+        mesh: DeviceMesh,
+        placer: InputPlacer,
+        batch_dim: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+    ) -> None:
+        self._mesh, self._placer, self._batch_dim = mesh, placer, batch_dim
+        self._rows = placer.micro_batch * runtime.local_device_count()
+        self.sampler: ReplicaBatchSampler | None = None
+        options: dict[str, Any] = {"collate_fn": collate_fn, "num_workers": num_workers}
+        if isinstance(dataset, IterableDataset):
+            options |= {"batch_size": self._rows, "drop_last": drop_last}
+        else:
+            first = runtime.process_index() * runtime.local_device_count()
+            self.sampler = ReplicaBatchSampler(
+                length=_length(dataset),
+                micro_batch=placer.micro_batch,
+                replicas=mesh.size,
+                local_replicas=range(first, first + runtime.local_device_count()),
+                shuffle=shuffle,
+                drop_last=drop_last,
+            )
+            options["batch_sampler"] = self.sampler
+        self._loader = DataLoader(dataset, **options)
+
+    def __len__(self) -> int:
+        """Global micro-batches in an epoch.
+
+        Raises:
+            TypeError: the dataset is iterable and has no length.
+        """
+        return len(self._loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the order of the epochs that start from now on."""
+        if self.sampler is not None:
+            self.sampler.set_epoch(epoch)
+
+    def endless(self) -> Iterator[Any]:
+        """Micro-batches of one epoch after another, each in its own order.
+
+        Raises:
+            SpmdZeroUsageError: the dataset has no micro-batch at all.
+        """
+        while True:
+            empty = True
+            for batch in self:
+                empty = False
+                yield batch
+            if empty:
+                raise SpmdZeroUsageError(
+                    f"the dataset has not one whole micro-batch of {self._rows} rows"
+                )
+            if self.sampler is not None:
+                self.sampler.set_epoch(self.sampler.epoch + 1)
+
+    def __iter__(self) -> Iterator[Any]:
+        """One epoch; a thread reads and uploads ahead."""
+        ready: queue.Queue[Any] = queue.Queue(maxsize=_AHEAD)
+        stop = threading.Event()
+        thread = threading.Thread(target=self._fill, args=(ready, stop), daemon=True)
+        thread.start()
+        try:
+            while (item := ready.get()) is not _END:
+                if isinstance(item, _Failure):
+                    raise item.error
+                batch, rows = item
+                self._announce(rows)
+                yield batch
+        finally:
+            stop.set()
+            while thread.is_alive():
+                while not ready.empty():
+                    ready.get_nowait()
+                thread.join(timeout=0.05)
+
+    def _announce(self, rows: int) -> None:
+        short = rows != self._rows
+        if short and self._placer.short_rows != rows:
+            logger.info(
+                "the last micro-batch of an epoch has %d rows instead of %d and compiles a "
+                'program of its own; "dataloader_drop_last": true leaves it out', rows, self._rows
+            )  # fmt: skip
+        self._placer.short_rows = rows if short else None
+
+    def _fill(self, ready: "queue.Queue[Any]", stop: threading.Event) -> None:
+        def put(item: Any) -> None:
+            while not stop.is_set():
+                try:
+                    return ready.put(item, timeout=0.05)
+                except queue.Full:
+                    continue
+
+        try:
+            for batch in self._loader:
+                rows = self._count(batch)
+                if rows % runtime.local_device_count():
+                    logger.warning(
+                        "dropped the last %d rows of an iterable dataset: %d devices can't share "
+                        "them equally", rows, runtime.local_device_count()
+                    )  # fmt: skip
+                    continue
+                put((map_tensors(batch, lambda _, t, rows=rows: self._place(t, rows)), rows))
+                if stop.is_set():
+                    return
+        except Exception as error:  # noqa: BLE001 - handed to the consumer, which raises it
+            put(_Failure(error))
+        put(_END)
+
+    def _count(self, batch: Any) -> int:
+        sizes: list[int] = []
+
+        def look(_: str, tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.dim() > self._batch_dim:
+                sizes.append(tensor.shape[self._batch_dim])
+            return tensor
+
+        map_tensors(batch, look)
+        if not sizes:
+            raise SpmdZeroUsageError(
+                "the dataset's batches hold no tensor with a batch dim: collate_fn must make some"
+            )
+        return sizes[0]
+
+    def _place(self, tensor: torch.Tensor, rows: int) -> torch.Tensor:
+        dim = self._batch_dim
+        if tensor.dim() > dim and tensor.shape[dim] == rows:
+            return self._mesh.place(tensor, self._mesh.batch_spec(tensor.dim(), dim))
+        return self._mesh.place(tensor)
+
+
+class _Failure:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+_END = object()
+
+
+def _length(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except TypeError as error:
+        raise SpmdZeroUsageError(
+            f"{type(dataset).__name__} has no length: a map-style dataset needs __len__, one "
+            "without is an IterableDataset"
+        ) from error

@@ -1,0 +1,53 @@
+"""Moving the user's module to the devices, in place."""
+
+import torch
+from torch import nn
+
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.xla import runtime
+from spmdzero.xla.mesh import DeviceMesh
+
+
+def move_module(module: nn.Module, *, mesh: DeviceMesh, dtype: torch.dtype) -> None:
+    """Replicates parameters (cast to `dtype`) and buffers (as they are) on all devices.
+
+    Every Python object that was a parameter stays that parameter: an optimizer or a closure made
+    before keeps working, and tied weights stay tied.
+
+    Raises:
+        SpmdZeroUsageError: a parameter or buffer is on a device other than the CPU or ours, or
+            parameters have another dtype than fp32 while `dtype` is fp32 (as DeepSpeed).
+    """
+    named = dict(module.named_parameters()) | dict(module.named_buffers())
+    for name, tensor in named.items():
+        _check(name, tensor, dtype)
+    for tensor in named.values():
+        is_parameter = isinstance(tensor, nn.Parameter)
+        cast = tensor.detach().to(dtype) if is_parameter and _casts(tensor) else tensor.detach()
+        placed = mesh.place(cast) if cast.device.type == "cpu" else mesh.mark(cast.clone())
+        if is_parameter:
+            placed = nn.Parameter(placed, requires_grad=tensor.requires_grad)
+        torch.utils.swap_tensors(tensor, placed)
+
+
+def _casts(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point()
+
+
+def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    if tensor.device.type not in ("cpu", runtime.device().type):
+        raise SpmdZeroUsageError(
+            f"{name} is on {tensor.device}, spmdzero moves a model from the CPU to the mesh "
+            "itself. Build it on the CPU (for a meta model: load its weights first) and hand it "
+            "to spmdzero.initialize without .cuda() or .to()"
+        )
+    if (
+        isinstance(tensor, nn.Parameter)
+        and tensor.is_floating_point()
+        and dtype == torch.float32
+        and tensor.dtype != torch.float32
+    ):
+        raise SpmdZeroUsageError(
+            f"{name} is {tensor.dtype}, but the config asks for fp32. "
+            'Call model.float(), or set "bf16": {"enabled": true}'
+        )

@@ -1,0 +1,40 @@
+"""Every error that spmdzero raises on purpose."""
+
+
+class SpmdZeroError(Exception):
+    """The base of every error that spmdzero raises."""
+
+
+class SpmdZeroConfigError(SpmdZeroError, ValueError):
+    """A config that can't be honoured: says which key, which value, why, and what works instead.
+
+    Attributes:
+        key: dotted path of the key, e.g. ``zero_optimization.stage``.
+        value: what the config held there.
+        reason: why it can't be honoured.
+        fix: the nearest thing that works.
+    """
+
+    def __init__(self, *, key: str, value: object, reason: str, fix: str) -> None:
+        self.key, self.value, self.reason, self.fix = key, value, reason, fix
+        super().__init__(f"{key} = {value!r}: {reason}. {fix}")
+
+
+class SpmdZeroUsageError(SpmdZeroError, RuntimeError):
+    """A call in the wrong order, or an input of the wrong kind or size."""
+
+
+class SpmdZeroRuntimeError(SpmdZeroError, RuntimeError):
+    """The device runtime is not in the state that spmdzero needs (SPMD too late, wrong version)."""
+
+
+class ReplicaRegionError(SpmdZeroError, RuntimeError):
+    """The module did something inside the replica region that has no meaning per replica.
+
+    Raised for a value that Python reads and the replicas disagree on, for an output that is
+    neither a batch nor a scalar, and for operations whose shape depends on data.
+    """
+
+
+class NonFiniteError(SpmdZeroError, FloatingPointError):
+    """A loss or gradient was NaN or infinite, and the config asked to stop before the update."""

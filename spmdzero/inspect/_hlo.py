@@ -1,0 +1,278 @@
+"""The text of one optimised HLO module as a graph: instructions, their uses, their callers."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from spmdzero.errors import SpmdZeroUsageError
+
+_SHAPE = re.compile(r"\b([a-z]+\d*[a-z\d]*)\[([\d,<=]*)\]")
+_HEADER = re.compile(r"(?:ENTRY )?%(?P<name>[\w.\-]+) ?\(.*\{\s*$")
+_INSTRUCTION = re.compile(r"\s+(?P<root>ROOT )?%(?P<name>[\w.\-]+) = (?P<rest>.*)$")
+_OPCODE = re.compile(r"\s*(?P<opcode>[a-z][\w\-]*)\(")
+_CALLED = re.compile(
+    r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=%([\w.\-]+)"
+    r"|\b(?:branch_computations|called_computations)=\{([^}]*)\}"
+)
+_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+_ALIAS = re.compile(r"\{[\d, ]*\}: \((\d+), \{([\d, ]*)\}")
+# The caller hands its operands to the called computation's parameters one by one, and takes its
+# root as its own value; a while, a reduce or a sort does not.
+_TRANSPARENT_CALLS = frozenset({"fusion", "call", "async-start"})
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One array of HLO: element type as HLO spells it (``f32``, ``bf16``, ``pred``) and dims."""
+
+    dtype: str
+    dims: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Size in bytes; 4-bit types are packed, tokens and opaque values are empty."""
+        if self.dtype == "pred":
+            return prod(self.dims)
+        width = re.search(r"\d+", self.dtype)
+        return prod(self.dims) * int(width[0]) // 8 if width else 0
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of HLO; ``shapes`` has one entry, or one for each element of a tuple."""
+
+    name: str
+    computation: str
+    opcode: str
+    shapes: tuple[Shape, ...]
+    operands: tuple[str, ...]
+    arguments: str
+    attributes: str
+    is_root: bool
+
+    @property
+    def op_name(self) -> str:
+        """The ``metadata={op_name=...}``, or an empty string."""
+        found = _OP_NAME.search(self.attributes)
+        return found[1] if found else ""
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """Names of the computations that this instruction calls, applies or loops over."""
+        names: list[str] = []
+        for one, several in _CALLED.findall(self.attributes):
+            names += [one] if one else re.findall(r"%([\w.\-]+)", several)
+        return tuple(names)
+
+    @property
+    def element(self) -> int | None:
+        """The index of a get-tuple-element, else None."""
+        found = re.search(r"\bindex=(\d+)", self.attributes)
+        return int(found[1]) if self.opcode == "get-tuple-element" and found else None
+
+
+@dataclass(frozen=True)
+class Use:
+    """Who reads a value, and as which operand; ``user`` is None where it leaves the program."""
+
+    user: Instruction | None
+    position: int
+
+
+@dataclass(frozen=True)
+class Module:
+    """One HLO module.
+
+    Attributes:
+        header: the line that starts with ``HloModule``.
+        entry: name of the entry computation.
+        computations: computation name -> instruction name -> instruction, in the text's order.
+    """
+
+    header: str
+    entry: str
+    computations: dict[str, dict[str, Instruction]]
+
+    @property
+    def aliased(self) -> int:
+        """Number of inputs whose buffer an output reuses (``input_output_alias``)."""
+        return len(set(_ALIAS.findall(self.header)))
+
+    @property
+    def parameters(self) -> int:
+        """Number of inputs of the entry computation."""
+        return len(self._parameters[self.entry])
+
+    def instructions(self) -> Iterator[Instruction]:
+        """Every instruction, in the text's order."""
+        for computation in self.computations.values():
+            yield from computation.values()
+
+    def operands(self, instruction: Instruction) -> tuple[Instruction, ...]:
+        """The instructions whose values this one reads."""
+        siblings = self.computations[instruction.computation]
+        return tuple(siblings[name] for name in instruction.operands)
+
+    def callers(self, computation: str) -> tuple[Instruction, ...]:
+        """The instructions that call, apply or loop over a computation."""
+        return tuple(self._callers.get(computation, ()))
+
+    def sources(self, instruction: Instruction) -> tuple[Instruction, ...]:
+        """Where a value comes from, one step back, seen through the border of a fusion."""
+        if instruction.opcode == "parameter":
+            index = int(instruction.arguments)
+            return tuple(
+                self.operands(caller)[index]
+                for caller in self.callers(instruction.computation)
+                if caller.opcode in _TRANSPARENT_CALLS
+            )
+        inside = [self._root(name) for name in self._entered(instruction)]
+        return (*inside, *self.operands(instruction))
+
+    def uses(self, instruction: Instruction, element: int | None = None) -> Iterator[Use]:
+        """Who reads a value (or one element of a tuple), seen through tuples and fusion borders."""
+        for user, position in self._users.get((instruction.computation, instruction.name), ()):
+            if user.opcode == "get-tuple-element":
+                if element is None or user.element == element:
+                    yield from self.uses(user)
+            elif user.opcode == "tuple":
+                yield from self.uses(user, position)
+            elif entered := self._entered(user):
+                for name in entered:
+                    yield from self.uses(self._parameters[name][position])
+            else:
+                yield Use(user, position)
+        if not instruction.is_root:
+            return
+        if instruction.computation == self.entry:
+            yield Use(None, element or 0)
+        for caller in self.callers(instruction.computation):
+            if caller.opcode in _TRANSPARENT_CALLS:
+                yield from self.uses(caller, element)
+            else:
+                yield Use(caller, element or 0)
+
+    def group_size(self, collective: Instruction) -> int:
+        """Devices in one group: ``{{0,1},{2,3}}``, ``[groups,size]<=[...]``, or all if empty.
+
+        Raises:
+            SpmdZeroUsageError: all devices take part and the header doesn't count them.
+        """
+        attributes = collective.attributes
+        if pairs := re.search(r"\bsource_target_pairs=\{(.*?)\}\}", attributes):
+            return len(set(re.findall(r"\d+", pairs[1])))
+        if groups := re.search(r"\breplica_groups=\{\{([\d,]+)\}", attributes):
+            return groups[1].count(",") + 1
+        if groups := re.search(r"\breplica_groups=\[\d+,(\d+)\]", attributes):
+            return int(groups[1])
+        if found := re.search(r"\bnum_partitions=(\d+)", self.header):
+            return int(found[1])
+        raise SpmdZeroUsageError(
+            f"the HLO does not say how many devices %{collective.name} spans: it has no replica "
+            "groups and the header no num_partitions. Pass the SPMD-partitioned module."
+        )
+
+    def in_loop(self, computation: str) -> bool:
+        """Whether a computation is a while body or condition, or is called from one."""
+        return any(
+            caller.opcode == "while" or self.in_loop(caller.computation)
+            for caller in self.callers(computation)
+        )
+
+    def _entered(self, instruction: Instruction) -> tuple[str, ...]:
+        return instruction.called if instruction.opcode in _TRANSPARENT_CALLS else ()
+
+    def _root(self, computation: str) -> Instruction:
+        return next(i for i in self.computations[computation].values() if i.is_root)
+
+    @cached_property
+    def _users(self) -> dict[tuple[str, str], list[tuple[Instruction, int]]]:
+        users: dict[tuple[str, str], list[tuple[Instruction, int]]] = {}
+        for user in self.instructions():
+            for position, name in enumerate(user.operands):
+                users.setdefault((user.computation, name), []).append((user, position))
+        return users
+
+    @cached_property
+    def _callers(self) -> dict[str, list[Instruction]]:
+        callers: dict[str, list[Instruction]] = {}
+        for caller in self.instructions():
+            for name in caller.called:
+                callers.setdefault(name, []).append(caller)
+        return callers
+
+    @cached_property
+    def _parameters(self) -> dict[str, dict[int, Instruction]]:
+        return {
+            name: {int(i.arguments): i for i in body.values() if i.opcode == "parameter"}
+            for name, body in self.computations.items()
+        }
+
+
+def parse(text: str) -> Module:
+    """The module that `text` describes.
+
+    Raises:
+        SpmdZeroUsageError: the text is not an HLO module with an entry computation.
+    """
+    header, entry, current = "", "", ""
+    computations: dict[str, dict[str, Instruction]] = {}
+    for line in text.splitlines():
+        if line.startswith("HloModule "):
+            header = line
+        elif found := _HEADER.match(line):
+            current = found["name"]
+            computations[current] = {}
+            if line.startswith("ENTRY "):
+                entry = current
+        elif current and (found := _INSTRUCTION.match(line)):
+            instruction = _instruction(found, current)
+            computations[current][instruction.name] = instruction
+    if not header or not entry:
+        raise SpmdZeroUsageError(
+            "the text is not one HLO module: it lacks a 'HloModule' header or an ENTRY "
+            "computation. Pass the whole text of the optimised module."
+        )
+    return Module(header, entry, computations)
+
+
+def _instruction(found: re.Match[str], computation: str) -> Instruction:
+    rest = found["rest"]
+    type_end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
+    opcode = _OPCODE.match(rest, type_end)
+    if opcode is None:
+        raise SpmdZeroUsageError(
+            f"the HLO line of %{found['name']} has no operation: {rest[:80]!r}. Pass the text "
+            "as the compiler printed it."
+        )
+    end = _closing(rest, opcode.end() - 1)
+    arguments = rest[opcode.end() : end]
+    return Instruction(
+        name=found["name"],
+        computation=computation,
+        opcode=opcode["opcode"],
+        shapes=shapes(rest[:type_end]),
+        operands=tuple(re.findall(r"%([\w.\-]+)", arguments)),
+        arguments=arguments,
+        attributes=rest[end + 1 :],
+        is_root=bool(found["root"]),
+    )
+
+
+def shapes(text: str) -> tuple[Shape, ...]:
+    """The arrays that a type such as ``(f32[8,16]{1,0}, bf16[])`` names."""
+    return tuple(
+        Shape(dtype, tuple(int(d.lstrip("<=")) for d in dims.split(",") if d))
+        for dtype, dims in _SHAPE.findall(text)
+    )
+
+
+def _closing(text: str, start: int) -> int:
+    depth = 0
+    for index in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[index], 0)
+        if depth == 0:
+            return index
+    return len(text)

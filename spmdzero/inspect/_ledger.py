@@ -1,0 +1,307 @@
+"""The collective ledger: which bytes one compiled step moves, and for which tensor."""
+
+import io
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from html import escape
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from spmdzero.errors import SpmdZeroUsageError
+
+from ._hlo import Instruction, Module, Shape, parse
+
+_KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
+# A scope named zero.gradient/layer.weight reaches HLO as zero.gradient/layer.weight.<number>/<op>.
+_TAG = re.compile(r"(?:^|/)zero\.([a-z_]+)(?:/(.+?))?\.\d+(?=/|$)")
+# Operations that keep each element apart from the others, so a slice after them is a slice before.
+_ELEMENTWISE = {"add", "subtract", "multiply", "divide", "convert", "copy", "bitcast", "reshape"}
+_ELEMENTWISE |= {"transpose", "all-reduce-done", "async-done"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """One tensor that crosses devices in the compiled step.
+
+    Attributes:
+        kind: ``all-reduce``, ``reduce-scatter``, ``all-gather``, ``all-to-all`` or
+            ``collective-permute``. libtpu's ``all-reduce-scatter`` fusion is a reduce-scatter.
+        dtype: element type as HLO spells it. XLA's CPU compiler widens bf16 collectives to f32.
+        shape: shape on one device of the unsharded side: what goes into an all-reduce, a
+            reduce-scatter, an all-to-all or a permute, what comes out of an all-gather.
+        bytes: size of that shape, bytes per device.
+        wire_bytes: what one device sends in a ring of N, rounded down, bytes per device:
+            ``bytes`` times 2(N-1)/N for an all-reduce, 1 for a permute, (N-1)/N for the others.
+        group_size: N, the number of devices that take part together.
+        scattered: each device keeps only its part of the sum: a reduce-scatter, or an all-reduce
+            that is read only through the slice that the device's own index selects.
+        in_loop: it runs once for each turn of a while loop; the bytes are those of one turn.
+        role: the tag's role (``gradient``, ``parameter``, ``loss``, ``norm``), "" without a tag.
+        tensor: the tag's tensor, "" if the tag has none.
+        op_name: ``metadata={op_name=...}`` of the instruction.
+    """
+
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+    wire_bytes: int
+    group_size: int
+    scattered: bool
+    in_loop: bool
+    role: str
+    tensor: str
+    op_name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveLedger:
+    """Every collective of one compiled step.
+
+    Attributes:
+        collectives: in the order of the HLO text; a combined collective has one entry a tensor.
+        aliased: number of inputs whose buffer an output reuses (donated inputs).
+        parameters: number of inputs of the compiled step.
+        named: whether the HLO carries op_name metadata at all; without it no role is known.
+    """
+
+    collectives: tuple[Collective, ...]
+    aliased: int
+    parameters: int
+    named: bool
+
+    @classmethod
+    def from_hlo(cls, text: str, *, aliased: int | None = None) -> "CollectiveLedger":
+        """The ledger of one optimised, SPMD-partitioned HLO module.
+
+        Args:
+            text: the module as the compiler prints it.
+            aliased: the number of donated inputs, for a text whose compilation left donation
+                out; by default it is read from the text's ``input_output_alias``.
+
+        Raises:
+            SpmdZeroUsageError: ``text`` is not one HLO module, or does not say how many devices
+                a collective spans.
+        """
+        module = parse(text)
+        return cls(
+            collectives=tuple(
+                collective
+                for instruction in module.instructions()
+                for collective in _collectives(module, instruction)
+            ),
+            aliased=module.aliased if aliased is None else aliased,
+            parameters=module.parameters,
+            named=any(instruction.op_name for instruction in module.instructions()),
+        )
+
+    @property
+    def activations(self) -> tuple[Collective, ...]:
+        """The leaks: collectives that serve no tensor that ZeRO moves.
+
+        Raises:
+            SpmdZeroUsageError: the HLO carries no op_name metadata, so nothing can be called a
+                leak.
+        """
+        if not self.named:
+            raise SpmdZeroUsageError(
+                "the HLO carries no op_name metadata, so the ledger can't tell a leak from a "
+                "gradient. Trace the step with IR debug on, then compile it again."
+            )
+        return self.of_role("")
+
+    @property
+    def bytes(self) -> int:
+        """Sum of ``Collective.bytes``, bytes per device; a loop's collectives count once."""
+        return sum(c.bytes for c in self.collectives)
+
+    @property
+    def wire_bytes(self) -> int:
+        """Sum of ``Collective.wire_bytes``, bytes per device; a loop's collectives count once."""
+        return sum(c.wire_bytes for c in self.collectives)
+
+    def of_role(self, role: str) -> tuple[Collective, ...]:
+        """The collectives tagged with this role."""
+        return tuple(c for c in self.collectives if c.role == role)
+
+    def by_kind(self) -> Counter[str]:
+        """How many tensors each kind of collective moves."""
+        return Counter(c.kind for c in self.collectives)
+
+    def to_json(self) -> str:
+        """The ledger as JSON text: an object with this class's attributes."""
+        return json.dumps(asdict(self), indent=2)
+
+    def __str__(self) -> str:
+        table = Table(box=box.SIMPLE, pad_edge=False)
+        for heading in _HEADINGS:
+            numeric = heading in ("tensors", "bytes", "wire bytes")
+            table.add_column(heading, justify="right" if numeric else "left", no_wrap=True)
+        for row in self._rows():
+            table.add_row(*row)
+        out = io.StringIO()
+        console = Console(file=out, width=120, color_system=None, markup=False, highlight=False)
+        console.print(table)
+        lines = [self._summary(), *out.getvalue().splitlines(), *self._leaks()]
+        return "\n".join(line.rstrip() for line in lines if line.strip())
+
+    def _repr_html_(self) -> str:
+        # No colour is set, so the notebook's own theme, light or dark, keeps the text readable.
+        cell = "padding:.2em .8em;text-align:left;border-bottom:1px solid rgba(128,128,128,.35)"
+        head = "".join(f'<th style="{cell}">{escape(h)}</th>' for h in _HEADINGS)
+        body = "".join(
+            "<tr>" + "".join(f'<td style="{cell}">{escape(v)}</td>' for v in row) + "</tr>"
+            for row in self._rows()
+        )
+        leaks = "".join(f"<li><code>{escape(leak)}</code></li>" for leak in self._leaks())
+        return (
+            f'<div><p>{escape(self._summary())}</p><table style="border-collapse:collapse">'
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            + (f"<ul>{leaks}</ul>" if leaks else "")
+            + "</div>"
+        )
+
+    def _summary(self) -> str:
+        return (
+            f"collectives: {len(self.collectives)}, {self.bytes:,} bytes, "
+            f"{self.wire_bytes:,} on the wire, per device; "
+            f"{self.aliased} of {self.parameters} inputs donated"
+        )
+
+    def _leaks(self) -> list[str]:
+        if not self.named:
+            return ["roles unknown: the HLO carries no op_name metadata"]
+        return [f"leak: {c.kind} {c.dtype}{list(c.shape)} {c.op_name}" for c in self.activations]
+
+    def _rows(self) -> Iterator[tuple[str, ...]]:
+        groups: dict[tuple[str, str, str, str], list[Collective]] = defaultdict(list)
+        for c in self.collectives:
+            sliced = c.scattered and c.kind == "all-reduce"
+            kind = f"{c.kind} + slice" if sliced else c.kind
+            role = c.role or ("activation" if self.named else "unknown")
+            groups[role, kind, c.dtype, "yes" if c.in_loop else "no"].append(c)
+        for (role, kind, dtype, loop), members in sorted(groups.items()):
+            total, wire = sum(c.bytes for c in members), sum(c.wire_bytes for c in members)
+            yield role, kind, dtype, str(len(members)), f"{total:,}", f"{wire:,}", loop
+
+
+_HEADINGS = ("role", "collective", "dtype", "tensors", "bytes", "wire bytes", "in loop")
+
+
+def _collectives(module: Module, instruction: Instruction) -> Iterator[Collective]:
+    kind = instruction.opcode.removesuffix("-start")
+    if kind not in _KINDS:
+        return
+    # libtpu prints a reduce-scatter as a fusion that calls %all-reduce-scatter.<number>.
+    fused = instruction.computation.startswith("all-reduce-scatter")
+    size = module.group_size(instruction)
+    operands = module.operands(instruction)
+    for index, operand in enumerate(operands):
+        element = index if len(operands) > 1 else None
+        payload = operand.shapes[0]
+        if kind == "all-gather":
+            payload = _gathered(payload, instruction, size)
+        scattered = fused or kind == "reduce-scatter"
+        if kind == "all-reduce" and not scattered:
+            scattered = _only_own_part(module, instruction, element)
+        shown = "reduce-scatter" if fused else kind
+        role, tensor = _tag_of_element(module, instruction, operand, element)
+        yield Collective(
+            kind=shown,
+            dtype=payload.dtype,
+            shape=payload.dims,
+            bytes=payload.bytes,
+            wire_bytes=_wire_bytes(shown, payload.bytes, size),
+            group_size=size,
+            scattered=scattered,
+            in_loop=module.in_loop(instruction.computation),
+            role=role,
+            tensor=tensor,
+            op_name=instruction.op_name,
+        )
+
+
+def _wire_bytes(kind: str, payload: int, size: int) -> int:
+    if kind == "collective-permute":
+        return payload
+    return payload * (size - 1) * (2 if kind == "all-reduce" else 1) // size
+
+
+def _gathered(shard: Shape, instruction: Instruction, size: int) -> Shape:
+    found = re.search(r"\bdimensions=\{(\d+)\}", instruction.attributes)
+    if found is None:
+        raise SpmdZeroUsageError(f"the all-gather %{instruction.name} does not say its dimension.")
+    dim = int(found[1])
+    return Shape(shard.dtype, (*shard.dims[:dim], shard.dims[dim] * size, *shard.dims[dim + 1 :]))
+
+
+def _only_own_part(module: Module, instruction: Instruction, element: int | None) -> bool:
+    """Whether a sum is read only through slices that start at this device's own index."""
+    sliced = False
+    for use in module.uses(instruction, element):
+        if use.user is None:
+            return False
+        if use.user.opcode == "dynamic-slice" and use.position == 0:
+            if not _from_device_index(module, use.user):
+                return False
+        elif use.user.opcode not in _ELEMENTWISE or not _only_own_part(module, use.user, None):
+            return False
+        sliced = True
+    return sliced
+
+
+def _from_device_index(module: Module, dynamic_slice: Instruction) -> bool:
+    pending, seen = list(module.operands(dynamic_slice)[1:]), set()
+    while pending:
+        instruction = pending.pop()
+        if instruction.opcode in ("partition-id", "replica-id"):
+            return True
+        key = instruction.computation, instruction.name
+        if key not in seen:
+            seen.add(key)
+            pending += module.sources(instruction)
+    return False
+
+
+def _tag(op_name: str) -> tuple[str, str]:
+    """Role and tensor of the innermost ``zero.<role>/<tensor>`` scope, ("", "") without one."""
+    found = _TAG.findall(op_name)
+    return found[-1] if found else ("", "")
+
+
+def _tag_of_element(
+    module: Module, instruction: Instruction, operand: Instruction, element: int | None
+) -> tuple[str, str]:
+    """Role and tensor that one element of a collective serves.
+
+    A combined collective keeps the metadata of only one of its tensors, so the tensor of each
+    element is read from the instructions around that element, and left "" if they don't tell.
+    """
+    own = _tag(instruction.op_name)
+    if element is None:
+        return own
+    for op_name in (*_names_before(module, operand), *_names_after(module, instruction, element)):
+        near = _tag(op_name)
+        if near[1] and near[0] == (own[0] or near[0]):
+            return near
+    return own[0], ""
+
+
+def _names_before(module: Module, value: Instruction) -> Iterator[str]:
+    yield value.op_name
+    if value.opcode in _ELEMENTWISE or value.opcode == "parameter":
+        for source in module.sources(value)[:1]:
+            yield from _names_before(module, source)
+
+
+def _names_after(module: Module, value: Instruction, element: int | None) -> Iterator[str]:
+    for use in module.uses(value, element):
+        if use.user is not None:
+            yield use.user.op_name
+            if use.user.opcode in _ELEMENTWISE:
+                yield from _names_after(module, use.user, None)

@@ -1,0 +1,80 @@
+"""Checks that every rule makes on a param group."""
+
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+from torch import Tensor
+
+from spmdzero.errors import SpmdZeroConfigError
+
+
+def require_number(
+    name: str, value: object, *, low: float | None = 0.0, below: float | None = None
+) -> None:
+    """Refuse what is no Python number, or lies outside [low, below).
+
+    Raises:
+        SpmdZeroConfigError: names the param group key, the value and the range.
+    """
+    if isinstance(value, Tensor):
+        raise SpmdZeroConfigError(
+            key=_key(name),
+            value=value,
+            reason="a tensor would be read back from the device at every step",
+            fix="Pass a Python float; a new value never recompiles.",
+        )
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise SpmdZeroConfigError(
+            key=_key(name),
+            value=value,
+            reason=f"a number is needed, this is {type(value).__name__}",
+            fix=f"Write {name} as a number, without quotes.",
+        )
+    number = float(value)
+    too_low = low is not None and not number >= low
+    too_high = below is not None and not number < below
+    if too_low or too_high:
+        wanted = f"at least {low:g}" + ("" if below is None else f" and less than {below:g}")
+        raise SpmdZeroConfigError(
+            key=_key(name),
+            value=value,
+            reason="the value is out of range",
+            fix=f"Use a number that is {wanted}.",
+        )
+
+
+def require_fixed(group: Mapping[str, Any], name: str, *, fixed: bool) -> None:
+    """Refuse a group whose switch `name`, where it has one, differs from the rule's.
+
+    Raises:
+        SpmdZeroConfigError: the group asks for another graph.
+    """
+    if name in group and bool(group[name]) != fixed:
+        raise SpmdZeroConfigError(
+            key=_key(name),
+            value=group[name],
+            reason=f"the optimizer was built with {name} {'on' if fixed else 'off'}, and this "
+            "choice is part of the compiled update",
+            fix="Use the same choice in every param group and keep it while training.",
+        )
+
+
+def refuse_options(group: Mapping[str, Any], names: tuple[str, ...]) -> None:
+    """Refuse a group that switches on an option that the update does not have.
+
+    Raises:
+        SpmdZeroConfigError: for the first of `names` that is on.
+    """
+    for name in names:
+        if group.get(name, False):
+            raise SpmdZeroConfigError(
+                key=_key(name),
+                value=group[name],
+                reason=f"the sharded update has no {name}",
+                fix=f"Leave {name} out or set it to False.",
+            )
+
+
+def _key(name: str) -> str:
+    return f"optimizer.params.{name}"

@@ -1,0 +1,104 @@
+"""Stochastic gradient descent."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spmdzero.errors import SpmdZeroConfigError
+from spmdzero.optim._group_checks import refuse_options, require_fixed, require_number
+from spmdzero.optim._rule import UpdateRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD(UpdateRule):
+    """SGD with torch.optim.SGD's meaning of momentum, dampening and Nesterov.
+
+    Attributes:
+        momentum: keep a momentum buffer; how much momentum is a number of the param group.
+        nesterov: look ahead along the buffer (needs `momentum`).
+
+    Raises:
+        SpmdZeroConfigError: `nesterov` without `momentum`.
+    """
+
+    momentum: bool
+    nesterov: bool
+
+    def __post_init__(self) -> None:
+        if self.nesterov and not self.momentum:
+            raise SpmdZeroConfigError(
+                key="optimizer.params.nesterov",
+                value=True,
+                reason="Nesterov momentum needs a momentum above 0",
+                fix="Set momentum, such as 0.9, or nesterov to False.",
+            )
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The momentum buffer, if there is one."""
+        return ("momentum_buffer",) if self.momentum else ()
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """torch.optim.SGD's, without `momentum` when the rule has some: that has no default."""
+        defaults = {"lr": 1e-3, "dampening": 0.0, "weight_decay": 0.0, "nesterov": self.nesterov}
+        return defaults if self.momentum else defaults | {"momentum": 0.0}
+
+    def validate(self, group: Mapping[str, Any]) -> None:
+        """Check a param group; the ranges are torch.optim.SGD's.
+
+        Raises:
+            SpmdZeroConfigError: see `UpdateRule.validate`.
+        """
+        for name in ("lr", "weight_decay", "momentum"):
+            require_number(name, group[name])
+        require_number("dampening", group["dampening"], low=None)
+        refuse_options(group, ("maximize", "differentiable"))
+        require_fixed(group, "momentum", fixed=self.momentum)
+        require_fixed(group, "nesterov", fixed=self.nesterov)
+        if self.nesterov and group["dampening"] != 0:
+            raise SpmdZeroConfigError(
+                key="optimizer.params.dampening",
+                value=group["dampening"],
+                reason="Nesterov momentum is defined without dampening",
+                fix="Set dampening to 0 or nesterov to False.",
+            )
+
+    def hyper(self, group: Mapping[str, Any]) -> dict[str, float]:
+        """lr and weight decay, and with momentum its two numbers."""
+        hyper = {"lr": float(group["lr"]), "weight_decay": float(group["weight_decay"])}
+        if self.momentum:
+            hyper["momentum"] = float(group["momentum"])
+            hyper["one_minus_dampening"] = 1.0 - float(group["dampening"])
+        return hyper
+
+    def prepare(self, hyper: Mapping[str, Tensor], step: Tensor) -> dict[str, Tensor]:
+        """How much of the gradient enters the buffer: all of it at the first step.
+
+        torch starts the buffer as the gradient itself, undamped. Ours starts at zero, so weight 1
+        at step 1 gives the same buffer without a second graph.
+        """
+        factors = dict(hyper)
+        if self.momentum:
+            damped = factors.pop("one_minus_dampening")
+            factors["grad_weight"] = torch.where(step == 1, torch.ones_like(damped), damped)
+        return factors
+
+    def update(
+        self,
+        param: Tensor,
+        grad: Tensor,
+        state: Mapping[str, Tensor],
+        factors: Mapping[str, Tensor],
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One step of one parameter."""
+        grad = grad + param * factors["weight_decay"]
+        if not self.momentum:
+            return param - grad * factors["lr"], {}
+        momentum = factors["momentum"]
+        buffer = state["momentum_buffer"] * momentum + grad * factors["grad_weight"]
+        direction = grad + buffer * momentum if self.nesterov else buffer
+        return param - direction * factors["lr"], {"momentum_buffer": buffer}

@@ -1,0 +1,22 @@
+"""Where every tensor of a ZeRO step lives on the mesh. Knows no backend."""
+
+from spmdzero.plan._dtypes import itemsize
+from spmdzero.plan._memory import MemoryReport, StageComparison
+from spmdzero.plan._mesh import MeshSpec
+from spmdzero.plan._placement import Placement
+from spmdzero.plan._plan import ShardingPlan
+from spmdzero.plan._roles import Role
+from spmdzero.plan._tensors import ParamSpec, RoleState, TensorPlan
+
+__all__ = [
+    "MemoryReport",
+    "MeshSpec",
+    "ParamSpec",
+    "Placement",
+    "Role",
+    "RoleState",
+    "ShardingPlan",
+    "StageComparison",
+    "TensorPlan",
+    "itemsize",
+]

@@ -1,0 +1,60 @@
+"""The choice of the dim along which one tensor's states are sharded."""
+
+import math
+
+from spmdzero.plan._mesh import MeshSpec
+from spmdzero.plan._placement import Placement, Shape
+
+# A TPU keeps the last two dims in tiles of 8 x 128. A shard that cuts a tile makes the compiler
+# fall back from reduce-scatter to all-reduce: (24, 4096) over 8 devices does on dim 0.
+_LAST_DIM_TILE = 128
+_SECOND_LAST_DIM_TILE = 8
+
+
+def choose_placement(shape: Shape, *, mesh: MeshSpec, min_shard_elements: int) -> Placement:
+    """Where the states of a tensor of `shape` live: shard, flat, or replicate, with the reason.
+
+    Of the dims that the ``fsdp`` axis divides, the longest whose shard is a whole number of TPU
+    tiles wins (the first of equals), then the longest. A tensor that no dim can split is
+    flattened and padded. Replicated are only scalars, empty tensors, tensors below
+    `min_shard_elements`, and everything when the ``fsdp`` axis has one device.
+    """
+    elements, devices = math.prod(shape), mesh.fsdp
+    if not shape:
+        return Placement(kind="replicate", reason="a scalar can't be split")
+    if elements == 0:
+        return Placement(kind="replicate", reason="no elements")
+    if devices == 1:
+        return Placement(kind="replicate", reason="one device on the fsdp axis")
+    if elements < min_shard_elements:
+        reason = f"{elements:,} elements < min_shard_elements {min_shard_elements:,}"
+        return Placement(kind="replicate", reason=reason)
+
+    divisible = [dim for dim, length in enumerate(shape) if length % devices == 0]
+    if not divisible:
+        return _flat(shape, devices=devices)
+    aligned = [dim for dim in divisible if shape[dim] // devices % _tile(dim, len(shape)) == 0]
+    # max() keeps the first of equals, so ties go to the lowest index.
+    dim = max(aligned or divisible, key=lambda dim: shape[dim])
+    split = f"dim {dim}: {shape[dim]:,} / {devices} = {shape[dim] // devices:,}"
+    return Placement(kind="shard", dim=dim, reason=f"{split}, {_why(dim, shape, bool(aligned))}")
+
+
+def _tile(dim: int, ndim: int) -> int:
+    if dim == ndim - 1:
+        return _LAST_DIM_TILE
+    return _SECOND_LAST_DIM_TILE if dim == ndim - 2 else 1
+
+
+def _why(dim: int, shape: Shape, aligned: bool) -> str:
+    if not aligned:
+        return "the longest dim that divides; none gives whole TPU tiles"
+    tile = _tile(dim, len(shape))
+    return "a leading dim, outside the TPU tile" if tile == 1 else f"whole TPU tiles of {tile}"
+
+
+def _flat(shape: Shape, *, devices: int) -> Placement:
+    elements = math.prod(shape)
+    padded = math.ceil(elements / devices) * devices
+    end = f"{elements:,} elements" if padded == elements else f"{elements:,} padded to {padded:,}"
+    return Placement(kind="flat", reason=f"no dim divides by {devices}: flattened, {end}")

@@ -1,0 +1,112 @@
+"""What a plan costs in bytes per device."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spmdzero.plan import _render
+from spmdzero.plan._dtypes import itemsize
+from spmdzero.plan._roles import Role
+
+if TYPE_CHECKING:
+    from spmdzero.plan._plan import ShardingPlan
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Bytes per device of each role. Activations and the compiler's buffers are not in it.
+
+    Attributes:
+        bytes_per_role: (role, bytes per device), in the order of `Role`; MOMENT counts all slots.
+    """
+
+    bytes_per_role: tuple[tuple[Role, int], ...]
+
+    def __getitem__(self, role: Role) -> int:
+        return dict(self.bytes_per_role)[role]
+
+    def __iter__(self) -> Iterator[tuple[Role, int]]:
+        return iter(self.bytes_per_role)
+
+    @property
+    def total(self) -> int:
+        """Bytes per device of all roles together, as during the step.
+
+        GRADIENT lives only then; between micro-batches there is the ACCUMULATOR instead.
+        """
+        return sum(size for _, size in self.bytes_per_role)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageComparison:
+    """The memory of one model at the stages 0, 1 and 2.
+
+    Attributes:
+        stages: the report of each stage.
+        paper: bytes per device of each stage by the ZeRO paper's formula, None where it doesn't
+            apply.
+        paper_note: when the formula applies, or why it doesn't here.
+    """
+
+    stages: tuple[MemoryReport, MemoryReport, MemoryReport]
+    paper: tuple[int, int, int] | None
+    paper_note: str
+
+    def __str__(self) -> str:
+        return _render.comparison_text(self)
+
+    def _repr_html_(self) -> str:
+        return _render.comparison_html(self)
+
+
+def memory_report(plan: "ShardingPlan") -> MemoryReport:
+    """Bytes per device of each role of `plan`, padding included."""
+    totals = dict.fromkeys(Role, 0)
+    for tensor in plan:
+        for state in tensor.states:
+            elements = math.prod(state.placement.local_shape(tensor.shape, plan.mesh))
+            copies = len(plan.moments) if state.role is Role.MOMENT else 1
+            totals[state.role] += copies * elements * itemsize(state.dtype)
+    return MemoryReport(tuple(totals.items()))
+
+
+def compare_stages(plan: "ShardingPlan") -> StageComparison:
+    """The memory of `plan`'s model at the stages 0, 1 and 2."""
+    paper, note = _paper_formula(plan)
+    return StageComparison(
+        stages=(
+            plan.at_stage(0).memory(),
+            plan.at_stage(1).memory(),
+            plan.at_stage(2).memory(),
+        ),
+        paper=paper,
+        paper_note=note,
+    )
+
+
+def _paper_formula(plan: "ShardingPlan") -> tuple[tuple[int, int, int] | None, str]:
+    """16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N bytes (ZeRO, arXiv 1910.02054, section 5), and a note."""
+    note = (
+        "ZeRO, arXiv 1910.02054, section 5: 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N bytes for mixed precision "
+        "Adam: 16-bit parameters and gradients, fp32 master and two fp32 moments, all trainable"
+    )
+    mixed_precision_adam = (
+        plan.master_dtype == plan.moment_dtype == "float32"
+        and len(plan.moments) == 2
+        and all(
+            tensor.placement(Role.MASTER) is not None
+            and itemsize(tensor.dtype(Role.PARAMETER)) == 2
+            and itemsize(tensor.dtype(Role.GRADIENT)) == 2
+            for tensor in plan
+        )
+    )
+    if not mixed_precision_adam:
+        return None, f"The paper's formula doesn't apply to this plan ({note})."
+    psi = sum(math.prod(tensor.shape) for tensor in plan)
+    n = plan.mesh.fsdp
+    paper = (16 * psi, round(4 * psi + 12 * psi / n), round(2 * psi + 14 * psi / n))
+    return paper, (
+        f"{note}. Ψ = {psi:,}, N = {n} (the fsdp axis). It counts one gradient, at stage 1 before "
+        "its reduction, no padding, and no small replicated tensors."
+    )

@@ -1,0 +1,119 @@
+"""Where one tensor lives on the mesh."""
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.plan._mesh import MeshSpec
+
+Shape = tuple[int, ...]
+PartitionSpec = tuple[str | tuple[str, ...] | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """How the devices of a mesh hold one tensor.
+
+    Attributes:
+        kind: ``replicate``: every device holds all of it. ``shard``: split along `dim` over the
+            ``fsdp`` axis. ``flat``: flattened, padded to a multiple of the ``fsdp`` axis, and
+            split. ``partial``: each device holds its own whole summand; the tensor is their sum.
+        dim: the tensor dim that is split; None unless `kind` is ``shard``.
+        reason: why this placement, for people.
+    """
+
+    kind: Literal["replicate", "shard", "flat", "partial"]
+    dim: int | None = None
+    reason: str
+
+    def __post_init__(self) -> None:
+        if (self.kind == "shard") != (self.dim is not None):
+            raise SpmdZeroUsageError(
+                f"placement {self.kind!r} with dim {self.dim}: a dim belongs to 'shard' and only it"
+            )
+        if not self.reason:
+            raise SpmdZeroUsageError(f"placement {self.kind!r} has no reason")
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a device holds only its part of the tensor (``shard`` or ``flat``)."""
+        return self.kind in ("shard", "flat")
+
+    def stored_shape(self, shape: Shape, mesh: MeshSpec) -> Shape:
+        """The global shape in which a tensor of `shape` is stored.
+
+        ``flat`` gives ``[padded]``, ``partial`` gives ``[devices, *shape]``, the others `shape`.
+        """
+        if self.kind == "flat":
+            return (math.ceil(math.prod(shape) / mesh.fsdp) * mesh.fsdp,)
+        if self.kind == "partial":
+            return (mesh.size, *shape)
+        return shape
+
+    def partition_spec(self, shape: Shape, mesh: MeshSpec) -> PartitionSpec:
+        """The mesh axis, or axes, that split each dim of the stored shape; None where none does.
+
+        Raises:
+            SpmdZeroUsageError: `shape` has no dim `dim`, or the ``fsdp`` axis doesn't divide it.
+        """
+        whole = (None,) * len(shape)
+        if self.kind == "flat":
+            return ("fsdp",)
+        if self.kind == "partial":
+            return (mesh.names if len(mesh.names) > 1 else mesh.names[0], *whole)
+        if self.dim is None:
+            return whole
+        if not 0 <= self.dim < len(shape) or shape[self.dim] % mesh.fsdp:
+            raise SpmdZeroUsageError(
+                f"a tensor of shape {shape} can't be sharded on dim {self.dim} "
+                f"over {mesh.fsdp} devices"
+            )
+        return (*whole[: self.dim], "fsdp", *whole[self.dim + 1 :])
+
+    def local_shape(self, shape: Shape, mesh: MeshSpec) -> Shape:
+        """The part of the stored shape that one device holds; the same on every device.
+
+        Raises:
+            SpmdZeroUsageError: as `partition_spec`.
+        """
+        stored, spec = self.stored_shape(shape, mesh), self.partition_spec(shape, mesh)
+        return tuple(
+            length // math.prod(dict(mesh.axes)[axis] for axis in _axes(entry))
+            for length, entry in zip(stored, spec, strict=True)
+        )
+
+    def owned_slices(self, shape: Shape, mesh: MeshSpec) -> tuple[tuple[slice, ...], ...]:
+        """For each device in mesh order (row-major), the slices of the stored tensor it holds.
+
+        Raises:
+            SpmdZeroUsageError: as `partition_spec`.
+        """
+        spec, local = self.partition_spec(shape, mesh), self.local_shape(shape, mesh)
+        owned = []
+        for coordinates in itertools.product(*(range(size) for size in mesh.shape)):
+            position = dict(zip(mesh.names, coordinates, strict=True))
+            slices = []
+            for length, entry in zip(local, spec, strict=True):
+                index = 0
+                for axis in _axes(entry):
+                    index = index * dict(mesh.axes)[axis] + position[axis]
+                slices.append(slice(index * length, (index + 1) * length))
+            owned.append(tuple(slices))
+        return tuple(owned)
+
+    def short(self, shape: Shape, mesh: MeshSpec) -> str:
+        """``R``, ``S(dim)``, ``F`` (with its padding: ``F(pad 91->96)``) or ``P``."""
+        if self.kind == "shard":
+            return f"S({self.dim})"
+        if self.kind == "flat":
+            elements, (padded,) = math.prod(shape), self.stored_shape(shape, mesh)
+            return "F" if padded == elements else f"F(pad {elements:,}->{padded:,})"
+        return "P" if self.kind == "partial" else "R"
+
+
+def _axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    if entry is None:
+        return ()
+    return (entry,) if isinstance(entry, str) else entry

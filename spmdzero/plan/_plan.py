@@ -1,0 +1,193 @@
+"""The sharding plan of a model."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
+from spmdzero.plan import _json, _render
+from spmdzero.plan._choose import choose_placement
+from spmdzero.plan._dtypes import itemsize
+from spmdzero.plan._memory import MemoryReport, StageComparison, compare_stages, memory_report
+from spmdzero.plan._mesh import MeshSpec
+from spmdzero.plan._placement import Placement
+from spmdzero.plan._roles import Role, placements_at_stage
+from spmdzero.plan._tensors import ParamSpec, RoleState, TensorPlan
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ShardingPlan:
+    """Parameter name -> role -> placement on the mesh, with the reason of each placement.
+
+    Make one with `build`. Two plans are equal when every setting and placement is.
+
+    Attributes:
+        stage: ZeRO stage, 0, 1 or 2.
+        mesh: the mesh that the placements refer to.
+        min_shard_elements: tensors with fewer elements keep replicated states.
+        master: whether parameters in another dtype than `master_dtype` have master weights.
+        master_dtype: dtype of the master weights.
+        moments: the optimizer's slots per parameter, e.g. ``("exp_avg", "exp_avg_sq")``.
+        moment_dtype: dtype of every slot.
+        accumulator_dtype: dtype of accumulator and gradient; None means the parameter's.
+        accumulation_steps: micro-batches per step; an accumulator exists above 1.
+        partial: whether the backward hands over each device's own summand of the gradient.
+        tensors: the plan of each parameter, in the model's order.
+    """
+
+    stage: int
+    mesh: MeshSpec
+    min_shard_elements: int
+    master: bool
+    master_dtype: str
+    moments: tuple[str, ...]
+    moment_dtype: str
+    accumulator_dtype: str | None
+    accumulation_steps: int
+    partial: bool
+    tensors: tuple[TensorPlan, ...]
+
+    def __post_init__(self) -> None:
+        _check_at_least(self.min_shard_elements, 0, key="spmd.min_shard_elements")
+        _check_at_least(self.accumulation_steps, 1, key="gradient_accumulation_steps")
+        if self.stage not in (0, 1, 2):
+            raise SpmdZeroConfigError(
+                key="zero_optimization.stage",
+                value=self.stage,
+                reason="a plan knows the ZeRO stages 0, 1 and 2",
+                fix="Use stage 2, which shards everything but the parameters.",
+            )
+        itemsize(self.master_dtype)
+        itemsize(self.moment_dtype)
+        if len(self._by_name) != len(self.tensors):
+            raise SpmdZeroUsageError("two parameters of a plan have the same name")
+        for tensor in self.tensors:
+            for state in tensor.states:
+                state.placement.partition_spec(tensor.shape, self.mesh)
+
+    @classmethod
+    def build(
+        cls,
+        params: Iterable[ParamSpec],
+        *,
+        stage: int,
+        mesh: MeshSpec,
+        min_shard_elements: int = 2048,
+        master: bool,
+        master_dtype: str = "float32",
+        moments: tuple[str, ...],
+        moment_dtype: str = "float32",
+        accumulator_dtype: str | None,
+        accumulation_steps: int,
+        partial: bool = True,
+    ) -> "ShardingPlan":
+        """The plan for `params`; the arguments are the attributes of the class.
+
+        Raises:
+            SpmdZeroConfigError: a stage other than 0, 1, 2, or a count that is too small.
+            SpmdZeroUsageError: an unknown dtype, or two parameters of one name.
+        """
+
+        def states(param: ParamSpec) -> Iterator[RoleState]:
+            if not param.trainable:
+                frozen = Placement(kind="replicate", reason="frozen: no gradient, no state")
+                yield RoleState(role=Role.PARAMETER, placement=frozen, dtype=param.dtype)
+                return
+            gradient_dtype = accumulator_dtype or param.dtype
+            dtypes = {Role.PARAMETER: param.dtype, Role.GRADIENT: gradient_dtype}
+            if accumulation_steps > 1:
+                dtypes[Role.ACCUMULATOR] = gradient_dtype
+            if master and param.dtype != master_dtype:
+                dtypes[Role.MASTER] = master_dtype
+            if moments:
+                dtypes[Role.MOMENT] = moment_dtype
+            shard = choose_placement(param.shape, mesh=mesh, min_shard_elements=min_shard_elements)
+            placements = placements_at_stage(stage=stage, shard=shard, partial=partial)
+            for role in Role:
+                if role in dtypes:
+                    yield RoleState(role=role, placement=placements[role], dtype=dtypes[role])
+
+        return cls(
+            stage=stage,
+            mesh=mesh,
+            min_shard_elements=min_shard_elements,
+            master=master,
+            master_dtype=master_dtype,
+            moments=moments,
+            moment_dtype=moment_dtype,
+            accumulator_dtype=accumulator_dtype,
+            accumulation_steps=accumulation_steps,
+            partial=partial,
+            tensors=tuple(TensorPlan(param=param, states=tuple(states(param))) for param in params),
+        )
+
+    def at_stage(self, stage: int) -> "ShardingPlan":
+        """The same parameters and settings planned for another stage."""
+        return self.build(
+            (tensor.param for tensor in self.tensors),
+            stage=stage,
+            mesh=self.mesh,
+            min_shard_elements=self.min_shard_elements,
+            master=self.master,
+            master_dtype=self.master_dtype,
+            moments=self.moments,
+            moment_dtype=self.moment_dtype,
+            accumulator_dtype=self.accumulator_dtype,
+            accumulation_steps=self.accumulation_steps,
+            partial=self.partial,
+        )
+
+    @cached_property
+    def _by_name(self) -> dict[str, TensorPlan]:
+        return {tensor.name: tensor for tensor in self.tensors}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters' names, in the model's order."""
+        return tuple(tensor.name for tensor in self.tensors)
+
+    def __getitem__(self, name: str) -> TensorPlan:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[TensorPlan]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def memory(self) -> MemoryReport:
+        """Bytes per device of each role, padding included."""
+        return memory_report(self)
+
+    def compare(self) -> StageComparison:
+        """Bytes per device at the stages 0, 1 and 2, beside the ZeRO paper's formula."""
+        return compare_stages(self)
+
+    def to_json(self) -> str:
+        """The plan as JSON text that `from_json` reads."""
+        return _json.dump(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> "ShardingPlan":
+        """The plan that `to_json` wrote, placements as stored.
+
+        Raises:
+            SpmdZeroError: not JSON, another version, or not a valid plan.
+        """
+        return _json.load(cls, text)
+
+    def __repr__(self) -> str:
+        return f"ShardingPlan(stage={self.stage}, mesh=[{self.mesh}], {len(self)} tensors)"
+
+    def __str__(self) -> str:
+        return _render.plan_text(self)
+
+    def _repr_html_(self) -> str:
+        return _render.plan_html(self)
+
+
+def _check_at_least(value: int, least: int, *, key: str) -> None:
+    if value < least:
+        raise SpmdZeroConfigError(
+            key=key, value=value, reason=f"it is below {least}", fix=f"Use {least} or more."
+        )

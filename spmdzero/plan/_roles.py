@@ -1,0 +1,51 @@
+"""The ZeRO table: which role of a tensor is sharded at which stage."""
+
+from dataclasses import replace
+from enum import StrEnum
+
+from spmdzero.plan._placement import Placement
+
+
+class Role(StrEnum):
+    """What a tensor is to one parameter.
+
+    PARAMETER is what the forward reads, ACCUMULATOR the gradient between micro-batches, GRADIENT
+    the gradient at the step, MASTER the high-precision copy that the optimizer updates, MOMENT
+    each of the optimizer's slots.
+    """
+
+    PARAMETER = "parameter"
+    ACCUMULATOR = "accumulator"
+    GRADIENT = "gradient"
+    MASTER = "master"
+    MOMENT = "moment"
+
+
+def placements_at_stage(*, stage: int, shard: Placement, partial: bool) -> dict[Role, Placement]:
+    """The placement of every role of a trainable parameter (ZeRO, arXiv 1910.02054, section 5).
+
+    Args:
+        stage: 0, 1 or 2.
+        shard: where the stage puts what it shards.
+        partial: whether a gradient leaves the backward as each device's own summand; False when
+            the backward hands over a gradient that is already reduced.
+    """
+    whole = Placement(kind="replicate", reason=f"stage {stage} keeps this whole on every device")
+    state = whole if stage == 0 else shard
+    if stage == 2:
+        accumulator = state
+    elif partial:
+        accumulator = Placement(
+            kind="partial", reason="each device sums its own micro-batches, reduced once a step"
+        )
+    else:
+        accumulator = replace(
+            state, reason=f"global forward: every micro-batch is reduced at once; {state.reason}"
+        )
+    return {
+        Role.PARAMETER: whole,
+        Role.ACCUMULATOR: accumulator,
+        Role.GRADIENT: state,
+        Role.MASTER: state,
+        Role.MOMENT: state,
+    }

@@ -1,0 +1,83 @@
+"""One parameter before and after planning."""
+
+from dataclasses import dataclass
+
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.plan._dtypes import itemsize
+from spmdzero.plan._placement import Placement, Shape
+from spmdzero.plan._roles import Role
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParamSpec:
+    """A parameter as the plan sees it.
+
+    Attributes:
+        name: its dotted name in the module.
+        shape: its global shape.
+        dtype: the name of its dtype, e.g. ``"bfloat16"``.
+        trainable: whether it has a gradient and optimizer states.
+    """
+
+    name: str
+    shape: Shape
+    dtype: str
+    trainable: bool
+
+    def __post_init__(self) -> None:
+        itemsize(self.dtype)
+        if any(length < 0 for length in self.shape):
+            raise SpmdZeroUsageError(f"{self.name} has a negative length in its shape {self.shape}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleState:
+    """Placement and dtype of one role of a tensor."""
+
+    role: Role
+    placement: Placement
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorPlan:
+    """Where every role of one parameter lives.
+
+    Attributes:
+        param: the parameter.
+        states: one entry per role that this parameter has, in the order of `Role`.
+    """
+
+    param: ParamSpec
+    states: tuple[RoleState, ...]
+
+    @property
+    def name(self) -> str:
+        """The parameter's name."""
+        return self.param.name
+
+    @property
+    def shape(self) -> Shape:
+        """The parameter's global shape."""
+        return self.param.shape
+
+    @property
+    def trainable(self) -> bool:
+        """Whether it has a gradient and optimizer states."""
+        return self.param.trainable
+
+    def placement(self, role: Role) -> Placement | None:
+        """Where `role` lives, or None when this parameter has no such role."""
+        return next((state.placement for state in self.states if state.role is role), None)
+
+    def dtype(self, role: Role = Role.PARAMETER) -> str:
+        """The dtype of `role`.
+
+        Raises:
+            SpmdZeroUsageError: this parameter has no such role.
+        """
+        for state in self.states:
+            if state.role is role:
+                return state.dtype
+        roles = ", ".join(state.role for state in self.states)
+        raise SpmdZeroUsageError(f"{self.name} has no {role}, only: {roles}")

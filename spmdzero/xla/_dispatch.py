@@ -1,0 +1,183 @@
+"""Watches every operation of the replica region: random draws, values that Python reads, and
+what would otherwise abort the process inside XLA."""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from spmdzero.errors import ReplicaRegionError
+from spmdzero.xla._random import REPLACEMENTS, ReplicaRandom
+
+_aten = torch.ops.aten
+# They write their running statistics without saying so in their schema: (running_mean, running_var).
+_BATCH_NORMS = {_aten.native_batch_norm.default: (3, 4), _aten._native_batch_norm_legit.default: (3, 4)}
+_INDEXED = {_aten.index.Tensor, _aten.index_put.default}
+
+
+class RegionDispatch(TorchDispatchMode):
+    """A dispatch mode for the traced forward, and for the recomputation in its backward.
+
+    Args:
+        random: the replicas' random numbers.
+        read: `[*shape]` in replica space -> the values of all replicas, `[n, *shape]` on the CPU.
+        upload: a CPU tensor made inside the region -> every replica's copy of it.
+        owner: the module whose forward runs, to name submodules in errors.
+    """
+
+    def __init__(
+        self,
+        *,
+        random: ReplicaRandom,
+        read: Callable[[torch.Tensor], torch.Tensor],
+        upload: Callable[[torch.Tensor], torch.Tensor],
+        owner: nn.Module,
+    ) -> None:
+        super().__init__()
+        self._random, self._read, self._upload, self._owner = random, read, upload, owner
+        self._written: list[torch.Tensor] = []
+
+    def wrote(self, tensor: torch.Tensor) -> bool:
+        """Whether a batch norm updated `tensor`, which leaves its version counter alone."""
+        inner = torch._from_functional_tensor(tensor)
+        return any(written is inner for written in self._written)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not _touches_xla(args, kwargs):
+            return func(*args, **kwargs)
+        if func is _aten._local_scalar_dense.default:
+            return self._agreed(args[0]).item()
+        if func is _aten.equal.default:
+            return bool(self._agreed((args[0] == args[1]).all()).item())
+        if func is _aten._to_copy.default:
+            return self._copy(func, args, kwargs)
+        if func in REPLACEMENTS:
+            return self._draw(func, args, kwargs)
+        if func in _BATCH_NORMS:
+            self._written += [args[i] for i in _BATCH_NORMS[func] if args[i] is not None]
+        if func is _aten.index_put.default and _is_masked_fill(*args):
+            target, (mask,), value = args[:3]
+            shape = mask.shape + (1,) * (target.dim() - mask.dim())
+            return torch.where(mask.reshape(shape), value.to(target.dtype), target)
+        self._refuse_what_aborts(func, args)
+        return func(*args, **kwargs)
+
+    def _draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs.get("generator") is not None:
+            raise self._error(
+                f"{func} is given a torch.Generator, which can't drive several replicas. Leave the "
+                "generator out and seed with torch.manual_seed"
+            )
+        return REPLACEMENTS[func](self._random, *args, **kwargs)
+
+    def _copy(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        source, target = args[0], kwargs.get("device")
+        if target is not None and torch.device(target).type == "cpu" and source.device.type == "xla":
+            return func(self._agreed(source), **kwargs)
+        if source.device.type == "cpu":
+            dtype = kwargs.get("dtype") or source.dtype
+            return self._upload(source.to(dtype))
+        return func(*args, **kwargs)
+
+    def _agreed(self, tensor: torch.Tensor) -> torch.Tensor:
+        values = self._read(tensor)
+        first = values[0]
+        same = (values == first) | ((values != values) & (first != first))  # NaN agrees with NaN
+        if not bool(same.all()):
+            shown = ", ".join(str(v) for v in values.reshape(values.shape[0], -1)[:, 0].tolist())
+            raise self._error(
+                f"Python reads a value here, and the replicas disagree on it ({shown}). Each "
+                "replica runs the same traced program on its own rows, so Python can't branch on "
+                "one replica's data. Use torch.where, or move the decision out of the module"
+            )
+        return first
+
+    def _refuse_what_aborts(self, func: Any, args: tuple[Any, ...]) -> None:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise self._error(
+                f"{func} draws random numbers, and spmdzero does not know how to make them "
+                "differ between replicas. Use rand, randn, randint, randperm, multinomial, "
+                "bernoulli, dropout, normal_, uniform_ or exponential_"
+            )
+        if func in _INDEXED:
+            if any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]):
+                raise self._error(
+                    f"{func} with a boolean mask has a shape that depends on data. "
+                    "Use torch.where or masked_fill"
+                )
+        elif torch.Tag.dynamic_output_shape in func.tags:
+            raise self._error(
+                f"the shape of {func} depends on data, which a compiled program can't have. "
+                "Use torch.where, masked_fill, or a fixed number of elements"
+            )
+        if not _has_lowering(func):
+            raise self._error(
+                f"torch_xla has no lowering of {func} and would run it on the CPU, which can't be "
+                'done per replica. Rewrite it with other operations, or set "spmd": {"forward": '
+                '"global"} to run the forward outside of the replica region'
+            )
+
+    def _error(self, message: str) -> ReplicaRegionError:
+        return ReplicaRegionError(f"{_place(self._owner)}: {message}")
+
+
+def _is_masked_fill(
+    target: torch.Tensor, indices: Any, value: torch.Tensor, accumulate: bool = False
+) -> bool:
+    """Whether this is `target[mask] = one value`, which has no shape that depends on data."""
+    return (
+        len(indices) == 1
+        and indices[0] is not None
+        and indices[0].dtype == torch.bool
+        and value.numel() == 1
+        and not accumulate
+    )
+
+
+def _touches_xla(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    device = kwargs.get("device")
+    if device is not None and torch.device(device).type == "xla":
+        return True
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            if arg.device.type == "xla":
+                return True
+        elif isinstance(arg, list | tuple) and any(
+            isinstance(item, torch.Tensor) and item.device.type == "xla" for item in arg
+        ):
+            return True
+    return False
+
+
+@functools.cache
+def _has_lowering(func: Any) -> bool:
+    name = func.name()
+    return not name.startswith("aten::") or any(
+        torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+        for key in ("XLA", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+    )
+
+
+def _place(owner: nn.Module) -> str:
+    """`file:line (in submodule "h.0.attn")` of the user's code that is running."""
+    where, module = "in the forward pass", None
+    frame = sys._getframe(2)
+    while frame is not None:
+        candidate = frame.f_locals.get("self")
+        if module is None and isinstance(candidate, nn.Module):
+            module = next((n for n, m in owner.named_modules() if m is candidate), None)
+        file = frame.f_code.co_filename
+        library = "/torch/" in file or "/spmdzero/" in file or "<" in file
+        if not library and where == "in the forward pass":
+            where = f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    if module is None:
+        return where
+    return f'{where} (in {"submodule " + repr(module) if module else "the model"})'

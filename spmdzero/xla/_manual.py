@@ -1,0 +1,25 @@
+"""Entering and leaving manual sharding: between global space and replica space."""
+
+import torch
+
+from spmdzero.xla import _private
+from spmdzero.xla.mesh import DeviceMesh, PartitionSpec
+
+
+def enter(tensor: torch.Tensor, mesh: DeviceMesh, spec: PartitionSpec) -> torch.Tensor:
+    """This device's shard of a global tensor: `[b, ...]` becomes `[b/n, ...]` along each axis."""
+    # A copy, because the annotation would otherwise stay on the tensor that the caller holds.
+    return _private.full_to_shard(mesh.mark(tensor.clone(), spec))
+
+
+def leave(
+    tensor: torch.Tensor, mesh: DeviceMesh, spec: PartitionSpec, shape: tuple[int, ...]
+) -> torch.Tensor:
+    """The global tensor of `shape` whose shard on each device is `tensor`."""
+    return _private.shard_to_full(tensor.clone(), mesh.operation(spec), shape)
+
+
+def leave_stacked(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """`[n, *shape]`, row i living on device i: a Partial when the rows are to be summed."""
+    shape = tuple(tensor.shape)
+    return leave(tensor[None], mesh, mesh.batch_spec(len(shape) + 1), (mesh.size, *shape))

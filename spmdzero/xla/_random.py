@@ -1,0 +1,152 @@
+"""Random numbers inside the replica region: different on every replica, repeatable by seed.
+
+torch_xla draws the same numbers on every device there. So each random operation is rebuilt from
+a counter-based hash of (key, replica, element). The key is drawn from torch's CPU generator:
+`torch.manual_seed` repeats it, and torch.utils.checkpoint, which restores that generator,
+recomputes with the masks of its forward.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_aten = torch.ops.aten
+_SHORT_MANTISSA = {torch.bfloat16: 1 << 8, torch.float16: 1 << 11}
+
+
+def _scramble(bits: torch.Tensor) -> torch.Tensor:
+    # The finaliser of MurmurHash3 on int32; `>>` is arithmetic there, so mask the sign bits off.
+    bits = (bits ^ ((bits >> 16) & 0xFFFF)) * -2048144789
+    bits = (bits ^ ((bits >> 13) & 0x7FFFF)) * -1028477387
+    return bits ^ ((bits >> 16) & 0xFFFF)
+
+
+class ReplicaRandom:
+    """Draws per replica. `replica` is `[1]` int32 in replica space, `key` makes a fresh one."""
+
+    def __init__(self, replica: torch.Tensor, key: Callable[[int], torch.Tensor]) -> None:
+        self._replica, self._key = replica, key
+
+    def bits(self, shape: torch.Size) -> torch.Tensor:
+        """`shape` int32, uniform over 23 bits: what float32 holds exactly with half a step."""
+        key = self._key(int(torch.randint(-(2**31), 2**31 - 1, (), dtype=torch.int64)))
+        count = math.prod(shape)
+        index = torch.arange(count, dtype=torch.int32, device=self._replica.device)
+        stream = _scramble(_scramble(self._replica * 0x3C6EF35F + 0x1F123BB5) ^ key)
+        return ((_scramble(_scramble(index ^ stream) + stream)) & 0x7FFFFF).reshape(shape)
+
+    def uniform(self, shape: torch.Size, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """`shape` in (0, 1); in [0, 1) for a dtype whose rounding would reach 1."""
+        values = (self.bits(shape).to(torch.float32) + 0.5) * (1.0 / (1 << 23))
+        if dtype in _SHORT_MANTISSA:
+            steps = _SHORT_MANTISSA[dtype]
+            values = (values * steps).floor() * (1.0 / steps)
+        return values.to(dtype)
+
+    def normal(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """`shape`, standard normal, by Box and Muller."""
+        radius = torch.sqrt(-2.0 * torch.log(self.uniform(shape)))
+        return (radius * torch.cos(2 * math.pi * self.uniform(shape))).to(dtype)
+
+    def exponential(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """`shape`, exponential with rate 1."""
+        return (-torch.log(self.uniform(shape))).to(dtype)
+
+    def integers(
+        self, low: int, high: int, shape: torch.Size, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """`shape` in [low, high)."""
+        span = high - low
+        wide = self.bits(shape).to(torch.int64) * (1 << 23) + self.bits(shape)
+        return (low + wide % span).to(dtype)
+
+
+def _dtype(kwargs: dict[str, Any], default: torch.dtype) -> torch.dtype:
+    return kwargs.get("dtype") or default
+
+
+def _dropout(
+    rng: ReplicaRandom, x: torch.Tensor, p: float, train: bool | None, **_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if train is False:
+        return x, torch.ones_like(x, dtype=torch.bool)
+    keep = rng.uniform(x.shape) >= p
+    return x * keep.to(x.dtype) * (1.0 / (1.0 - p) if p < 1 else 0.0), keep
+
+
+def _multinomial(
+    rng: ReplicaRandom, weights: torch.Tensor, count: int, replacement: bool = False, **_: Any
+) -> torch.Tensor:
+    # The Gumbel trick: the `count` largest of log w + Gumbel are a draw without replacement.
+    scores = torch.log(weights.to(torch.float32))
+    if replacement:
+        shape = torch.Size((*weights.shape[:-1], count, weights.shape[-1]))
+        return (scores.unsqueeze(-2) - torch.log(rng.exponential(shape, torch.float32))).argmax(-1)
+    noisy = scores - torch.log(rng.exponential(weights.shape, torch.float32))
+    return noisy.topk(count, dim=-1).indices
+
+
+def _bernoulli(rng: ReplicaRandom, x: torch.Tensor, p: Any = None, **_: Any) -> torch.Tensor:
+    return (rng.uniform(x.shape) < (x if p is None else p)).to(x.dtype)
+
+
+def _float(kwargs: dict[str, Any]) -> torch.dtype:
+    return _dtype(kwargs, torch.get_default_dtype())
+
+
+def _permutation(rng: ReplicaRandom, n: int, **kwargs: Any) -> torch.Tensor:
+    return rng.uniform(torch.Size((n,))).argsort().to(_dtype(kwargs, torch.int64))
+
+
+# torch_xla functionalises first: `x.normal_()` arrives as `normal_functional(x)`.
+REPLACEMENTS: dict[Any, Callable[..., Any]] = {
+    _aten.native_dropout.default: _dropout,
+    _aten.bernoulli.default: _bernoulli,
+    _aten.bernoulli.p: _bernoulli,
+    _aten.bernoulli.Tensor: _bernoulli,
+    _aten.rand.default: lambda rng, size, **k: rng.uniform(torch.Size(size), _float(k)),
+    _aten.rand_like.default: lambda rng, x, **k: rng.uniform(x.shape, _dtype(k, x.dtype)),
+    _aten.randn.default: lambda rng, size, **k: rng.normal(torch.Size(size), _float(k)),
+    _aten.randn_like.default: lambda rng, x, **k: rng.normal(x.shape, _dtype(k, x.dtype)),
+    _aten.randint.default: lambda rng, high, size, **k: rng.integers(
+        0, high, torch.Size(size), _dtype(k, torch.int64)
+    ),
+    _aten.randint.low: lambda rng, low, high, size, **k: rng.integers(
+        low, high, torch.Size(size), _dtype(k, torch.int64)
+    ),
+    _aten.randint_like.default: lambda rng, x, high, **k: rng.integers(
+        0, high, x.shape, _dtype(k, x.dtype)
+    ),
+    _aten.randint_like.low_dtype: lambda rng, x, low, high, **k: rng.integers(
+        low, high, x.shape, _dtype(k, x.dtype)
+    ),
+    getattr(_aten.random, "from"): lambda rng, x, low, high, **_: rng.integers(
+        low, high, x.shape, x.dtype
+    ),
+    _aten.random.to: lambda rng, x, high, **_: rng.integers(0, high, x.shape, x.dtype),
+    _aten.randperm.default: _permutation,
+    _aten.multinomial.default: _multinomial,
+    _aten.uniform.default: lambda rng, x, low=0.0, high=1.0, **_: (
+        low + (high - low) * rng.uniform(x.shape, x.dtype)
+    ),
+    _aten.normal_functional.default: lambda rng, x, mean=0.0, std=1.0, **_: (
+        mean + std * rng.normal(x.shape, x.dtype)
+    ),
+    _aten.normal.float_float: lambda rng, mean, std, size, **k: (
+        mean + std * rng.normal(torch.Size(size), _float(k))
+    ),
+    _aten.normal.Tensor_float: lambda rng, mean, std=1.0, **_: (
+        mean + std * rng.normal(mean.shape, mean.dtype)
+    ),
+    _aten.normal.float_Tensor: lambda rng, mean, std, **_: (
+        mean + std * rng.normal(std.shape, std.dtype)
+    ),
+    _aten.normal.Tensor_Tensor: lambda rng, mean, std, **_: (
+        mean + std * rng.normal(torch.broadcast_shapes(mean.shape, std.shape), mean.dtype)
+    ),
+    _aten.exponential.default: lambda rng, x, rate=1.0, **_: (
+        rng.exponential(x.shape, x.dtype) / rate
+    ),
+}

@@ -1,0 +1,91 @@
+"""Walks whatever a module takes and returns, and swaps its tensors, keeping every container."""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+_LEAVES = (str, bytes, int, float, complex, bool, type(None), torch.device, torch.dtype, type)
+
+
+@dataclasses.dataclass(frozen=True)
+class Replicated:
+    """A tensor that every replica receives whole, although its dim 0 could pass for a batch."""
+
+    tensor: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A global tensor whose dim `dim` is the batch, of all devices together."""
+
+    tensor: torch.Tensor
+    dim: int
+
+
+def replicated(tensor: torch.Tensor) -> Replicated:
+    """Declares that every replica receives `tensor` whole.
+
+    An input whose dim 0 has as many rows as the micro-batch enters the replica region as a
+    batch shard. `engine(x, spmdzero.replicated(table))` says that `table` only looks like one.
+    """
+    return Replicated(tensor)
+
+
+def map_tensors(tree: Any, function: Callable[[str, Any], Any], path: str = "") -> Any:
+    """A copy of `tree` with `function(path, tensor)` for each tensor.
+
+    Walks dicts and other mappings, lists, tuples, named tuples, dataclasses (Hugging Face's
+    outputs among them) and, as the last resort, the attributes of plain objects (a key-value
+    cache). Objects without tensors are returned as they are.
+    """
+    return _map(tree, function, path, set())
+
+
+def _map(tree: Any, function: Callable[[str, Any], Any], path: str, parents: set[int]) -> Any:
+    if isinstance(tree, torch.Tensor | Replicated | Batch):
+        return function(path, tree)
+    if isinstance(tree, _LEAVES) or isinstance(tree, nn.Module) or id(tree) in parents:
+        return tree
+    parents = parents | {id(tree)}
+
+    def visit(key: object, value: Any) -> Any:
+        return _map(value, function, f"{path}.{key}" if path else str(key), parents)
+
+    if isinstance(tree, Mapping):
+        return _map_mapping(tree, visit)
+    if isinstance(tree, tuple | list):
+        items = [visit(i, value) for i, value in enumerate(tree)]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+    if dataclasses.is_dataclass(tree):
+        fields = [f.name for f in dataclasses.fields(tree) if f.init]
+        return dataclasses.replace(tree, **{name: visit(name, getattr(tree, name)) for name in fields})
+    return _map_object(tree, visit)
+
+
+def _map_mapping(tree: Any, visit: Callable[[object, Any], Any]) -> Any:
+    items = {key: visit(key, value) for key, value in tree.items()}
+    if type(tree) is dict:
+        return items
+    if dataclasses.is_dataclass(tree):
+        # transformers' ModelOutput: a mapping of the fields that are set.
+        return dataclasses.replace(tree, **items)
+    result = copy.copy(tree)
+    for key, value in items.items():
+        result[key] = value
+    return result
+
+
+def _map_object(tree: Any, visit: Callable[[object, Any], Any]) -> Any:
+    attributes = getattr(tree, "__dict__", None)
+    if not attributes:
+        return tree
+    mapped = {name: visit(name, value) for name, value in attributes.items()}
+    if all(mapped[name] is value for name, value in attributes.items()):
+        return tree
+    result = copy.copy(tree)
+    result.__dict__.update(mapped)
+    return result

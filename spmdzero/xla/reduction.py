@@ -1,0 +1,74 @@
+"""How a gradient leaves the replica region: kept Partial, or reduced to the plan's placement."""
+
+import dataclasses
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from spmdzero.plan import Placement
+from spmdzero.xla import _manual, _private
+from spmdzero.xla.mesh import DeviceMesh
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientReduction:
+    """Sums gradients over the replicas.
+
+    Attributes:
+        mesh: the devices.
+        method: ``"annotated"`` sums the Partial rows in global space and marks the sum, GSPMD
+            chooses the collective; ``"explicit"`` calls reduce-scatter inside the region.
+        dtype: the dtype that crosses the wire, None for the gradient's own.
+    """
+
+    mesh: DeviceMesh
+    method: Literal["annotated", "explicit"]
+    dtype: torch.dtype | None = None
+
+    def partial(self, local: torch.Tensor) -> torch.Tensor:
+        """`[n, *shape]` in global space, row i being device i's own gradient: nothing moves."""
+        return _manual.leave_stacked(local, self.mesh)
+
+    def reduce_local(self, local: torch.Tensor, placement: Placement) -> torch.Tensor:
+        """The sum over replicas of each device's `local` gradient, placed as planned.
+
+        Returns a global tensor of the placement's stored shape: the parameter's shape, or
+        `[padded]` where the plan flattens.
+        """
+        if self.method == "annotated":
+            return self.reduce_partial(self.partial(local), placement)
+        spec = self.mesh.spec
+        moved = local if self.dtype is None else local.to(self.dtype)
+        shape = tuple(local.shape)
+        stored = placement.stored_shape(shape, spec)
+        if placement.kind == "replicate":
+            everybody = [list(range(self.mesh.size))]
+            total = _private.all_reduce(moved, groups=everybody)
+        else:
+            dim = placement.dim if placement.dim is not None else 0
+            if placement.kind == "flat":
+                moved = F.pad(moved.reshape(-1), (0, stored[0] - moved.numel()))
+            total = _private.reduce_scatter(
+                moved, dim=dim, count=spec.fsdp, groups=self.mesh.groups("fsdp")
+            )
+            if spec.data > 1:
+                total = _private.all_reduce(total, groups=self.mesh.groups("data"))
+        placed = placement.partition_spec(shape, spec)
+        return _manual.leave(total.to(local.dtype), self.mesh, placed, stored)
+
+    def reduce_partial(self, partial: torch.Tensor, placement: Placement) -> torch.Tensor:
+        """The sum over dim 0 of a Partial `[n, *shape]`, placed as planned."""
+        if self.method == "explicit":
+            entered = _manual.enter(partial, self.mesh, self.mesh.batch_spec(partial.dim()))
+            return self.reduce_local(entered.squeeze(0), placement)
+        spec = self.mesh.spec
+        shape = tuple(partial.shape[1:])
+        moved = partial if self.dtype is None else partial.to(self.dtype)
+        if placement.kind == "flat":
+            moved = moved.reshape(self.mesh.size, -1)
+            (padded,) = placement.stored_shape(shape, spec)
+            moved = F.pad(moved, (0, padded - moved.shape[1]))
+        # The sum is marked before the cast: GSPMD would otherwise reduce in the wider dtype.
+        total = self.mesh.mark(moved.sum(0), placement.partition_spec(shape, spec))
+        return total.to(partial.dtype)

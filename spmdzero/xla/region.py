@@ -1,0 +1,212 @@
+"""The replica region: a module's forward and backward run per device, as one rank would run them.
+
+Inputs enter as batch shards and parameters as copies. Outputs leave as batch shards, scalar
+losses as their mean over replicas, buffers as their mean; a parameter's gradient goes to a sink,
+still in replica space. There is no collective inside, by construction.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn.utils.stateless import _reparametrize_module
+
+from spmdzero.errors import ReplicaRegionError
+from spmdzero.xla import _manual, _private, _tree
+from spmdzero.xla._boundary import EnterBatch, EnterParameter, EnterWhole, LeaveBatch, LeaveMean
+from spmdzero.xla._buffers import leave_buffers
+from spmdzero.xla._dispatch import RegionDispatch
+from spmdzero.xla._random import ReplicaRandom
+from spmdzero.xla.mesh import DeviceMesh
+
+OutputRule = Literal["batch", "mean", "sum", "agree", "stack"]
+GradientSink = Callable[[str, torch.Tensor], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RegionRules:
+    """What may not be guessed about a module's inputs and outputs.
+
+    Attributes:
+        batch_dim: the dim of the batch for inputs and outputs alike; 0 unless declared.
+        input_batch_dims: input name -> its own batch dim.
+        outputs: dotted path of an output -> how it leaves.
+    """
+
+    batch_dim: int = 0
+    input_batch_dims: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    outputs: Mapping[str, OutputRule] = dataclasses.field(default_factory=dict)
+
+
+class ReplicaRegion:
+    """Calls `module` once per device, each on its own rows.
+
+    Args:
+        mesh: the devices; every axis carries the batch.
+        module: its parameters and buffers live on the device, replicated.
+        sink: called in backward with each trainable parameter's name and this replica's
+            gradient, in replica space; several calls for one name are to be summed.
+        rules: declared exceptions to the rules of entering and leaving.
+    """
+
+    def __init__(
+        self, *, mesh: DeviceMesh, module: nn.Module, sink: GradientSink, rules: RegionRules
+    ) -> None:
+        self._mesh, self._module, self._sink, self._rules = mesh, module, sink, rules
+        ids = torch.arange(mesh.size, dtype=torch.int32)
+        self._ids = mesh.place(ids, mesh.batch_spec(1))
+        self._state: dict[str, torch.Tensor] = {}
+        self.disagreements: dict[str, torch.Tensor] = {}
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Runs the module on global tensors: `Batch` enters as shards, a plain tensor whole.
+
+        Returns the module's output in global space.
+
+        Raises:
+            ReplicaRegionError: see `RegionDispatch`, and outputs that no rule covers.
+        """
+        replica_rows: set[int] = set()
+
+        def enter_input(_: str, tensor: Any) -> torch.Tensor:
+            if not isinstance(tensor, _tree.Batch):
+                return EnterWhole.apply(tensor, self._mesh)
+            replica_rows.add(tensor.tensor.shape[tensor.dim] // self._mesh.size)
+            return EnterBatch.apply(tensor.tensor, tensor.dim, self._mesh)
+
+        parameters, buffers = self._enter_state()
+        entered_args, entered_kwargs = _tree.map_tensors((args, dict(kwargs)), enter_input)
+        versions = {name: buffer._version for name, buffer in buffers.items()}
+        state = {**parameters, **buffers}
+        if torch.is_grad_enabled():
+            self._state = {**parameters, **buffers}
+        with self._dispatch() as dispatch:
+            output = functional_call(self._module, state, entered_args, entered_kwargs)
+        changed = {
+            name: state[name]
+            for name, buffer in buffers.items()
+            if state[name] is not buffer
+            or state[name]._version != versions[name]
+            or dispatch.wrote(buffer)
+        }
+        self._write_buffers(changed)
+        return _tree.map_tensors(output, lambda path, t: self._leave(path, t, replica_rows))
+
+    @contextlib.contextmanager
+    def backward(self) -> Iterator[None]:
+        """Wraps `loss.backward()`: gradient checkpointing runs the module's forward again there.
+
+        It then finds the replicas' parameters, random numbers and checked reads of the forward.
+        """
+        state, self._state = self._state, {}
+        with self._dispatch(), _reparametrize_module(self._module, state, tie_weights=True):
+            yield
+
+    def _dispatch(self) -> RegionDispatch:
+        replica = _manual.enter(self._ids, self._mesh, self._mesh.batch_spec(1))
+        return RegionDispatch(
+            random=ReplicaRandom(replica, self._make_key),
+            read=self._read,
+            upload=self._upload,
+            owner=self._module,
+        )
+
+    def _enter_state(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        parameters = {}
+        for name, parameter in self._module.named_parameters():
+            if parameter.requires_grad and torch.is_grad_enabled():
+                parameters[name] = EnterParameter.apply(parameter, name, self._mesh, self._sink)
+            else:
+                parameters[name] = self._enter_whole(parameter.detach())
+        buffers = {name: self._enter_whole(b) for name, b in self._module.named_buffers()}
+        return parameters, buffers
+
+    def _enter_whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        return _manual.enter(tensor, self._mesh, (None,) * tensor.dim())
+
+    def _leave(self, path: str, tensor: torch.Tensor, replica_rows: set[int]) -> torch.Tensor:
+        rule = self._rules.outputs.get(path) or self._rule_for(path, tensor, replica_rows)
+        if rule == "batch":
+            return LeaveBatch.apply(tensor, self._rules.batch_dim, self._mesh)
+        if rule == "mean":
+            with _private.scope(f"zero.output/{path or 'loss'}"):
+                return LeaveMean.apply(tensor, self._mesh)
+        if rule == "sum":
+            with _private.scope(f"zero.output/{path}"):
+                return LeaveMean.apply(tensor, self._mesh) * self._mesh.size
+        stacked = LeaveBatch.apply(tensor[None], 0, self._mesh)
+        if rule == "stack":
+            return stacked
+        with _private.scope(f"zero.output/{path}"):
+            highest = stacked.detach().amax(0)
+            self._note_disagreement(f"output {path!r}", highest, stacked.detach().amin(0))
+            return highest
+
+    def _rule_for(self, path: str, tensor: torch.Tensor, replica_rows: set[int]) -> OutputRule:
+        if tensor.dim() == 0:
+            return "mean" if tensor.is_floating_point() else "agree"
+        dim = self._rules.batch_dim
+        if dim < tensor.dim() and tensor.shape[dim] in replica_rows:
+            return "batch"
+        raise ReplicaRegionError(
+            f"output {path or 'of the model'!r} has shape {list(tensor.shape)}: it is neither a "
+            f"scalar nor does its dim {dim} hold the replica's {_numbers(replica_rows)} rows, so "
+            "spmdzero can't know how it leaves the replica region. Declare it: "
+            f'"spmd": {{"outputs": {{"{path}": "mean"}}}} (or "batch", "sum", "agree", "stack"), '
+            'or "spmd": {"batch_dim": 1} when the batch is the second dim'
+        )
+
+    def _write_buffers(self, changed: Mapping[str, torch.Tensor]) -> None:
+        own = dict(self._module.named_buffers())
+        for name, value in leave_buffers(changed, self._mesh, self._note_disagreement).items():
+            own[name].copy_(value)
+            self._mesh.mark(own[name])
+
+    def _note_disagreement(
+        self, label: str, highest: torch.Tensor, lowest: torch.Tensor
+    ) -> None:
+        flag = self._mesh.mark((highest != lowest).any().to(torch.int32))
+        known = self.disagreements.get(label)
+        self.disagreements[label] = flag if known is None else self._mesh.mark(known | flag)
+
+    def check_agreement(self) -> None:
+        """Reads whether integer outputs and buffers were the same on every replica so far.
+
+        Raises:
+            ReplicaRegionError: one was not; names it.
+        """
+        flags, self.disagreements = self.disagreements, {}
+        for label, flag in flags.items():
+            if flag.item():
+                raise ReplicaRegionError(
+                    f"{label} is an integer and differs between replicas, so it has no one value. "
+                    "Make it independent of the batch, or a float, whose mean is taken"
+                )
+
+    def _read(self, tensor: torch.Tensor) -> torch.Tensor:
+        return _manual.leave_stacked(tensor.detach(), self._mesh).cpu()
+
+    def _make_key(self, value: int) -> torch.Tensor:
+        host = torch.tensor(value, dtype=torch.int64).to(torch.int32)
+        return self._upload(host)
+
+    def _upload(self, host: torch.Tensor) -> torch.Tensor:
+        return self._enter_whole(self._mesh.place(host.detach().contiguous()))
+
+
+def _numbers(values: set[int]) -> str:
+    return " or ".join(str(value) for value in sorted(values)) or "0"
+
+
+def run_global(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Runs `module` in global space: every operation sees the whole batch, GSPMD splits it."""
+    args, kwargs = _tree.map_tensors(
+        (args, dict(kwargs)), lambda _, t: t.tensor if isinstance(t, _tree.Batch) else t
+    )
+    return module(*args, **kwargs)
+
+

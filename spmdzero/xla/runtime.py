@@ -1,0 +1,111 @@
+"""Devices and processes: SPMD switched on in time, counts, synchronisation, compile counters."""
+
+import os
+
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.debug.metrics as met
+import torch_xla.runtime as xr
+
+from spmdzero.errors import SpmdZeroRuntimeError
+from spmdzero.xla import _private
+
+
+def start() -> None:
+    """Switches SPMD on; does nothing when it is on already.
+
+    Raises:
+        SpmdZeroRuntimeError: a device was used before, without SPMD: torch_xla would then
+            replicate what exists, or crash.
+    """
+    if xr.is_spmd():
+        return
+    if _private.spmd_is_locked():
+        raise SpmdZeroRuntimeError(
+            "an XLA device was used before SPMD was switched on, and torch_xla can't switch later. "
+            "Call spmdzero.init_distributed() (or spmdzero.initialize) before the first "
+            "torch_xla.device() or tensor.to('xla') of the program"
+        )
+    # Read once per process by torch_xla; without it the collectives that GSPMD inserts are
+    # invisible in the HLO that the ledger reads.
+    os.environ.setdefault("XLA_DUMP_POST_OPTIMIZATIONS", "1")
+    os.environ.setdefault("PJRT_DEVICE", "TPU" if _has_tpu() else "CPU")
+    xr.use_spmd()
+    if not hasattr(torch, "xla"):
+        # torch.utils.checkpoint looks its device's module up under torch.<device type>.
+        torch._register_device_module("xla", _CheckpointDevice)
+
+
+class _CheckpointDevice:
+    """What torch.utils.checkpoint asks of a device; random numbers need no state of their own.
+
+    Inside the replica region they derive from the CPU generator, which checkpoint restores.
+    """
+
+    _initialized = False
+
+    @staticmethod
+    def current_device() -> int:
+        return 0
+
+
+def _has_tpu() -> bool:
+    return os.path.exists("/dev/accel0") or os.path.exists("/dev/vfio/0")
+
+
+def device() -> torch.device:
+    """The one virtual device that stands for all devices of the mesh."""
+    return torch_xla.device()
+
+
+def device_count() -> int:
+    """Devices of all processes."""
+    return xr.global_runtime_device_count()
+
+
+def local_device_count() -> int:
+    """Devices that this process drives."""
+    return xr.addressable_runtime_device_count()
+
+
+def process_count() -> int:
+    """Processes, one per host."""
+    return xr.process_count()
+
+
+def process_index() -> int:
+    """This process's place among them."""
+    return xr.process_index()
+
+
+def platform() -> str:
+    """``"CPU"``, ``"TPU"``, ..."""
+    return str(xr.device_type())
+
+
+def sync() -> None:
+    """Compiles what is pending (or finds it compiled) and starts it on the devices."""
+    torch_xla.sync()
+
+
+def wait() -> None:
+    """Blocks until the devices have finished what was started."""
+    xm.wait_device_ops()
+
+
+def compile_count() -> int:
+    """Programs that this process has compiled so far."""
+    data = met.metric_data("CompileTime")
+    return data[0] if data else 0
+
+
+def aliased_inputs() -> int:
+    """Input buffers that the last compiled program reuses for its outputs (donation)."""
+    data = met.metric_data("InputOutputAliasCount")
+    return int(data[2][-1][1]) if data else 0
+
+
+def seed(value: int) -> None:
+    """Seeds the device's own generator, which draws outside the replica region."""
+    xm.set_rng_state(value)

@@ -1,0 +1,245 @@
+"""What a config file turns into."""
+
+import argparse
+import copy
+import json
+import logging
+
+import pydantic
+import pytest
+import torch
+
+from spmdzero.config import NO_MEANING, SpmdZeroConfig, load_config
+from spmdzero.config._load import _parse
+from spmdzero.config._models import SECTIONS
+from spmdzero.config._params import OPTIMIZERS, torch_schedule_params
+from spmdzero.errors import SpmdZeroConfigError
+
+# A file as DeepSpeed's tutorials write them, with switched-off features and communication knobs.
+TYPICAL = {
+    "train_batch_size": 32,
+    "train_micro_batch_size_per_gpu": 4,
+    "steps_per_print": 100,
+    "gradient_clipping": 0.5,
+    "prescale_gradients": False,
+    "wall_clock_breakdown": False,
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": 3e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1},
+    },
+    "scheduler": {
+        "type": "WarmupDecayLR",
+        "params": {"warmup_max_lr": 3e-4, "warmup_num_steps": 10, "total_num_steps": 100},
+    },
+    "bf16": {"enabled": True},
+    "fp16": {"enabled": False, "loss_scale": 0, "initial_scale_power": 16, "hysteresis": 2},
+    "zero_optimization": {
+        "stage": 2,
+        "allgather_partitions": True,
+        "allgather_bucket_size": 2e8,
+        "reduce_scatter": True,
+        "reduce_bucket_size": 2e8,
+        "overlap_comm": True,
+        "contiguous_gradients": True,
+        "offload_optimizer": {"device": "none", "pin_memory": True},
+        "cpu_offload": False,
+    },
+    "tensorboard": {"enabled": False, "output_path": "logs"},
+    "activation_checkpointing": {"partition_activations": False, "number_checkpoints": None},
+}
+
+
+def write(tmp_path, text):
+    path = tmp_path / "ds_config.json"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_typical_deepspeed_file_loads_with_its_values(tmp_path):
+    config = load_config(write(tmp_path, json.dumps(TYPICAL)))
+    assert config.train_batch_size == 32
+    assert config.gradient_clipping == 0.5
+    assert config.zero_optimization.stage == 2
+    assert config.zero_optimization.reduce_bucket_size == 200_000_000
+    assert config.bf16.enabled
+    assert config.optimizer.params == TYPICAL["optimizer"]["params"]
+    assert config.scheduler.type == "WarmupDecayLR"
+
+
+def test_defaults_are_those_of_deepspeed_0_19_8():
+    config = load_config({})
+    assert config.gradient_clipping == 1.0
+    assert config.steps_per_print is None
+    assert config.bf16.check_grad_overflow
+    assert not config.bf16.enabled
+    assert config.zero_optimization.stage == 0
+    assert config.data_types.grad_accum_dtype is None
+    assert config.communication_data_type is None
+    assert not config.dataloader_drop_last
+
+
+def test_defaults_of_the_spmd_section():
+    spmd = load_config({}).spmd
+    assert spmd.mesh == {"fsdp": -1}
+    assert (spmd.forward, spmd.reduction, spmd.batch_dim) == ("region", "auto", 0)
+    assert (spmd.outputs, spmd.min_shard_elements, spmd.check_finite) == ({}, 2048, False)
+
+
+def test_the_spmd_section_is_read():
+    spmd = load_config(
+        {
+            "spmd": {
+                "mesh": {"fsdp": -1, "data": 2},
+                "forward": "global",
+                "batch_dim": {"hidden": 1},
+                "outputs": {"attentions.0": "stack"},
+                "min_shard_elements": 1e4,
+                "check_finite": True,
+            }
+        }
+    ).spmd
+    assert list(spmd.mesh.items()) == [("data", 2), ("fsdp", -1)]
+    assert spmd.forward == "global"
+    assert spmd.batch_dim == {"hidden": 1}
+    assert spmd.outputs == {"attentions.0": "stack"}
+    assert spmd.min_shard_elements == 10_000
+    assert spmd.check_finite
+
+
+def test_the_given_dict_is_neither_changed_nor_shared():
+    given = copy.deepcopy(TYPICAL)
+    config = load_config(given)
+    config.optimizer.params["lr"] = 0.0
+    assert given == TYPICAL
+    assert config.source == TYPICAL
+    given["optimizer"]["params"]["lr"] = 1.0
+    assert config.source == TYPICAL
+
+
+def test_a_config_is_frozen():
+    config = load_config(TYPICAL)
+    with pytest.raises(pydantic.ValidationError):
+        config.train_batch_size = 1
+    with pytest.raises(pydantic.ValidationError):
+        config.zero_optimization.stage = 1
+
+
+def test_keys_without_meaning_are_reported_only_when_given():
+    assert load_config({}).no_meaning == ()
+    assert set(load_config(TYPICAL).no_meaning) == {
+        "zero_optimization.allgather_partitions",
+        "zero_optimization.allgather_bucket_size",
+        "zero_optimization.reduce_scatter",
+        "zero_optimization.reduce_bucket_size",
+        "zero_optimization.overlap_comm",
+        "zero_optimization.contiguous_gradients",
+    }
+
+
+def test_torch_adam_has_no_meaning_for_adam():
+    adam = {"optimizer": {"type": "Adam", "params": {"torch_adam": True}}}
+    assert load_config(adam).no_meaning == ("optimizer.params.torch_adam",)
+
+
+@pytest.mark.parametrize("key", NO_MEANING)
+def test_every_key_without_meaning_is_one_that_its_section_takes(key):
+    section, _, name = key.rpartition(".")
+    model = OPTIMIZERS["Adam"] if section == "optimizer.params" else SECTIONS[section]
+    assert name in model.model_fields
+
+
+@pytest.mark.parametrize(
+    ("given", "canonical"), [("adam", "Adam"), ("ADAMW", "AdamW"), ("sgd", "SGD")]
+)
+def test_optimizer_names_are_read_in_any_case(given, canonical):
+    assert load_config({"optimizer": {"type": given}}).optimizer.type == canonical
+
+
+def test_missing_or_null_parameters_are_no_parameters():
+    assert load_config({"optimizer": {"type": "SGD"}}).optimizer.params == {}
+    assert load_config({"optimizer": {"type": "SGD", "params": None}}).optimizer.params == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, found in vars(torch.optim.lr_scheduler).items()
+        if isinstance(found, type)
+        and issubclass(found, torch.optim.lr_scheduler.LRScheduler)
+        and found is not torch.optim.lr_scheduler.LRScheduler
+        and not name.startswith("_")
+    ],
+)
+def test_parameter_names_of_every_torch_schedule_are_known(name):
+    with pytest.raises(SpmdZeroConfigError, match="has no key 'no_such_parameter'"):
+        _parse(torch_schedule_params(name), {"no_such_parameter": 1}, at="scheduler.params")
+
+
+def test_a_torch_schedule_is_accepted_with_its_parameters():
+    schedule = {"type": "StepLR", "params": {"step_size": 3, "gamma": 0.5}}
+    assert load_config({"scheduler": schedule}).scheduler.params == schedule["params"]
+
+
+def test_infinite_steps_per_print_means_never():
+    assert load_config({"steps_per_print": float("inf")}).steps_per_print is None
+
+
+def test_the_boolean_zero_form_false_is_stage_0():
+    assert load_config({"zero_optimization": False}).zero_optimization.stage == 0
+
+
+def test_the_old_spelling_bfloat16_works_and_warns(caplog):
+    with caplog.at_level(logging.WARNING, logger="spmdzero"):
+        assert load_config({"bfloat16": {"enabled": True}}).bf16.enabled
+    assert "write 'bf16'" in caplog.text
+
+
+def test_args_may_carry_the_path(tmp_path):
+    path = write(tmp_path, '{"train_batch_size": 8}')
+    args = argparse.Namespace(deepspeed_config=str(path))
+    assert load_config(None, args=args).train_batch_size == 8
+
+
+def test_the_same_path_twice_is_one_config(tmp_path, monkeypatch):
+    path = write(tmp_path, '{"train_batch_size": 8}')
+    monkeypatch.chdir(tmp_path)
+    args = argparse.Namespace(deepspeed_config=path.name)
+    assert load_config(path, args=args).train_batch_size == 8
+
+
+def test_args_without_a_config_leave_the_given_one():
+    args = argparse.Namespace(deepspeed_config=None)
+    assert load_config({"train_batch_size": 8}, args=args).train_batch_size == 8
+
+
+def test_a_byte_order_mark_is_not_content(tmp_path):
+    assert load_config(write(tmp_path, '\ufeff{"train_batch_size": 8}')).train_batch_size == 8
+
+
+OFF = [
+    {"zero_optimization": {"offload_optimizer": None}},
+    {"zero_optimization": {"offload_param": {"device": "none"}}},
+    {"zero_optimization": {"offload_param": {}}},
+    {"zero_optimization": {"zero_quantized_weights": False, "zero_hpz_partition_size": 1}},
+    {"fp16": {}},
+    {"amp": {"enabled": False, "opt_level": "O1"}},
+    {"torch_autocast": {"enabled": False, "dtype": "bfloat16"}},
+    {"elasticity": {"enabled": False}},
+    {"sparse_gradients": False},
+    {"gradient_predivide_factor": 1},
+    {"flops_profiler": {"enabled": False, "profile_step": 5}},
+    {"comms_logger": {}},
+    {"aio": {"queue_depth": 8}},
+    {"autotuning": {"enabled": False, "fast": True}},
+    {"checkpoint": {"tag_validation": "Warn", "parallel_write": {"pipeline_stage": False}}},
+    {"timers": {"throughput": {"enabled": False, "synchronized": True}}},
+    {"bf16": {"enabled": True, "bf16_optimizer_states": False}},
+    {"data_types": {"param_dtype": None}},
+    {"optimizer": {"type": "Adam", "legacy_fusion": False}},
+]
+
+
+@pytest.mark.parametrize("given", OFF, ids=json.dumps)
+def test_what_is_present_but_off_is_accepted(given):
+    assert isinstance(load_config(given), SpmdZeroConfig)

@@ -1,0 +1,324 @@
+"""What a config is refused for, and what the error tells the user to do."""
+
+import argparse
+import json
+
+import pytest
+
+from spmdzero.config import load_config
+from spmdzero.config._keys import REMOVED
+from spmdzero.errors import SpmdZeroConfigError
+
+
+def refused(config, **kwargs):
+    with pytest.raises(SpmdZeroConfigError) as caught:
+        load_config(config, **kwargs)
+    return caught.value
+
+
+def nested(key, value):
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+def written(tmp_path, text):
+    path = tmp_path / "ds_config.json"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+# Reading
+
+
+def test_no_config_tells_the_ways_to_pass_one():
+    assert "--deepspeed_config" in refused(None).fix
+    assert "--deepspeed_config" in refused(None, args=argparse.Namespace()).fix
+
+
+def test_two_different_configs_are_refused():
+    args = argparse.Namespace(deepspeed_config="other.json")
+    assert "other.json" in refused({"train_batch_size": 8}, args=args).reason
+
+
+def test_a_missing_file_is_named_with_its_absolute_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert refused("nowhere.json").value == str(tmp_path / "nowhere.json")
+
+
+def test_a_folder_is_not_a_config(tmp_path):
+    assert "can't be read" in refused(tmp_path).reason
+
+
+def test_malformed_json_shows_line_column_and_the_line(tmp_path):
+    error = refused(written(tmp_path, '{\n  "train_batch_size": 8,\n  "bf16" true\n}'))
+    assert "line 3, column 10" in error.reason
+    assert error.value == '  "bf16" true'
+
+
+def test_an_empty_file_is_malformed(tmp_path):
+    assert "line 1" in refused(written(tmp_path, "")).reason
+
+
+def test_a_duplicate_key_is_refused_wherever_it_is(tmp_path):
+    error = refused(written(tmp_path, '{"bf16": {"enabled": true, "enabled": false}}'))
+    assert error.key == "enabled"
+    assert error.value == [True, False]
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '"a"', "null"])
+def test_the_top_level_must_be_an_object(tmp_path, text):
+    assert "object" in refused(written(tmp_path, text)).reason
+
+
+def test_a_config_of_another_type_is_refused():
+    assert refused(42).value == 42
+
+
+# Unknown keys
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("gradient_cliping", "gradient_clipping"),
+        ("Train_Batch_Size", "train_batch_size"),
+        ("wall_clock_breakdwn", "wall_clock_breakdown"),
+        ("zero_optimization.stge", "stage"),
+        ("zero_optimization.prefetch_bucket_size", "stage3_prefetch_bucket_size"),
+        ("zero_optimization.offload_optimiser", "offload_optimizer"),
+        ("bf16.enable", "enabled"),
+        ("fp16.los_scale", "loss_scale"),
+        ("spmd.forwrd", "forward"),
+        ("data_types.grad_accumulation_dtype", "grad_accum_dtype"),
+    ],
+)
+def test_a_misspelt_key_is_named_with_its_nearest_name(key, meant):
+    error = refused(nested(key, 1))
+    assert error.key == key
+    assert error.fix == f"Did you mean {meant!r}?"
+
+
+def test_a_misspelt_optimizer_parameter_is_named():
+    error = refused({"optimizer": {"type": "SGD", "params": {"momentun": 0.9}}})
+    assert (error.key, error.fix) == ("optimizer.params.momentun", "Did you mean 'momentum'?")
+
+
+def test_a_misspelt_required_parameter_is_unknown_rather_than_missing():
+    error = refused({"scheduler": {"type": "StepLR", "params": {"stepsize": 1}}})
+    assert error.fix == "Did you mean 'step_size'?"
+
+
+def test_adam_parameters_are_unknown_to_sgd():
+    assert "momentum" in refused({"optimizer": {"type": "SGD", "params": {"betas": [0, 0]}}}).fix
+
+
+def test_without_a_near_name_the_keys_of_the_section_are_listed():
+    assert "check_grad_overflow, enabled" in refused({"bf16": {"xyzzy": 1}}).fix
+
+
+def test_a_key_with_a_dot_belongs_to_the_level_it_stands_in():
+    assert "the top level" in refused({"zero_optimization.xyzzy": 2}).reason
+
+
+def test_a_key_that_is_not_a_string_is_refused():
+    assert refused({"bf16": {1: True}}).key == "bf16"
+
+
+# Types and ranges
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("train_batch_size", "8", "whole number"),
+        ("train_batch_size", True, "whole number"),
+        ("train_batch_size", 1.5, "whole number"),
+        ("train_batch_size", 0, "greater than 0"),
+        ("train_micro_batch_size_per_gpu", -1, "greater than 0"),
+        ("gradient_accumulation_steps", 0, "greater than 0"),
+        ("gradient_clipping", -0.5, "greater than or equal to 0"),
+        ("gradient_clipping", float("nan"), "finite"),
+        ("gradient_clipping", True, "a number"),
+        ("bf16.enabled", "true", "true or false"),
+        ("bf16.enabled", 1, "true or false"),
+        ("bf16", True, "an object"),
+        ("zero_optimization", [], "an object"),
+        ("zero_optimization.stage", True, "whole number"),
+        ("zero_optimization.reduce_bucket_size", "5e8", "whole number"),
+        ("zero_optimization.overlap_comm", "yes", "true or false"),
+        ("communication_data_type", "int8", "'fp32' or 'bf16'"),
+        ("data_types.grad_accum_dtype", "float64", "'fp32' or 'bf16'"),
+        ("spmd.mesh.fsdp", "all", "whole number"),
+        ("spmd.outputs.loss", "max", "'batch', 'mean', 'sum', 'agree' or 'stack'"),
+        ("spmd.min_shard_elements", -1, "greater than or equal to 0"),
+    ],
+)
+def test_a_wrong_type_or_range_names_the_key_and_the_value(key, value, reason):
+    error = refused(nested(key, value))
+    assert error.key == key
+    assert repr(error.value) == repr(value)  # NaN differs from itself, and True equals 1
+    assert reason in error.reason
+
+
+@pytest.mark.parametrize(
+    ("params", "culprit"),
+    [
+        ({"lr": -1}, "lr"),
+        ({"lr": "1e-3"}, "lr"),
+        ({"betas": [0.9]}, "betas"),
+        ({"betas": [0.9, 1.0]}, "betas"),
+        ({"betas": 0.9}, "betas"),
+        ({"betas": [False, 0.9]}, "betas"),
+        ({"amsgrad": True}, "amsgrad"),
+        ({"adam_w_mode": 0}, "adam_w_mode"),
+    ],
+)
+def test_an_adam_parameter_is_checked(params, culprit):
+    error = refused({"optimizer": {"type": "Adam", "params": params}})
+    assert error.key == f"optimizer.params.{culprit}"
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, None])
+def test_max_grad_norm_points_to_gradient_clipping(value):
+    error = refused({"optimizer": {"type": "SGD", "params": {"max_grad_norm": value}}})
+    assert error.key == "optimizer.params.max_grad_norm"
+    assert "gradient_clipping" in error.fix
+
+
+@pytest.mark.parametrize(
+    ("params", "culprit"),
+    [
+        ({"warmup_num_steps": 0, "total_num_steps": 9}, "warmup_num_steps"),
+        ({"warmup_type": "cubic", "total_num_steps": 9}, "warmup_type"),
+        ({"warmup_min_lr": [0.1, "x"], "total_num_steps": 9}, "warmup_min_lr"),
+        ({"warmup_min_lr": float("inf"), "total_num_steps": 9}, "warmup_min_lr"),
+        ({}, "total_num_steps"),
+    ],
+)
+def test_a_schedule_parameter_is_checked(params, culprit):
+    error = refused({"scheduler": {"type": "WarmupDecayLR", "params": params}})
+    assert error.key == f"scheduler.params.{culprit}"
+
+
+# Features that this release doesn't have
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("zero_optimization", True, "deprecated"),
+        ("zero_optimization.stage", 3, "replicated"),
+        ("zero_optimization.stage", 4, "no such"),
+        ("zero_optimization.cpu_offload", True, "offload"),
+        ("zero_optimization.offload_optimizer.device", "cpu", "offload"),
+        ("zero_optimization.offload_param.device", "nvme", "offload"),
+        ("zero_optimization.zero_quantized_gradients", True, "fp32 or bf16"),
+        ("fp16.enabled", True, "fp16"),
+        ("communication_data_type", "FP16", "fp16"),
+        ("bf16.bf16_master_weights_and_grads", True, "fp32"),
+        ("data_types.param_dtype", "bf16", "bf16 section"),
+        ("torch_autocast.enabled", True, "not in this release"),
+        ("wall_clock_breakdown", True, "not in this release"),
+        ("prescale_gradients", True, "not in this release"),
+        ("gradient_predivide_factor", 2.0, "not in this release"),
+        ("gradient_predivide_factor", True, "not in this release"),
+        ("managed_gradient_accumulation", False, "not in this release"),
+        ("tensorboard.enabled", True, "not in this release"),
+        ("activation_checkpointing.profile", True, "not in this release"),
+        ("aio.queue_depth", 32, "offloading"),
+        ("compile.deepcompile", True, "XLA"),
+        ("sequence_parallel_size", 2, "parallelism"),
+        ("checkpoint.parallel_write.pipeline_stage", True, "not in this release"),
+    ],
+)
+def test_what_is_on_but_not_supported_is_refused_with_the_reason(key, value, reason):
+    error = refused(nested(key, value))
+    assert error.key == key
+    assert repr(error.value) == repr(value)  # NaN differs from itself, and True equals 1
+    assert reason in error.reason
+
+
+def test_the_nearest_thing_to_stage_3_is_told():
+    assert "stage 2" in refused({"zero_optimization": {"stage": 3}}).fix
+    assert "FSDPv2" in refused({"zero_optimization": {"stage": 3}}).fix
+
+
+@pytest.mark.parametrize("key", REMOVED)
+def test_what_deepspeed_removed_is_refused_with_that_reason(key):
+    error = refused(nested(key, {"enabled": True}))
+    assert error.key == key
+    assert "DeepSpeed removed" in error.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("Lion", "later release"),
+        ("adagrad", "later release"),
+        ("OneBitAdam", "1-bit"),
+        ("DeepSpeedCPUAdam", "never on the host"),
+        ("Foo", "no optimizer of this name"),
+    ],
+)
+def test_an_unsupported_optimizer_is_refused_naming_those_that_work(name, reason):
+    error = refused({"optimizer": {"type": name}})
+    assert reason in error.reason
+    assert "Adam, AdamW, SGD" in error.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("OneCycle", "later"), ("Foo", "no schedule"), ("LRScheduler", "no schedule")],
+)
+def test_an_unsupported_schedule_is_refused(name, reason):
+    assert reason in refused({"scheduler": {"type": name}}).reason
+
+
+@pytest.mark.parametrize("section", ["optimizer", "scheduler"])
+def test_a_section_without_its_type_is_refused(section):
+    error = refused({section: {"params": {}}})
+    assert (error.key, error.reason) == (f"{section}.type", "this key is required")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"train_batch_size": "auto"},
+        {"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}},
+        {"optimizer": {"type": "AdamW", "params": {"betas": [0.9, "auto"]}}},
+    ],
+    ids=json.dumps,
+)
+def test_auto_is_refused_where_the_number_is_missing(config):
+    assert "Write the number" in refused(config).fix
+
+
+def test_auto_is_a_value_of_reduction():
+    assert load_config({"spmd": {"reduction": "auto"}}).spmd.reduction == "auto"
+
+
+def test_both_spellings_of_bf16_are_one_too_many():
+    assert refused({"bf16": {"enabled": True}, "bfloat16": {"enabled": False}}).key == "bfloat16"
+
+
+# The spmd section
+
+
+@pytest.mark.parametrize(
+    "mesh", [{}, {"data": 2}, {"fsdp": 2, "model": 2}, {"fsdp": -1, "data": -1}, {"fsdp": 0}]
+)
+def test_a_mesh_that_has_no_meaning_is_refused_with_an_example(mesh):
+    error = refused({"spmd": {"mesh": mesh}})
+    assert error.key == "spmd.mesh"
+    assert '{"fsdp": -1}' in error.fix
+
+
+@pytest.mark.parametrize("batch_dim", [-1, True, "0", None, {"x": -1}, {"x": "0"}, [0]])
+def test_a_batch_dim_is_a_dim_or_dims_by_name(batch_dim):
+    assert refused({"spmd": {"batch_dim": batch_dim}}).key == "spmd.batch_dim"
+
+
+def test_explicit_reduction_needs_the_region():
+    error = refused({"spmd": {"forward": "global", "reduction": "explicit"}})
+    assert (error.key, error.value) == ("spmd.reduction", "explicit")

@@ -1,0 +1,126 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.plan import MeshSpec, ParamSpec, Role, ShardingPlan, itemsize
+
+# numpy has no bfloat16.
+BYTES = {"float32": np.dtype("float32").itemsize, "bfloat16": np.dtype("float16").itemsize}
+
+
+def build(params, **overrides):
+    settings = {
+        "stage": 2,
+        "mesh": MeshSpec((("fsdp", 64),)),
+        "master": True,
+        "moments": ("exp_avg", "exp_avg_sq"),
+        "accumulator_dtype": None,
+        "accumulation_steps": 1,
+    }
+    return ShardingPlan.build(params, **{**settings, **overrides})
+
+
+def param(name="w", *, shape, dtype="bfloat16", trainable=True):
+    return ParamSpec(name=name, shape=shape, dtype=dtype, trainable=trainable)
+
+
+@settings(deadline=None, database=None)
+@given(
+    shapes=st.lists(st.lists(st.integers(0, 300), max_size=4).map(tuple), max_size=3),
+    axes=st.tuples(st.integers(1, 4), st.integers(1, 16)),
+    stage=st.sampled_from([0, 1, 2]),
+    slots=st.integers(0, 2),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    steps=st.integers(1, 2),
+    partial=st.booleans(),
+)
+def test_bytes_are_those_of_the_slices_that_any_device_owns(
+    shapes, axes, stage, slots, dtype, steps, partial
+):
+    mesh = MeshSpec((("data", axes[0]), ("fsdp", axes[1])))
+    plan = build(
+        [param(f"w{i}", shape=shape, dtype=dtype) for i, shape in enumerate(shapes)],
+        stage=stage,
+        mesh=mesh,
+        moments=("momentum", "variance")[:slots],
+        accumulation_steps=steps,
+        partial=partial,
+    )
+    report, everything = plan.memory(), np.zeros(mesh.size, np.int64)
+    for role in Role:
+        held = np.zeros(mesh.size, np.int64)
+        for tensor in plan:
+            if (placement := tensor.placement(role)) is None:
+                continue
+            for device, box in enumerate(placement.owned_slices(tensor.shape, mesh)):
+                lengths = [part.stop - part.start for part in box]
+                held[device] += np.prod(lengths, dtype=np.int64) * BYTES[tensor.dtype(role)]
+        held *= slots if role is Role.MOMENT else 1
+        assert (held == report[role]).all()
+        everything += held
+    assert (everything == report.total).all()
+
+
+def test_the_published_example_of_the_zero_paper():
+    # ZeRO, arXiv 1910.02054, figure 1: 7.5 B parameters, 64 devices: 120, 31.4, 16.6 GB.
+    comparison = build([param(shape=(7_500_000_000,))]).compare()
+    # The figure rounds to 0.1 GB.
+    assert [round(size / 1e9, 1) for size in comparison.paper] == [120.0, 31.4, 16.6]
+
+
+def test_the_plan_meets_the_paper_where_both_count_the_gradient_alike():
+    # Nothing is padded or small here, so the stages 0 and 2 must agree to the byte.
+    plan = build([param(shape=(4096, 1024)), param("v", shape=(64, 4096))])
+    comparison = plan.compare()
+    assert comparison.stages[0].total == comparison.paper[0]
+    assert comparison.stages[2].total == comparison.paper[2]
+    # At stage 1 the paper counts the whole gradient: with several micro-batches that is our
+    # ACCUMULATOR, and the shard of the gradient at the step comes on top.
+    several = build([t.param for t in plan], accumulation_steps=4).compare()
+    assert several.stages[1].total == several.paper[1] + several.stages[1][Role.GRADIENT]
+
+
+def test_the_formula_counts_the_fsdp_axis_only():
+    wide = build([param(shape=(64, 4096))], mesh=MeshSpec((("data", 4), ("fsdp", 8))))
+    alone = build([param(shape=(64, 4096))], mesh=MeshSpec((("fsdp", 8),)))
+    assert wide.compare().paper == alone.compare().paper
+
+
+@pytest.mark.parametrize(
+    ("dtype", "trainable", "overrides"),
+    [
+        ("float32", True, {}),
+        ("bfloat16", False, {}),
+        ("bfloat16", True, {"moments": ("momentum",)}),
+        ("bfloat16", True, {"accumulator_dtype": "float32"}),
+        ("bfloat16", True, {"moment_dtype": "bfloat16"}),
+        ("bfloat16", True, {"master": False}),
+    ],
+)
+def test_the_formula_is_left_out_where_it_does_not_apply(dtype, trainable, overrides):
+    params = [param(shape=(64, 4096)), param("x", shape=(8,), dtype=dtype, trainable=trainable)]
+    comparison = build(params, **overrides).compare()
+    assert comparison.paper is None
+    assert "doesn't apply" in comparison.paper_note
+    assert "ZeRO paper" not in str(comparison)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "float16", "int32", "int64"])
+@pytest.mark.parametrize("shape", [(3,), (2, 5)])
+def test_frozen_parameters_cost_their_bytes(dtype, shape):
+    report = build([param(shape=shape, dtype=dtype, trainable=False)]).memory()
+    assert report.total == report[Role.PARAMETER] == math.prod(shape) * np.dtype(dtype).itemsize
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex64", "complex128"])
+def test_itemsizes_are_numpys(dtype):
+    assert itemsize(dtype) == np.dtype(dtype).itemsize
+
+
+def test_an_unknown_dtype_is_refused():
+    with pytest.raises(SpmdZeroUsageError, match=r"unknown dtype 'torch\.float32'"):
+        itemsize("torch.float32")
