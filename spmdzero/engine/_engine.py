@@ -19,7 +19,7 @@ from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.engine._snapshot import StepGraph
 from spmdzero.errors import NonFiniteError, SpmdZeroUsageError
 from spmdzero.plan import ShardingPlan
-from spmdzero.xla import DeviceMesh, ReplicaRegion, run_global, runtime
+from spmdzero.xla import DeviceMesh, ReplicaRegion, record_scopes, run_global, runtime
 
 logger = logging.getLogger("spmdzero")
 
@@ -43,6 +43,7 @@ class Engine(nn.Module):
         training_dataloader: the loader made from `training_data`.
         plan: where every tensor lives.
         device: the virtual device that stands for the mesh.
+        donated_inputs: kind of program -> inputs whose buffers it reuses, once compiled.
         global_steps, micro_steps, global_samples: DeepSpeed's counters.
     """
 
@@ -73,6 +74,7 @@ class Engine(nn.Module):
         self._step_applied = False
         self._observers: list[Callable[[StepGraph], None]] = []
         self._losses: list[torch.Tensor] = []
+        self.donated_inputs: dict[str, int] = {}
 
     # -- the three calls -------------------------------------------------------------------
 
@@ -116,7 +118,10 @@ class Engine(nn.Module):
         """
         self._check_loss(loss)
         scaled = loss / self._batch.accumulation if scale_wrt_gas else loss
-        with self._region.backward() if self._region else contextlib.nullcontext():
+        region = self._region.backward() if self._region else contextlib.nullcontext()
+        # In this thread: autograd's own may let go of a last pending tensor only after the step's
+        # program was cut, which then has one output more and compiles once more.
+        with region, torch.autograd.set_multithreading_enabled(False):
             scaled.backward(retain_graph=retain_graph)
         if self._region is None:
             self._collect_global_gradients()
@@ -228,10 +233,16 @@ class Engine(nn.Module):
 
     def _launch(self, kind: str) -> None:
         if self._observers:
-            graph = StepGraph.of(kind, self._roots())
+            outputs = self.named_tensors()
+            outputs |= {f"loss/{i}": loss for i, loss in enumerate(self._losses)}
+            if kind == "boundary" and self.optimizer and self.optimizer.grad_norm is not None:
+                outputs["norm/global"] = self.optimizer.grad_norm
             for observer in self._observers:
-                observer(graph)
+                observer(StepGraph(kind=kind, outputs=outputs))
+        compiled = runtime.compile_count()
         runtime.sync()
+        if runtime.compile_count() > compiled:
+            self.donated_inputs[kind] = runtime.aliased_inputs()
         if self._region is not None and self._counters.micro_steps < 2:
             # Later disagreements are read at the print steps, so as not to stall every step.
             self._region.check_agreement()
@@ -241,13 +252,12 @@ class Engine(nn.Module):
         self._counters.micro_steps -= self.micro_steps % self._batch.accumulation
         self._losses = []
 
-    def _roots(self) -> dict[str, torch.Tensor]:
-        roots = {f"loss/{i}": loss for i, loss in enumerate(self._losses)}
-        roots |= {f"parameter/{n}": p for n, p in self.module.named_parameters()}
-        roots |= {f"buffer/{n}": b for n, b in self.module.named_buffers()}
-        roots |= {f"accumulator/{n}": a for n, a in self._gradients.accumulators.items()}
-        roots |= self.optimizer.named_states() if self.optimizer else {}
-        return roots
+    def named_tensors(self) -> dict[str, torch.Tensor]:
+        """Every live tensor under ``<role>/<name>``: parameters, buffers, accumulators, states."""
+        tensors = {f"parameter/{n}": p for n, p in self.module.named_parameters()}
+        tensors |= {f"buffer/{n}": b for n, b in self.module.named_buffers()}
+        tensors |= {f"accumulator/{n}": a for n, a in self._gradients.accumulators.items()}
+        return tensors | (self.optimizer.named_states() if self.optimizer else {})
 
     def _finish_step(self, lr_kwargs: dict[str, Any]) -> None:
         if self.lr_scheduler is not None:
@@ -273,9 +283,10 @@ class Engine(nn.Module):
         """Hands `observer` each program's pending graph just before it is compiled and run."""
         self._observers.append(observer)
         try:
-            with StepGraph.recording():
-                yield
+            record_scopes(True)
+            yield
         finally:
+            record_scopes(False)
             self._observers.remove(observer)
 
     # -- state that DeepSpeed's engine shows -----------------------------------------------

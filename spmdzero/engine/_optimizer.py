@@ -76,14 +76,13 @@ class ZeroOptimizer(torch.optim.Optimizer):
         return self._precision.skip_nonfinite
 
     def named_states(self) -> dict[str, torch.Tensor]:
-        """Every state tensor under ``<slot>/<parameter name>``, the norm and the counters."""
+        """Every state tensor under ``<slot>/<parameter name>``, and the counters."""
         states = {
             f"{slot}/{self._names[parameter]}": tensor
             for parameter in self._trainable()
             for slot, tensor in self.state[parameter].items()
         }
-        norm = {} if self.grad_norm is None else {"norm/global": self.grad_norm}
-        return states | norm | {"counter/applied": self._applied, "counter/skipped": self._skipped}
+        return states | {"counter/applied": self._applied, "counter/skipped": self._skipped}
 
     def _trainable(self) -> Iterable[nn.Parameter]:
         return (p for group in self.param_groups for p in group["params"] if p.requires_grad)

@@ -1,12 +1,11 @@
-"""A step's pending program, as text, for those who want to see what was compiled."""
+"""A step's pending program, for those who want to see what is compiled."""
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 
-from spmdzero.xla import optimized_hlo, record_scopes
+from spmdzero.xla import optimized_hlo
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -15,25 +14,12 @@ class StepGraph:
 
     Attributes:
         kind: ``"micro"`` off the gradient accumulation boundary, ``"boundary"`` on it.
-        hlo: optimised, partitioned HLO text.
-        outputs: what the program writes, e.g. ``"parameter/wte.weight"``, in HLO's order.
+        outputs: what the program writes, by names such as ``"parameter/wte.weight"``.
     """
 
     kind: str
-    hlo: str
-    outputs: tuple[str, ...]
+    outputs: Mapping[str, torch.Tensor]
 
-    @classmethod
-    def of(cls, kind: str, roots: Mapping[str, torch.Tensor]) -> "StepGraph":
-        """Compiles (without running) what is pending for `roots`."""
-        return cls(kind=kind, hlo=optimized_hlo(list(roots.values())), outputs=tuple(roots))
-
-    @staticmethod
-    @contextlib.contextmanager
-    def recording() -> Iterator[None]:
-        """Operations traced inside keep the names of the tensors that they serve."""
-        record_scopes(True)
-        try:
-            yield
-        finally:
-            record_scopes(False)
+    def hlo(self) -> str:
+        """Compiles what is pending, without running it: optimised, partitioned HLO text."""
+        return optimized_hlo(list(self.outputs.values()))

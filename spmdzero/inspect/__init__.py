@@ -1,5 +1,7 @@
-"""What the compiler did: the collective ledger of one compiled step."""
+"""What the compiler did: collective ledgers, and what the devices hold."""
 
-from ._ledger import Collective, CollectiveLedger
+from spmdzero.inspect._ledger import Collective, CollectiveLedger
+from spmdzero.inspect._measure import measure
+from spmdzero.inspect._record import StepLedgers, record_ledgers
 
-__all__ = ["Collective", "CollectiveLedger"]
+__all__ = ["Collective", "CollectiveLedger", "StepLedgers", "measure", "record_ledgers"]

@@ -3,13 +3,12 @@
 import torch
 
 from spmdzero.xla import _private
-from spmdzero.xla.mesh import DeviceMesh, PartitionSpec
+from spmdzero.xla.mesh import DeviceMesh, PartitionSpec, fresh
 
 
 def enter(tensor: torch.Tensor, mesh: DeviceMesh, spec: PartitionSpec) -> torch.Tensor:
     """This device's shard of a global tensor: `[b, ...]` becomes `[b/n, ...]` along each axis."""
-    # A copy, because the annotation would otherwise stay on the tensor that the caller holds.
-    return _private.full_to_shard(mesh.mark(tensor.clone(), spec))
+    return _private.full_to_shard(mesh.mark(fresh(tensor), spec))
 
 
 def leave(

@@ -86,8 +86,7 @@ class DeviceMesh:
         if placement.kind == "flat":
             tensor = F.pad(tensor.reshape(-1), (0, stored[0] - tensor.numel()))
         else:
-            # A copy, because the annotation would otherwise land on the caller's tensor.
-            tensor = tensor.clone()
+            tensor = fresh(tensor)
         return self.mark(tensor, placement.partition_spec(shape, self.spec))
 
     def gather(
@@ -102,6 +101,15 @@ class DeviceMesh:
         ids = np.arange(self.size).reshape(self.spec.shape)
         place = self.spec.names.index(axis)
         return np.moveaxis(ids, place, -1).reshape(-1, self.spec.shape[place]).tolist()
+
+
+def fresh(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that is an operation of the pending program, free to be annotated.
+
+    A `clone()` still stands for the buffer on the devices: annotating that differently moves it
+    to the host and back, at every step.
+    """
+    return tensor | tensor if tensor.dtype == torch.bool else tensor * 1
 
 
 def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:

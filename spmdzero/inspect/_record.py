@@ -1,0 +1,56 @@
+"""Recording the ledgers of the programs that an engine runs."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+from spmdzero.engine import Engine, StepGraph
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.inspect._ledger import CollectiveLedger
+
+
+@dataclasses.dataclass
+class StepLedgers:
+    """The ledger of each kind of program that ran while recording.
+
+    Attributes:
+        by_kind: ``"boundary"`` is the program of a step's last micro-batch, ``"micro"`` that of
+            the others.
+    """
+
+    by_kind: dict[str, CollectiveLedger] = dataclasses.field(default_factory=dict)
+
+    @property
+    def micro(self) -> CollectiveLedger:
+        """The ledger of a micro-batch off the gradient accumulation boundary."""
+        return self._of("micro")
+
+    @property
+    def boundary(self) -> CollectiveLedger:
+        """The ledger of the micro-batch at the boundary, update included."""
+        return self._of("boundary")
+
+    def _of(self, kind: str) -> CollectiveLedger:
+        if kind not in self.by_kind:
+            raise SpmdZeroUsageError(
+                f"no {kind} program ran while recording: train one whole step inside "
+                "`with spmdzero.record_ledgers(engine) as ledgers:`"
+            )
+        return self.by_kind[kind]
+
+
+@contextlib.contextmanager
+def record_ledgers(engine: Engine) -> Iterator[StepLedgers]:
+    """Reads the collectives of every kind of program that `engine` runs inside.
+
+    Each kind is compiled once more for its text. Training goes on as it would have.
+    """
+    ledgers = StepLedgers()
+
+    def read(graph: StepGraph) -> None:
+        if graph.kind not in ledgers.by_kind:
+            aliased = engine.donated_inputs.get(graph.kind)
+            ledgers.by_kind[graph.kind] = CollectiveLedger.from_hlo(graph.hlo(), aliased=aliased)
+
+    with engine.observe(read):
+        yield ledgers
