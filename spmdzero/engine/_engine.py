@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -15,8 +14,10 @@ from spmdzero.engine._gradients import GradientStore
 from spmdzero.engine._health import LossHealth
 from spmdzero.engine._inputs import InputPlacer
 from spmdzero.engine._loader import ZeroDataLoader
+from spmdzero.engine._loss import as_positional, check_loss, find_loss
 from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.engine._snapshot import StepGraph
+from spmdzero.engine._state import EngineState
 from spmdzero.errors import NonFiniteError, SpmdZeroUsageError
 from spmdzero.plan import ShardingPlan
 from spmdzero.xla import DeviceMesh, ReplicaRegion, record_scopes, run_global, runtime
@@ -31,7 +32,7 @@ class Scheduler(Protocol):
         """Sets the lr of the next step."""
 
 
-class Engine(nn.Module):
+class Engine(EngineState):
     """Trains `module` under a sharding plan, called as a DeepSpeedEngine is.
 
     Made by `spmdzero.initialize`. Unknown attributes fall through to the module.
@@ -116,7 +117,7 @@ class Engine(nn.Module):
         Raises:
             SpmdZeroUsageError: not a scalar, or not made by a forward of this engine.
         """
-        self._check_loss(loss)
+        check_loss(loss)
         scaled = loss / self._batch.accumulation if scale_wrt_gas else loss
         region = self._region.backward() if self._region else contextlib.nullcontext()
         # In this thread: autograd's own may let go of a last pending tensor only after the step's
@@ -204,26 +205,15 @@ class Engine(nn.Module):
                     f"the data ended after {index} of {self._batch.accumulation} micro-batches of "
                     "one step"
                 ) from None
-            loss = find_loss(self(**batch) if isinstance(batch, dict) else self(*_tuple(batch)))
+            loss = find_loss(
+                self(**batch) if isinstance(batch, dict) else self(*as_positional(batch))
+            )
             self.backward(loss)
             total = self.mesh.mark(total + loss.detach() / self._batch.accumulation)
             self.step()
         return total
 
     # -- what the three calls are made of --------------------------------------------------
-
-    def _check_loss(self, loss: torch.Tensor) -> None:
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise SpmdZeroUsageError(
-                f"engine.backward needs a scalar loss, got {shape}. Reduce it first: loss.mean()"
-            )
-        if loss.grad_fn is None:
-            raise SpmdZeroUsageError(
-                "engine.backward(loss) without a forward: this loss does not depend on what "
-                "engine(...) returned. Call loss = engine(...) outside of torch.no_grad() and "
-                "don't detach it"
-            )
 
     def _collect_global_gradients(self) -> None:
         for name, parameter in self.module.named_parameters():
@@ -288,135 +278,3 @@ class Engine(nn.Module):
         finally:
             record_scopes(False)
             self._observers.remove(observer)
-
-    # -- state that DeepSpeed's engine shows -----------------------------------------------
-
-    @property
-    def device(self) -> torch.device:
-        """Where inputs may live, and parameters do."""
-        return runtime.device()
-
-    @property
-    def global_steps(self) -> int:
-        """Gradient accumulation boundaries passed."""
-        return self._counters.global_steps
-
-    @property
-    def micro_steps(self) -> int:
-        """Micro-batches passed."""
-        return self._counters.micro_steps
-
-    @property
-    def global_samples(self) -> int:
-        """Samples of all devices passed at boundaries."""
-        return self._counters.global_samples
-
-    @property
-    def skipped_steps(self) -> int:
-        """Steps that a non-finite gradient kept from the weights; bf16 reads one scalar."""
-        skips = self.optimizer is not None and self.optimizer.can_skip
-        return self.optimizer.skipped_steps if skips and self.optimizer else 0
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The config as the user wrote it."""
-        return self.spmd_config.source
-
-    def is_gradient_accumulation_boundary(self) -> bool:
-        """Whether the current micro-batch is the last of its step."""
-        return (self.micro_steps + 1) % self._batch.accumulation == 0
-
-    def is_first_micro_batch(self) -> bool:
-        """Whether the current micro-batch is the first of its step and has no gradient yet."""
-        return self.micro_steps % self._batch.accumulation == 0 and not self._backward_done
-
-    def was_step_applied(self) -> bool:
-        """Whether the latest `step()` was a boundary whose update was not skipped."""
-        if not self._step_applied or self.optimizer is None or not self.optimizer.can_skip:
-            return self._step_applied
-        norm = self.optimizer.grad_norm
-        return norm is not None and math.isfinite(norm.item())
-
-    def get_lr(self) -> list[float]:
-        """The lr of each param group, for the next step."""
-        return [group["lr"] for group in self.optimizer.param_groups] if self.optimizer else []
-
-    def get_mom(self) -> list[Any]:
-        """The betas (Adam) or the momentum (SGD) of each param group."""
-        groups = self.optimizer.param_groups if self.optimizer else []
-        return [group["betas"] if "betas" in group else group.get("momentum") for group in groups]
-
-    def get_global_grad_norm(self) -> float | None:
-        """The L2 norm of all gradients of the latest step, unscaled and before clipping.
-
-        Reads one scalar and so waits for the step; None before the first.
-        """
-        if self.optimizer is None or self.optimizer.grad_norm is None:
-            return None
-        self._health.log_if_bad()
-        return self.optimizer.grad_norm.item()
-
-    def train_batch_size(self) -> int:
-        """Samples of all devices in one step."""
-        return self._batch.train
-
-    def train_micro_batch_size_per_gpu(self) -> int:
-        """Rows that each device works on in one micro-batch."""
-        return self._batch.micro
-
-    def gradient_accumulation_steps(self) -> int:
-        """Micro-batches in one step."""
-        return self._batch.accumulation
-
-    def gradient_clipping(self) -> float:
-        """The largest global gradient norm, 0 for none."""
-        return self.spmd_config.gradient_clipping
-
-    def zero_optimization_stage(self) -> int:
-        """0, 1 or 2."""
-        return self.plan.stage
-
-    def zero_grad(self) -> None:
-        """Forgets the gradients summed so far."""
-        self._gradients.clear()
-
-    def train(self, mode: bool = True) -> "Engine":
-        """Puts the module into training (or evaluation) mode."""
-        self.training = mode
-        self.module.train(mode)
-        return self
-
-    def eval(self) -> "Engine":
-        """Puts the module into evaluation mode."""
-        return self.train(False)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if "module" in self._modules and hasattr(self._modules["module"], name):
-                return getattr(self._modules["module"], name)
-            raise
-
-
-def find_loss(output: Any) -> torch.Tensor:
-    """The loss in what a module returned.
-
-    Raises:
-        SpmdZeroUsageError: there is none.
-    """
-    if isinstance(output, torch.Tensor):
-        return output
-    loss = output.get("loss") if hasattr(output, "get") else getattr(output, "loss", None)
-    if loss is None and isinstance(output, tuple | list) and output:
-        loss = output[0]
-    if not isinstance(loss, torch.Tensor):
-        raise SpmdZeroUsageError(
-            f"train_batch found no loss in the module's output ({type(output).__name__}): return "
-            "it first, or as .loss; or call engine(...), backward and step yourself"
-        )
-    return loss
-
-
-def _tuple(batch: Any) -> tuple[Any, ...]:
-    return tuple(batch) if isinstance(batch, tuple | list) else (batch,)

@@ -58,9 +58,7 @@ def groups_from_config(
     return Groups(rule=rule, groups=complete)
 
 
-def _check_members(
-    groups: list[dict[str, Any]], names: Mapping[nn.Parameter, str]
-) -> None:
+def _check_members(groups: list[dict[str, Any]], names: Mapping[nn.Parameter, str]) -> None:
     seen: set[nn.Parameter] = set()
     for index, group in enumerate(groups):
         for parameter in group["params"]:

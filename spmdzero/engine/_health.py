@@ -69,8 +69,9 @@ class LossHealth:
         step = self._first_bad.item() - 1
         if step >= 0:
             logger.warning(
-                "the loss was not finite at step %d. Set \"spmd\": {\"check_finite\": true} to stop "
-                "before such an update", step,
-            )  # fmt: skip
+                "the loss was not finite at step %d. "
+                'Set "spmd": {"check_finite": true} to stop before such an update',
+                step,
+            )
             self._first_bad.zero_()
             self._mesh.mark(self._first_bad)

@@ -108,17 +108,19 @@ def initialize(
     )
     gradients = GradientStore(plan=plan, mesh=mesh, reduction=reduction)
     health = LossHealth(mesh=mesh, check=settings.spmd.check_finite)
-    zero = groups and ZeroOptimizer(
-        groups.groups,
-        names=names,
-        rule=groups.rule,
-        plan=plan,
-        mesh=mesh,
-        precision=precision,
-        gradients=gradients,
-        clip=settings.gradient_clipping,
-        finite=health.finite,
-    )
+    zero = None
+    if groups is not None:
+        zero = ZeroOptimizer(
+            groups.groups,
+            names=names,
+            rule=groups.rule,
+            plan=plan,
+            mesh=mesh,
+            precision=precision,
+            gradients=gradients,
+            clip=settings.gradient_clipping,
+            finite=health.finite,
+        )
     rules = _region_rules(settings)
     placer = InputPlacer(mesh=mesh, module=model, rules=rules, micro_batch=batch.micro)
     region = ReplicaRegion(mesh=mesh, module=model, sink=gradients.add_local, rules=rules)

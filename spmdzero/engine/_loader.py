@@ -146,7 +146,7 @@ class ZeroDataLoader:
                 put((map_tensors(batch, lambda _, t, rows=rows: self._place(t, rows)), rows))
                 if stop.is_set():
                     return
-        except Exception as error:  # noqa: BLE001 - handed to the consumer, which raises it
+        except Exception as error:
             put(_Failure(error))
         put(_END)
 

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from spmdzero.engine._gradients import GradientStore
 from spmdzero.optim import UpdateRule, clip_coefficient
 from spmdzero.plan import Placement, Role, ShardingPlan
 from spmdzero.precision import PrecisionPolicy
 from spmdzero.xla import global_norm, scope
 from spmdzero.xla.mesh import DeviceMesh
-from spmdzero.engine._gradients import GradientStore
 
 
 class ZeroOptimizer(torch.optim.Optimizer):

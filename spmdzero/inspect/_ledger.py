@@ -1,20 +1,14 @@
 """The collective ledger: which bytes one compiled step moves, and for which tensor."""
 
-import io
 import json
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from html import escape
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from spmdzero.errors import SpmdZeroUsageError
-
-from ._hlo import Instruction, Module, Shape, parse
+from spmdzero.inspect import _ledger_render as _render
+from spmdzero.inspect._hlo import Instruction, Module, Shape, parse
 
 _KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
 # A scope named zero.gradient/layer.weight reaches HLO as zero.gradient/layer.weight.<number>/<op>.
@@ -138,59 +132,14 @@ class CollectiveLedger:
         return json.dumps(asdict(self), indent=2)
 
     def __str__(self) -> str:
-        table = Table(box=box.SIMPLE, pad_edge=False)
-        for heading in _HEADINGS:
-            numeric = heading in ("tensors", "bytes", "wire bytes")
-            table.add_column(heading, justify="right" if numeric else "left", no_wrap=True)
-        for row in self._rows():
-            table.add_row(*row)
-        out = io.StringIO()
-        console = Console(file=out, width=120, color_system=None, markup=False, highlight=False)
-        console.print(table)
-        lines = [self._summary(), *out.getvalue().splitlines(), *self._leaks()]
-        return "\n".join(line.rstrip() for line in lines if line.strip())
+        return _render.ledger_text(self)
+
+    def details(self) -> str:
+        """A text table with one line for each collective, the tensor that it serves included."""
+        return _render.details_text(self)
 
     def _repr_html_(self) -> str:
-        # No colour is set, so the notebook's own theme, light or dark, keeps the text readable.
-        cell = "padding:.2em .8em;text-align:left;border-bottom:1px solid rgba(128,128,128,.35)"
-        head = "".join(f'<th style="{cell}">{escape(h)}</th>' for h in _HEADINGS)
-        body = "".join(
-            "<tr>" + "".join(f'<td style="{cell}">{escape(v)}</td>' for v in row) + "</tr>"
-            for row in self._rows()
-        )
-        leaks = "".join(f"<li><code>{escape(leak)}</code></li>" for leak in self._leaks())
-        return (
-            f'<div><p>{escape(self._summary())}</p><table style="border-collapse:collapse">'
-            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-            + (f"<ul>{leaks}</ul>" if leaks else "")
-            + "</div>"
-        )
-
-    def _summary(self) -> str:
-        return (
-            f"collectives: {len(self.collectives)}, {self.bytes:,} bytes, "
-            f"{self.wire_bytes:,} on the wire, per device; "
-            f"{self.aliased} of {self.parameters} inputs donated"
-        )
-
-    def _leaks(self) -> list[str]:
-        if not self.named:
-            return ["roles unknown: the HLO carries no op_name metadata"]
-        return [f"leak: {c.kind} {c.dtype}{list(c.shape)} {c.op_name}" for c in self.activations]
-
-    def _rows(self) -> Iterator[tuple[str, ...]]:
-        groups: dict[tuple[str, str, str, str], list[Collective]] = defaultdict(list)
-        for c in self.collectives:
-            sliced = c.scattered and c.kind == "all-reduce"
-            kind = f"{c.kind} + slice" if sliced else c.kind
-            role = c.role or ("activation" if self.named else "unknown")
-            groups[role, kind, c.dtype, "yes" if c.in_loop else "no"].append(c)
-        for (role, kind, dtype, loop), members in sorted(groups.items()):
-            total, wire = sum(c.bytes for c in members), sum(c.wire_bytes for c in members)
-            yield role, kind, dtype, str(len(members)), f"{total:,}", f"{wire:,}", loop
-
-
-_HEADINGS = ("role", "collective", "dtype", "tensors", "bytes", "wire bytes", "in loop")
+        return _render.ledger_html(self)
 
 
 def _collectives(module: Module, instruction: Instruction) -> Iterator[Collective]:

@@ -1,7 +1,7 @@
 """The autograd functions that carry tensors over the region's border, and gradients back."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -9,22 +9,19 @@ from spmdzero.xla import _manual
 from spmdzero.xla.mesh import DeviceMesh
 
 
-class EnterBatch(torch.autograd.Function):
-    """`[b, ...]` to this replica's `[b/n, ...]`."""
-
+class _EnterBatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
         ctx.shape, ctx.mesh, ctx.spec = tensor.shape, mesh, mesh.batch_spec(tensor.dim(), dim)
         return _manual.enter(tensor, mesh, ctx.spec)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (grad,) = grads
         return _manual.leave(grad, ctx.mesh, ctx.spec, ctx.shape), None, None
 
 
-class LeaveBatch(torch.autograd.Function):
-    """This replica's `[b/n, ...]` to `[b, ...]`."""
-
+class _LeaveBatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
         ctx.mesh, ctx.spec = mesh, mesh.batch_spec(tensor.dim(), dim)
@@ -32,26 +29,24 @@ class LeaveBatch(torch.autograd.Function):
         return _manual.leave(tensor, mesh, ctx.spec, tuple(shape))
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (grad,) = grads
         return _manual.enter(grad, ctx.mesh, ctx.spec), None, None
 
 
-class EnterWhole(torch.autograd.Function):
-    """A replicated input: its gradient is the sum of the replicas' gradients."""
-
+class _EnterWhole(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
         ctx.mesh = mesh
         return _manual.enter(tensor, mesh, (None,) * tensor.dim())
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (grad,) = grads
         return ctx.mesh.mark(_manual.leave_stacked(grad, ctx.mesh).sum(0)), None
 
 
-class EnterParameter(torch.autograd.Function):
-    """A parameter's copy on this replica; its gradient goes to the sink, not to autograd."""
-
+class _EnterParameter(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -64,21 +59,51 @@ class EnterParameter(torch.autograd.Function):
         return _manual.enter(parameter, mesh, (None,) * parameter.dim())
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, None, None, None]:
+        (grad,) = grads
         ctx.sink(ctx.name, grad)
         return None, None, None, None
 
 
-class LeaveMean(torch.autograd.Function):
-    """The mean over replicas of a tensor that each of them has, `[...]` to `[...]`."""
-
+class _LeaveMean(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
         ctx.mesh = mesh
         return mesh.mark(_manual.leave_stacked(tensor, mesh).mean(0))
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (grad,) = grads
         # DeepSpeed divides each rank's gradient by the world size; here it happens once, at the
         # loss, so that the parameters' Partials have only to be summed.
         return _manual.enter(grad, ctx.mesh, (None,) * grad.dim()) / ctx.mesh.size, None
+
+
+def enter_batch(tensor: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
+    """`[b, ...]` to this replica's `[b/n, ...]`."""
+    return cast(torch.Tensor, _EnterBatch.apply(tensor, dim, mesh))
+
+
+def leave_batch(tensor: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
+    """This replica's `[b/n, ...]` to `[b, ...]`."""
+    return cast(torch.Tensor, _LeaveBatch.apply(tensor, dim, mesh))
+
+
+def enter_whole(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """Every replica's copy; the gradient of `tensor` is the sum of the copies' gradients."""
+    return cast(torch.Tensor, _EnterWhole.apply(tensor, mesh))
+
+
+def enter_parameter(
+    parameter: torch.Tensor,
+    name: str,
+    mesh: DeviceMesh,
+    sink: Callable[[str, torch.Tensor], None],
+) -> torch.Tensor:
+    """A parameter's copy on this replica; its gradient goes to `sink`, not to autograd."""
+    return cast(torch.Tensor, _EnterParameter.apply(parameter, name, mesh, sink))
+
+
+def leave_mean(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """The mean over replicas of a tensor that each of them has, `[...]` to `[...]`."""
+    return cast(torch.Tensor, _LeaveMean.apply(tensor, mesh))

@@ -21,7 +21,9 @@ def leave_buffers(
     for dtype, names in by_dtype.items():
         with _private.scope(f"zero.buffer/{names[0] if len(names) == 1 else len(names)}"):
             flat = torch.cat([changed[name].detach().reshape(-1) for name in names])
-            stacked = _manual.leave_stacked(flat.to(torch.int32) if dtype == torch.bool else flat, mesh)
+            stacked = _manual.leave_stacked(
+                flat.to(torch.int32) if dtype == torch.bool else flat, mesh
+            )
             if dtype.is_floating_point:
                 whole = mesh.mark(stacked.mean(0))
             else:

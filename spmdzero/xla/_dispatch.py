@@ -14,8 +14,11 @@ from spmdzero.errors import ReplicaRegionError
 from spmdzero.xla._random import REPLACEMENTS, ReplicaRandom
 
 _aten = torch.ops.aten
-# They write their running statistics without saying so in their schema: (running_mean, running_var).
-_BATCH_NORMS = {_aten.native_batch_norm.default: (3, 4), _aten._native_batch_norm_legit.default: (3, 4)}
+# They write running_mean and running_var, at these places, without saying so in their schema.
+_BATCH_NORMS = {
+    _aten.native_batch_norm.default: (3, 4),
+    _aten._native_batch_norm_legit.default: (3, 4),
+}
 _INDEXED = {_aten.index.Tensor, _aten.index_put.default}
 
 
@@ -79,7 +82,11 @@ class RegionDispatch(TorchDispatchMode):
 
     def _copy(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         source, target = args[0], kwargs.get("device")
-        if target is not None and torch.device(target).type == "cpu" and source.device.type == "xla":
+        if (
+            target is not None
+            and torch.device(target).type == "cpu"
+            and source.device.type == "xla"
+        ):
             return func(self._agreed(source), **kwargs)
         if source.device.type == "cpu":
             dtype = kwargs.get("dtype") or source.dtype
@@ -180,4 +187,4 @@ def _place(owner: nn.Module) -> str:
         frame = frame.f_back
     if module is None:
         return where
-    return f'{where} (in {"submodule " + repr(module) if module else "the model"})'
+    return f"{where} (in {'submodule ' + repr(module) if module else 'the model'})"

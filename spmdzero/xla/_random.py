@@ -54,9 +54,7 @@ class ReplicaRandom:
         """`shape`, exponential with rate 1."""
         return (-torch.log(self.uniform(shape))).to(dtype)
 
-    def integers(
-        self, low: int, high: int, shape: torch.Size, dtype: torch.dtype
-    ) -> torch.Tensor:
+    def integers(self, low: int, high: int, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         """`shape` in [low, high)."""
         span = high - low
         wide = self.bits(shape).to(torch.int64) * (1 << 23) + self.bits(shape)

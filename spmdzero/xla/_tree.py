@@ -48,7 +48,7 @@ def map_tensors(tree: Any, function: Callable[[str, Any], Any], path: str = "") 
 def _map(tree: Any, function: Callable[[str, Any], Any], path: str, parents: set[int]) -> Any:
     if isinstance(tree, torch.Tensor | Replicated | Batch):
         return function(path, tree)
-    if isinstance(tree, _LEAVES) or isinstance(tree, nn.Module) or id(tree) in parents:
+    if isinstance(tree, (*_LEAVES, nn.Module)) or id(tree) in parents:
         return tree
     parents = parents | {id(tree)}
 
@@ -62,7 +62,9 @@ def _map(tree: Any, function: Callable[[str, Any], Any], path: str, parents: set
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
     if dataclasses.is_dataclass(tree):
         fields = [f.name for f in dataclasses.fields(tree) if f.init]
-        return dataclasses.replace(tree, **{name: visit(name, getattr(tree, name)) for name in fields})
+        return dataclasses.replace(
+            tree, **{name: visit(name, getattr(tree, name)) for name in fields}
+        )
     return _map_object(tree, visit)
 
 

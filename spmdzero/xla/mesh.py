@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -68,10 +68,9 @@ class DeviceMesh:
         """
         spec = spec or (None,) * host.dim()
         split = any(axis is not None for axis in spec)
-        sharding = xs.ShardingSpec(
-            self.xla, spec, minibatch=split and runtime.process_count() > 1
-        )
-        return xm.send_cpu_data_to_device([host], runtime.device(), input_sharding=sharding)[0]
+        sharding = xs.ShardingSpec(self.xla, spec, minibatch=split and runtime.process_count() > 1)
+        placed: Any = xm.send_cpu_data_to_device([host], runtime.device(), input_sharding=sharding)
+        return placed[0]
 
     def zeros(
         self, shape: tuple[int, ...], dtype: torch.dtype, spec: PartitionSpec

@@ -17,7 +17,13 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from spmdzero.errors import ReplicaRegionError
 from spmdzero.xla import _manual, _private, _tree
-from spmdzero.xla._boundary import EnterBatch, EnterParameter, EnterWhole, LeaveBatch, LeaveMean
+from spmdzero.xla._boundary import (
+    enter_batch,
+    enter_parameter,
+    enter_whole,
+    leave_batch,
+    leave_mean,
+)
 from spmdzero.xla._buffers import leave_buffers
 from spmdzero.xla._dispatch import RegionDispatch
 from spmdzero.xla._random import ReplicaRandom
@@ -74,9 +80,9 @@ class ReplicaRegion:
 
         def enter_input(_: str, tensor: Any) -> torch.Tensor:
             if not isinstance(tensor, _tree.Batch):
-                return EnterWhole.apply(tensor, self._mesh)
+                return enter_whole(tensor, self._mesh)
             replica_rows.add(tensor.tensor.shape[tensor.dim] // self._mesh.size)
-            return EnterBatch.apply(tensor.tensor, tensor.dim, self._mesh)
+            return enter_batch(tensor.tensor, tensor.dim, self._mesh)
 
         parameters, buffers = self._enter_state()
         entered_args, entered_kwargs = _tree.map_tensors((args, dict(kwargs)), enter_input)
@@ -119,7 +125,7 @@ class ReplicaRegion:
         parameters = {}
         for name, parameter in self._module.named_parameters():
             if parameter.requires_grad and torch.is_grad_enabled():
-                parameters[name] = EnterParameter.apply(parameter, name, self._mesh, self._sink)
+                parameters[name] = enter_parameter(parameter, name, self._mesh, self._sink)
             else:
                 parameters[name] = self._enter_whole(parameter.detach())
         buffers = {name: self._enter_whole(b) for name, b in self._module.named_buffers()}
@@ -131,14 +137,14 @@ class ReplicaRegion:
     def _leave(self, path: str, tensor: torch.Tensor, replica_rows: set[int]) -> torch.Tensor:
         rule = self._rules.outputs.get(path) or self._rule_for(path, tensor, replica_rows)
         if rule == "batch":
-            return LeaveBatch.apply(tensor, self._rules.batch_dim, self._mesh)
+            return leave_batch(tensor, self._rules.batch_dim, self._mesh)
         if rule == "mean":
             with _private.scope(f"zero.output/{path or 'loss'}"):
-                return LeaveMean.apply(tensor, self._mesh)
+                return leave_mean(tensor, self._mesh)
         if rule == "sum":
             with _private.scope(f"zero.output/{path}"):
-                return LeaveMean.apply(tensor, self._mesh) * self._mesh.size
-        stacked = LeaveBatch.apply(tensor[None], 0, self._mesh)
+                return leave_mean(tensor, self._mesh) * self._mesh.size
+        stacked = leave_batch(tensor[None], 0, self._mesh)
         if rule == "stack":
             return stacked
         with _private.scope(f"zero.output/{path}"):
@@ -166,9 +172,7 @@ class ReplicaRegion:
             own[name].copy_(value)
             self._mesh.mark(own[name])
 
-    def _note_disagreement(
-        self, label: str, highest: torch.Tensor, lowest: torch.Tensor
-    ) -> None:
+    def _note_disagreement(self, label: str, highest: torch.Tensor, lowest: torch.Tensor) -> None:
         flag = self._mesh.mark((highest != lowest).any().to(torch.int32))
         known = self.disagreements.get(label)
         self.disagreements[label] = flag if known is None else self._mesh.mark(known | flag)
@@ -208,5 +212,3 @@ def run_global(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
         (args, dict(kwargs)), lambda _, t: t.tensor if isinstance(t, _tree.Batch) else t
     )
     return module(*args, **kwargs)
-
-

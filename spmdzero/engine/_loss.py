@@ -1,0 +1,46 @@
+"""Finding the loss in what a module returned, and checking that it can be differentiated."""
+
+from typing import Any
+
+import torch
+
+from spmdzero.errors import SpmdZeroUsageError
+
+
+def check_loss(loss: Any) -> None:
+    """Raises SpmdZeroUsageError unless `loss` is a scalar that a forward of the engine made."""
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise SpmdZeroUsageError(
+            f"engine.backward needs a scalar loss, got {shape}. Reduce it first: loss.mean()"
+        )
+    if loss.grad_fn is None:
+        raise SpmdZeroUsageError(
+            "engine.backward(loss) without a forward: this loss does not depend on what "
+            "engine(...) returned. Call loss = engine(...) outside of torch.no_grad() and "
+            "don't detach it"
+        )
+
+
+def find_loss(output: Any) -> torch.Tensor:
+    """The loss in what a module returned.
+
+    Raises:
+        SpmdZeroUsageError: there is none.
+    """
+    if isinstance(output, torch.Tensor):
+        return output
+    loss = output.get("loss") if hasattr(output, "get") else getattr(output, "loss", None)
+    if loss is None and isinstance(output, tuple | list) and output:
+        loss = output[0]
+    if not isinstance(loss, torch.Tensor):
+        raise SpmdZeroUsageError(
+            f"train_batch found no loss in the module's output ({type(output).__name__}): return "
+            "it first, or as .loss; or call engine(...), backward and step yourself"
+        )
+    return loss
+
+
+def as_positional(batch: Any) -> tuple[Any, ...]:
+    """A batch as the positional inputs of one call."""
+    return tuple(batch) if isinstance(batch, tuple | list) else (batch,)

@@ -1,0 +1,137 @@
+"""What an engine tells about itself, by DeepSpeed's names."""
+
+import math
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from spmdzero.config import BatchSizes, SpmdZeroConfig
+from spmdzero.engine._counters import Counters
+from spmdzero.engine._gradients import GradientStore
+from spmdzero.engine._health import LossHealth
+from spmdzero.engine._optimizer import ZeroOptimizer
+from spmdzero.plan import ShardingPlan
+from spmdzero.xla import runtime
+
+
+class EngineState(nn.Module):
+    """The engine's readable state; `Engine` adds what changes it."""
+
+    module: nn.Module
+    plan: ShardingPlan
+    spmd_config: SpmdZeroConfig
+    optimizer: ZeroOptimizer | None
+    _batch: BatchSizes
+    _counters: Counters
+    _gradients: GradientStore
+    _health: LossHealth
+    _backward_done: bool
+    _step_applied: bool
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs may live, and parameters do."""
+        return runtime.device()
+
+    @property
+    def global_steps(self) -> int:
+        """Gradient accumulation boundaries passed."""
+        return self._counters.global_steps
+
+    @property
+    def micro_steps(self) -> int:
+        """Micro-batches passed."""
+        return self._counters.micro_steps
+
+    @property
+    def global_samples(self) -> int:
+        """Samples of all devices passed at boundaries."""
+        return self._counters.global_samples
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that a non-finite gradient kept from the weights; bf16 reads one scalar."""
+        skips = self.optimizer is not None and self.optimizer.can_skip
+        return self.optimizer.skipped_steps if skips and self.optimizer else 0
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The config as the user wrote it."""
+        return self.spmd_config.source
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Whether the current micro-batch is the last of its step."""
+        return (self.micro_steps + 1) % self._batch.accumulation == 0
+
+    def is_first_micro_batch(self) -> bool:
+        """Whether the current micro-batch is the first of its step and has no gradient yet."""
+        return self.micro_steps % self._batch.accumulation == 0 and not self._backward_done
+
+    def was_step_applied(self) -> bool:
+        """Whether the latest `step()` was a boundary whose update was not skipped."""
+        if not self._step_applied or self.optimizer is None or not self.optimizer.can_skip:
+            return self._step_applied
+        norm = self.optimizer.grad_norm
+        return norm is not None and math.isfinite(norm.item())
+
+    def get_lr(self) -> list[float]:
+        """The lr of each param group, for the next step."""
+        return [group["lr"] for group in self.optimizer.param_groups] if self.optimizer else []
+
+    def get_mom(self) -> list[Any]:
+        """The betas (Adam) or the momentum (SGD) of each param group."""
+        groups = self.optimizer.param_groups if self.optimizer else []
+        return [group["betas"] if "betas" in group else group.get("momentum") for group in groups]
+
+    def get_global_grad_norm(self) -> float | None:
+        """The L2 norm of all gradients of the latest step, unscaled and before clipping.
+
+        Reads one scalar and so waits for the step; None before the first.
+        """
+        if self.optimizer is None or self.optimizer.grad_norm is None:
+            return None
+        self._health.log_if_bad()
+        return self.optimizer.grad_norm.item()
+
+    def train_batch_size(self) -> int:
+        """Samples of all devices in one step."""
+        return self._batch.train
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        """Rows that each device works on in one micro-batch."""
+        return self._batch.micro
+
+    def gradient_accumulation_steps(self) -> int:
+        """Micro-batches in one step."""
+        return self._batch.accumulation
+
+    def gradient_clipping(self) -> float:
+        """The largest global gradient norm, 0 for none."""
+        return self.spmd_config.gradient_clipping
+
+    def zero_optimization_stage(self) -> int:
+        """0, 1 or 2."""
+        return self.plan.stage
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets the gradients summed so far."""
+        self._gradients.clear()
+
+    def train(self, mode: bool = True) -> Self:
+        """Puts the module into training (or evaluation) mode."""
+        self.training = mode
+        self.module.train(mode)
+        return self
+
+    def eval(self) -> Self:
+        """Puts the module into evaluation mode."""
+        return self.train(False)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "module" in self._modules and hasattr(self._modules["module"], name):
+                return getattr(self._modules["module"], name)
+            raise
