@@ -1,4 +1,4 @@
-"""Eight virtual CPU devices for the whole process: the count is fixed at the first device access."""
+"""Eight virtual CPU devices for the process: their count is fixed at the first device access."""
 
 import os
 

@@ -8,8 +8,8 @@ _SAVED_WHOLE = "parameters stay replicated, so a saved model is whole without a 
 NO_MEANING: dict[str, str] = {
     "bf16.immediate_grad_update": "a gradient always joins the accumulator during backward",
     "disable_allgather": "the compiler gathers the updated parameters, with no other way",
-    "optimizer.params.torch_adam": "there is one Adam, compiled by XLA",
     "vocabulary_size": "DeepSpeed only checks its alignment for CUDA tensor cores",
+    "zero_allow_untested_optimizer": "every optimizer that is accepted is tested sharded",
     "zero_force_ds_cpu_optimizer": "it concerns offloading, which spmdzero doesn't do",
     "zero_optimization.allgather_bucket_size": _BUCKETS,
     "zero_optimization.allgather_partitions": _BUCKETS,

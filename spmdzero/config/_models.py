@@ -149,9 +149,9 @@ class SpmdZeroConfig(Section):
         steps_per_print: optimizer steps between two progress lines; None prints none.
         gradient_clipping: largest global L2 norm of the gradient; 0 turns clipping off.
         communication_data_type: dtype of the collectives; None means the gradient's.
-        zero_allow_untested_optimizer: whether ZeRO accepts the user's own optimizer class.
         dataloader_drop_last: whether the loader drops the last incomplete batch.
-        disable_allgather, vocabulary_size, zero_force_ds_cpu_optimizer: see `NO_MEANING`.
+        disable_allgather, vocabulary_size, zero_allow_untested_optimizer,
+            zero_force_ds_cpu_optimizer: see `NO_MEANING`.
     """
 
     train_batch_size: Count | None = None

@@ -20,7 +20,7 @@ from spmdzero.engine._snapshot import StepGraph
 from spmdzero.engine._state import EngineState
 from spmdzero.errors import NonFiniteError, SpmdZeroUsageError
 from spmdzero.plan import ShardingPlan
-from spmdzero.xla import DeviceMesh, ReplicaRegion, record_scopes, run_global, runtime
+from spmdzero.xla import DeviceMesh, GlobalForward, ReplicaRegion, record_scopes, runtime
 
 logger = logging.getLogger("spmdzero")
 
@@ -57,7 +57,7 @@ class Engine(EngineState):
         plan: ShardingPlan,
         mesh: DeviceMesh,
         placer: InputPlacer,
-        region: ReplicaRegion | None,
+        forward: ReplicaRegion | GlobalForward,
         gradients: GradientStore,
         optimizer: ZeroOptimizer | None,
         lr_scheduler: Scheduler | None,
@@ -68,7 +68,8 @@ class Engine(EngineState):
         self.spmd_config, self.plan, self.mesh = config, plan, mesh
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.training_dataloader: ZeroDataLoader | None = None
-        self._batch, self._placer, self._region = batch, placer, region
+        self._batch, self._placer, self._forward = batch, placer, forward
+        self._region = forward if isinstance(forward, ReplicaRegion) else None
         self._gradients, self._health = gradients, health
         self._counters = Counters()
         self._backward_done = False
@@ -97,9 +98,7 @@ class Engine(EngineState):
             ReplicaRegionError: the module does what can't be done per replica.
         """
         placed_args, placed_kwargs = self._placer(args, kwargs, training=self.module.training)
-        if self._region is None:
-            return run_global(self.module, placed_args, placed_kwargs)
-        return self._region(placed_args, placed_kwargs)
+        return self._forward(placed_args, placed_kwargs)
 
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True

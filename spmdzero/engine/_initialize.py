@@ -22,7 +22,14 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import schedule_from_config
 from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan
 from spmdzero.precision import PrecisionPolicy
-from spmdzero.xla import DeviceMesh, GradientReduction, RegionRules, ReplicaRegion, runtime
+from spmdzero.xla import (
+    DeviceMesh,
+    GlobalForward,
+    GradientReduction,
+    RegionRules,
+    ReplicaRegion,
+    runtime,
+)
 
 logger = logging.getLogger("spmdzero")
 
@@ -123,7 +130,11 @@ def initialize(
         )
     rules = _region_rules(settings)
     placer = InputPlacer(mesh=mesh, module=model, rules=rules, micro_batch=batch.micro)
-    region = ReplicaRegion(mesh=mesh, module=model, sink=gradients.add_local, rules=rules)
+    forward: ReplicaRegion | GlobalForward
+    if in_region:
+        forward = ReplicaRegion(mesh=mesh, module=model, sink=gradients.add_local, rules=rules)
+    else:
+        forward = GlobalForward(mesh=mesh, module=model)
     engine = Engine(
         module=model,
         config=settings,
@@ -131,7 +142,7 @@ def initialize(
         plan=plan,
         mesh=mesh,
         placer=placer,
-        region=region if in_region else None,
+        forward=forward,
         gradients=gradients,
         optimizer=zero,
         lr_scheduler=_scheduler(settings, lr_scheduler, zero, groups),

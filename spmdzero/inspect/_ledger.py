@@ -1,6 +1,7 @@
 """The collective ledger: which bytes one compiled step moves, and for which tensor."""
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -52,6 +53,11 @@ class Collective:
     tensor: str
     op_name: str
 
+    @property
+    def is_scalar(self) -> bool:
+        """Whether one element moves."""
+        return math.prod(self.shape) == 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveLedger:
@@ -59,13 +65,13 @@ class CollectiveLedger:
 
     Attributes:
         collectives: in the order of the HLO text; a combined collective has one entry a tensor.
-        aliased: number of inputs whose buffer an output reuses (donated inputs).
+        aliased: number of inputs whose buffer an output reuses (donated inputs); None: unknown.
         parameters: number of inputs of the compiled step.
         named: whether the HLO carries op_name metadata at all; without it no role is known.
     """
 
     collectives: tuple[Collective, ...]
-    aliased: int
+    aliased: int | None
     parameters: int
     named: bool
 
@@ -96,7 +102,11 @@ class CollectiveLedger:
 
     @property
     def activations(self) -> tuple[Collective, ...]:
-        """The leaks: collectives that serve no tensor that ZeRO moves.
+        """The leaks: collectives that serve no tensor that ZeRO moves, and are no scalar.
+
+        A scalar without a tag is a loss that was computed outside of the module. With
+        ``"forward": "global"`` a gradient is summed where the compiler likes, outside of any tag,
+        and is listed here too.
 
         Raises:
             SpmdZeroUsageError: the HLO carries no op_name metadata, so nothing can be called a
@@ -107,7 +117,7 @@ class CollectiveLedger:
                 "the HLO carries no op_name metadata, so the ledger can't tell a leak from a "
                 "gradient. Trace the step with IR debug on, then compile it again."
             )
-        return self.of_role("")
+        return tuple(c for c in self.of_role("") if not c.is_scalar)
 
     @property
     def bytes(self) -> int:

@@ -74,21 +74,24 @@ def _text(
 
 
 def _summary(ledger: "CollectiveLedger") -> str:
+    donated = "?" if ledger.aliased is None else ledger.aliased
     return (
         f"collectives: {len(ledger.collectives)}, {ledger.bytes:,} bytes, "
         f"{ledger.wire_bytes:,} on the wire, per device; "
-        f"{ledger.aliased} of {ledger.parameters} inputs donated"
+        f"{donated} of {ledger.parameters} inputs donated"
     )
 
 
 def _leaks(ledger: "CollectiveLedger") -> list[str]:
     if not ledger.named:
         return ["roles unknown: the HLO carries no op_name metadata"]
-    return [f"leak: {c.kind} {c.dtype}{list(c.shape)} {c.op_name}" for c in ledger.activations]
+    return [f"untagged: {c.kind} {c.dtype}{list(c.shape)} {c.op_name}" for c in ledger.activations]
 
 
 def _role(ledger: "CollectiveLedger", collective: "Collective") -> str:
-    return collective.role or ("activation" if ledger.named else "unknown")
+    if collective.role:
+        return collective.role
+    return "unknown" if not ledger.named else "scalar" if collective.is_scalar else "untagged"
 
 
 def _kind(collective: "Collective") -> str:

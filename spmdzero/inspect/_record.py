@@ -45,12 +45,16 @@ def record_ledgers(engine: Engine) -> Iterator[StepLedgers]:
 
     Each kind is compiled once more for its text. Training goes on as it would have.
     """
-    ledgers = StepLedgers()
+    ledgers, texts = StepLedgers(), dict[str, str]()
 
     def read(graph: StepGraph) -> None:
-        if graph.kind not in ledgers.by_kind:
-            aliased = engine.donated_inputs.get(graph.kind)
-            ledgers.by_kind[graph.kind] = CollectiveLedger.from_hlo(graph.hlo(), aliased=aliased)
+        if graph.kind not in texts:
+            texts[graph.kind] = graph.hlo()
 
     with engine.observe(read):
         yield ledgers
+    for kind, text in texts.items():
+        # Compiling for the text leaves donation out; the engine counted it when it first ran.
+        ledger = CollectiveLedger.from_hlo(text)
+        donated = engine.donated_inputs.get(kind)
+        ledgers.by_kind[kind] = dataclasses.replace(ledger, aliased=donated)

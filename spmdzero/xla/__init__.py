@@ -4,20 +4,25 @@ import os
 import sys
 
 if "torch_xla" not in sys.modules:
+    # torch_xla chooses while it is imported, and warns when it has to guess.
+    tpu = os.path.exists("/dev/accel0") or os.path.exists("/dev/vfio/0")
+    os.environ.setdefault("PJRT_DEVICE", "TPU" if tpu else "CPU")
     # XLA warns at each compile that GSPMD propagation will give way to Shardy; errors still show.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from spmdzero.xla import runtime
+from spmdzero.xla._global import GlobalForward
 from spmdzero.xla._norm import global_norm
 from spmdzero.xla._private import optimized_hlo, record_scopes, scope, sharding_of
 from spmdzero.xla._tree import Batch, Replicated, map_tensors, replicated
 from spmdzero.xla.mesh import DeviceMesh, local_shards
 from spmdzero.xla.reduction import GradientReduction
-from spmdzero.xla.region import RegionRules, ReplicaRegion, run_global
+from spmdzero.xla.region import RegionRules, ReplicaRegion
 
 __all__ = [
     "Batch",
     "DeviceMesh",
+    "GlobalForward",
     "GradientReduction",
     "RegionRules",
     "ReplicaRegion",
@@ -28,7 +33,6 @@ __all__ = [
     "optimized_hlo",
     "record_scopes",
     "replicated",
-    "run_global",
     "runtime",
     "scope",
     "sharding_of",

@@ -14,11 +14,9 @@ from spmdzero.errors import ReplicaRegionError
 from spmdzero.xla._random import REPLACEMENTS, ReplicaRandom
 
 _aten = torch.ops.aten
-# They write running_mean and running_var, at these places, without saying so in their schema.
-_BATCH_NORMS = {
-    _aten.native_batch_norm.default: (3, 4),
-    _aten._native_batch_norm_legit.default: (3, 4),
-}
+# They write running_mean and running_var without saying so in their schema.
+_BATCH_NORMS = {_aten.native_batch_norm.default, _aten._native_batch_norm_legit.default}
+_EXTREMES = {_aten.amin.default, _aten.amax.default}
 _INDEXED = {_aten.index.Tensor, _aten.index_put.default}
 
 
@@ -64,13 +62,27 @@ class RegionDispatch(TorchDispatchMode):
         if func in REPLACEMENTS:
             return self._draw(func, args, kwargs)
         if func in _BATCH_NORMS:
-            self._written += [args[i] for i in _BATCH_NORMS[func] if args[i] is not None]
+            return self._batch_norm(func, args, kwargs)
+        if func in _EXTREMES and not args[1:]:
+            # torch_xla 2.9 returns its input where no dim is named.
+            return func(args[0], list(range(args[0].dim())), **kwargs)
         if func is _aten.index_put.default and _is_masked_fill(*args):
             target, (mask,), value = args[:3]
             shape = mask.shape + (1,) * (target.dim() - mask.dim())
             return torch.where(mask.reshape(shape), value.to(target.dtype), target)
         self._refuse_what_aborts(func, args)
         return func(*args, **kwargs)
+
+    def _batch_norm(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        outputs = func(*args, **kwargs)
+        x, running_mean, running_var, training, momentum, eps = args[0], *args[3:8]
+        if training and running_mean is not None:
+            self._written += [running_mean, running_var]
+            # torch_xla averages the biased variance into running_var, torch the unbiased one.
+            count = x.numel() // x.shape[1]
+            biased = outputs[2].pow(-2) - eps
+            running_var.add_(biased * (momentum / (count - 1)))
+        return outputs
 
     def _draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs.get("generator") is not None:

@@ -40,7 +40,7 @@ def map_tensors(tree: Any, function: Callable[[str, Any], Any], path: str = "") 
 
     Walks dicts and other mappings, lists, tuples, named tuples, dataclasses (Hugging Face's
     outputs among them) and, as the last resort, the attributes of plain objects (a key-value
-    cache). Objects without tensors are returned as they are.
+    cache). What holds no tensor that changes is returned itself.
     """
     return _map(tree, function, path, set())
 
@@ -59,6 +59,8 @@ def _map(tree: Any, function: Callable[[str, Any], Any], path: str, parents: set
         return _map_mapping(tree, visit)
     if isinstance(tree, tuple | list):
         items = [visit(i, value) for i, value in enumerate(tree)]
+        if all(item is value for item, value in zip(items, tree, strict=True)):
+            return tree
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
     if dataclasses.is_dataclass(tree):
         fields = [f.name for f in dataclasses.fields(tree) if f.init]
@@ -70,6 +72,8 @@ def _map(tree: Any, function: Callable[[str, Any], Any], path: str, parents: set
 
 def _map_mapping(tree: Any, visit: Callable[[object, Any], Any]) -> Any:
     items = {key: visit(key, value) for key, value in tree.items()}
+    if all(items[key] is value for key, value in tree.items()):
+        return tree
     if type(tree) is dict:
         return items
     if dataclasses.is_dataclass(tree):

@@ -92,7 +92,7 @@ class DeviceMesh:
         self, stored: torch.Tensor, placement: Placement, shape: tuple[int, ...]
     ) -> torch.Tensor:
         """The whole tensor of `shape` that `store` made `stored` from, replicated."""
-        whole = self.mark(stored.clone())
+        whole = self.mark(fresh(stored))
         return whole[: math.prod(shape)].reshape(shape) if placement.kind == "flat" else whole
 
     def groups(self, axis: str) -> list[list[int]]:

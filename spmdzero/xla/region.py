@@ -204,11 +204,3 @@ class ReplicaRegion:
 
 def _numbers(values: set[int]) -> str:
     return " or ".join(str(value) for value in sorted(values)) or "0"
-
-
-def run_global(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Runs `module` in global space: every operation sees the whole batch, GSPMD splits it."""
-    args, kwargs = _tree.map_tensors(
-        (args, dict(kwargs)), lambda _, t: t.tensor if isinstance(t, _tree.Batch) else t
-    )
-    return module(*args, **kwargs)

@@ -30,7 +30,6 @@ def start() -> None:
     # Read once per process by torch_xla; without it the collectives that GSPMD inserts are
     # invisible in the HLO that the ledger reads.
     os.environ.setdefault("XLA_DUMP_POST_OPTIMIZATIONS", "1")
-    os.environ.setdefault("PJRT_DEVICE", "TPU" if _has_tpu() else "CPU")
     xr.use_spmd()
     if not hasattr(torch, "xla"):
         # torch.utils.checkpoint looks its device's module up under torch.<device type>.
@@ -48,10 +47,6 @@ class _CheckpointDevice:
     @staticmethod
     def current_device() -> int:
         return 0
-
-
-def _has_tpu() -> bool:
-    return os.path.exists("/dev/accel0") or os.path.exists("/dev/vfio/0")
 
 
 def device() -> torch.device:

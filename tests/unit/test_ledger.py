@@ -130,7 +130,7 @@ def test_without_metadata_nothing_is_called_a_leak(programs):
     with pytest.raises(SpmdZeroUsageError, match="no op_name metadata"):
         _ = ledger.activations
     assert "roles unknown" in str(ledger)
-    assert "leak" not in str(ledger)
+    assert "untagged" not in str(ledger)
 
 
 # What libtpu prints: layouts with tiles, iota replica groups, a fusion around the reduction that
@@ -301,10 +301,10 @@ def test_bytes_follow_the_element_type(dtype, size):
     assert by_tensor(CollectiveLedger.from_hlo(text).of_role("gradient"))["b"].bytes == 128 * size
 
 
-def test_text_names_totals_and_each_leak(tpu):
+def test_text_names_totals_and_each_untagged_collective(tpu):
     text = str(tpu)
     assert "1 of 3 inputs donated" in text
-    assert text.count("leak: ") == len(tpu.activations) == 3
+    assert text.count("untagged: ") == len(tpu.activations) == 3
     assert "\x1b" not in text
 
 

@@ -1,0 +1,43 @@
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+# What the demo is run with, e.g. make demo DEMO_ARGS="--size tiny"
+DEMO_ARGS ?=
+
+.PHONY: help demo test lint bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    train a GPT on 8 virtual devices, under 5 minutes (DEMO_ARGS=\"--size tiny\": under 1)"
+	@echo "make test    lint, types, all tests"
+	@echo "make lint    ruff and pyrefly"
+	@echo "make bench   step time beside real DeepSpeed"
+	@echo "make clean   remove the virtual environment and everything generated"
+
+demo: .venv/installed
+	$(BIN)/python examples/train_gpt.py $(DEMO_ARGS)
+
+test: lint
+	$(BIN)/pytest
+
+lint: .venv/installed
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyrefly check
+
+bench: .venv/installed-bench
+	$(BIN)/python tests/benchmarks/step_time.py
+
+clean:
+	rm -rf .venv build out .pytest_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/installed: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing spmdzero and its tools into .venv"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@touch $@
+
+.venv/installed-bench: .venv/installed
+	@echo "Installing DeepSpeed into .venv"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	@touch $@

@@ -1,0 +1,156 @@
+"""The pages are true: their code runs, their output is what it prints, their tables are the code's.
+
+A page's Python blocks run in order, in one process with 8 virtual devices. A `text` block is what
+the Python block before it prints, or whole lines of it.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import render_config
+from pydantic_core import PydanticUndefined
+
+from spmdzero.config import NO_MEANING
+from spmdzero.config._models import SECTIONS
+from spmdzero.config._params import OPTIMIZERS, SCHEDULES
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+ENVIRONMENT = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"}
+# A line of output that no page would print by itself.
+NEXT_BLOCK = "\x1e"
+
+
+class Block(NamedTuple):
+    language: str
+    text: str
+    line: int
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text()
+    return [
+        Block(found[1], found[2], text.count("\n", 0, found.start()))
+        for found in re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    ]
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+PAGES_WITH_PYTHON = [page for page in PAGES if any(b.language == "python" for b in blocks(page))]
+COMMANDS = [
+    pytest.param(page, line, id=f"{named(page)}: {line}")
+    for page in PAGES
+    for block in blocks(page)
+    if block.language == "bash"
+    for line in block.text.splitlines()
+]
+
+
+def run(program: Path, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=cwd, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_PYTHON, ids=named)
+def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(page: Path, tmp_path: Path):
+    found = blocks(page)
+    lines = [""] * page.read_text().count("\n")
+    for block in found:
+        if block.language == "python":
+            # Each line where the page has it, so that a traceback gives the page's line.
+            lines[block.line] = f"print({NEXT_BLOCK!r})"
+            body = block.text.splitlines()
+            lines[block.line + 1 : block.line + 1 + len(body)] = body
+    program = tmp_path / f"{page.stem}.py"
+    program.write_text("\n".join(lines))
+    _, *printed = run(program, tmp_path).split(NEXT_BLOCK + "\n")
+
+    outputs, shown = iter(printed), ""
+    for block in found:
+        if block.language == "python":
+            shown = next(outputs)
+        elif block.language == "text":
+            where = f"{named(page)}:{block.line + 1}"
+            assert block.text.strip(), f"{where} shows nothing"
+            assert block.text in shown, f"{where} is not what is printed:\n{shown}"
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS)
+def test_a_command_of_a_page_names_something_that_exists(page: Path, command: str):
+    *assigned, program, argument = command.split()
+    for assignment in assigned:
+        name, _, value = assignment.partition("=")
+        assert ENVIRONMENT[name] == value, "the page's code is tested in another environment"
+    if program == "make":
+        targets = re.findall(r"^([\w-]+):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert argument in targets
+    else:
+        assert program == "python"
+        assert (ROOT / argument).exists() or f"`{argument}`" in page.read_text()
+
+
+def test_the_tables_of_config_md_are_what_the_command_on_it_writes(tmp_path: Path):
+    copied = tmp_path / "tests" / "docs" / "render_config.py"
+    page = tmp_path / "docs" / "config.md"
+    for target in (copied, page):
+        target.parent.mkdir(parents=True)
+        shutil.copy(ROOT / target.relative_to(tmp_path), target)
+    run(copied, tmp_path)
+    assert render_config.PAGE.read_text() == page.read_text(), (
+        "run python tests/docs/render_config.py"
+    )
+
+
+def test_config_md_lists_every_honoured_key_with_its_default():
+    page = render_config.PAGE.read_text().split("## Accepted without effect")[0]
+    listed = set(re.findall(r"^\| `([\w.]+)` \| (.+?) \|", page, re.MULTILINE))
+    params = {"optimizer.params": OPTIMIZERS, "scheduler.params": SCHEDULES}
+    models = [*SECTIONS.items(), *((at, m) for at, group in params.items() for m in group.values())]
+    honoured = {
+        (name if at in params else f"{at}.{name}".lstrip("."), written(field))
+        for at, model in models
+        for name, field in model.model_fields.items()
+        if f"{at}.{name}".lstrip(".") not in {*NO_MEANING, *SECTIONS}
+    }
+    assert listed == honoured
+
+
+def written(field) -> str:
+    value = field.get_default(call_default_factory=True)
+    return "required" if value is PydanticUndefined else f"`{json.dumps(value)}`"
+
+
+def test_diff_on_the_deepspeed_page_ends_in_the_code_that_runs():
+    found = {block.language: block.text for block in blocks(ROOT / "docs/coming_from_deepspeed.md")}
+    after = [line[1:] for line in found["diff"].splitlines() if not line.startswith("-")]
+    assert after == found["python"].splitlines()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_a_page_starts_with_what_the_reader_can_do_after_it(page: Path):
+    opening = page.read_text().split("\n## ")[0]
+    assert re.search(r"^After (reading )?this page you (can|know) ", opening, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_a_link_leads_to_a_page_and_a_heading_that_exist(page: Path):
+    for path, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text()):
+        target = page.parent / path if path else page
+        assert target.is_file(), f"{path} does not exist"
+        headings = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+        anchors = [re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings]
+        assert not anchor or anchor in anchors, f"{target.name} has no heading #{anchor}"

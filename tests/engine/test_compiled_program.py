@@ -1,0 +1,265 @@
+"""What the compiler made of a step: collectives, donation, number of programs."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import spmdzero
+from spmdzero.inspect import StepLedgers
+from tests.support.contract import make_batch, make_model
+from tests.support.trajectory import ROOT
+
+ROWS = 8
+
+
+def config(stage: int, gas: int = 1, **spmd: Any) -> dict[str, Any]:
+    return {
+        "train_micro_batch_size_per_gpu": ROWS // 8,
+        "gradient_accumulation_steps": gas,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "zero_optimization": {"stage": stage},
+        "spmd": spmd,
+    }
+
+
+def ledgers_of(
+    model: nn.Module, call: Callable[[spmdzero.Engine, int], torch.Tensor], cfg: dict[str, Any]
+) -> tuple[spmdzero.Engine, StepLedgers]:
+    engine, *_ = spmdzero.initialize(model=model, config=cfg)
+    with spmdzero.record_ledgers(engine) as ledgers:
+        for micro in range(engine.gradient_accumulation_steps()):
+            engine.backward(call(engine, micro))
+            engine.step()
+    return engine, ledgers
+
+
+def gpt_loss(engine: spmdzero.Engine, micro: int) -> torch.Tensor:
+    return engine(*make_batch(0, micro))
+
+
+def large(engine: spmdzero.Engine) -> set[str]:
+    return {n for n, p in engine.module.named_parameters() if p.numel() >= 2048}
+
+
+def names(engine: spmdzero.Engine) -> set[str]:
+    return {n for n, _ in engine.module.named_parameters()}
+
+
+class TestStages:
+    def test_stage_0_reduces_each_gradient_once_and_gathers_nothing(self) -> None:
+        engine, ledgers = ledgers_of(make_model(), gpt_loss, config(0))
+        gradients = ledgers.boundary.of_role("gradient")
+        assert sorted(c.tensor for c in gradients) == sorted(names(engine))
+        assert {c.kind for c in gradients} == {"all-reduce"}
+        assert not any(c.scattered for c in gradients)
+        assert ledgers.boundary.of_role("parameter") == ()
+        assert ledgers.boundary.activations == ()
+
+    @pytest.mark.parametrize("reduction", ["annotated", "explicit"])
+    def test_stage_2_scatters_each_large_gradient_and_gathers_its_parameter(
+        self, reduction: str
+    ) -> None:
+        engine, ledgers = ledgers_of(make_model(), gpt_loss, config(2, reduction=reduction))
+        gradients = ledgers.boundary.of_role("gradient")
+        assert sorted(c.tensor for c in gradients) == sorted(names(engine))
+        assert {c.tensor for c in gradients if c.scattered} == large(engine)
+        # CPU has no pass that makes one from an annotation: it shows as all-reduce and slice.
+        face = "reduce-scatter" if reduction == "explicit" else "all-reduce"
+        assert {c.kind for c in gradients if c.scattered} == {face}
+        gathers = ledgers.boundary.of_role("parameter")
+        assert sorted(c.tensor for c in gathers) == sorted(large(engine))
+        assert {c.kind for c in gathers} == {"all-gather"}
+        assert ledgers.boundary.activations == ()
+
+    def test_stage_2_with_two_micro_batches_reduces_at_each(self) -> None:
+        engine, ledgers = ledgers_of(make_model(), gpt_loss, config(2, gas=2))
+        for ledger in (ledgers.micro, ledgers.boundary):
+            scattered = {c.tensor for c in ledger.of_role("gradient") if c.scattered}
+            assert scattered == large(engine)
+            assert ledger.activations == ()
+        assert ledgers.micro.of_role("parameter") == ()
+
+    def test_stage_1_with_four_micro_batches_reduces_once(self) -> None:
+        engine, ledgers = ledgers_of(make_model(), gpt_loss, config(1, gas=4))
+        # The one scalar is the loss's mean over replicas.
+        assert [(c.role, c.is_scalar) for c in ledgers.micro.collectives] == [("output", True)]
+        gradients = ledgers.boundary.of_role("gradient")
+        assert sorted(c.tensor for c in gradients) == sorted(names(engine))
+        assert {c.tensor for c in gradients if c.scattered} == large(engine)
+        assert sorted(c.tensor for c in ledgers.boundary.of_role("parameter")) == sorted(
+            large(engine)
+        )
+        assert ledgers.boundary.activations == ()
+
+    def test_the_norm_moves_one_scalar(self) -> None:
+        _, ledgers = ledgers_of(make_model(), gpt_loss, config(2))
+        assert [c.is_scalar for c in ledgers.boundary.of_role("norm")] == [True]
+
+    def test_two_axes_scatter_over_fsdp_and_sum_over_data(self) -> None:
+        engine, ledgers = ledgers_of(
+            make_model(), gpt_loss, config(2, mesh={"data": 2, "fsdp": -1})
+        )
+        gradients = ledgers.boundary.of_role("gradient")
+        scattered = [c for c in gradients if c.kind == "reduce-scatter"]
+        assert {c.tensor for c in scattered} == large(engine)
+        assert {c.group_size for c in scattered} == {4}
+        whole = {c.tensor: c.bytes for c in scattered}
+        summed = [c for c in gradients if c.kind == "all-reduce" and c.tensor in whole]
+        assert {c.group_size for c in summed} == {2}
+        assert {c.tensor: 4 * c.bytes for c in summed} == whole
+        assert ledgers.boundary.activations == ()
+
+
+class CNN(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+            nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+        )  # fmt: skip
+        self.head = nn.Linear(32 * 16, 10)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.head(self.body(x).flatten(1)), y)
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        self.norm = nn.GroupNorm(4, 32)
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.head(self.norm(self.layer(x).mean(1))), y)
+
+
+def make_transformer(kind: str) -> nn.Module:
+    import transformers
+
+    if kind == "gpt2":
+        return transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(
+                n_layer=1,
+                n_embd=32,
+                n_head=2,
+                vocab_size=128,
+                n_positions=32,
+                loss_type="ForCausalLM",
+            )
+        )
+    return transformers.BertForMaskedLM(
+        transformers.BertConfig(
+            num_hidden_layers=1,
+            hidden_size=32,
+            num_attention_heads=2,
+            intermediate_size=64,
+            vocab_size=128,
+            max_position_embeddings=32,
+        )
+    )
+
+
+def masked(engine: spmdzero.Engine, _: int) -> torch.Tensor:
+    ids = torch.randint(0, 128, (ROWS, 16), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[:, 12:] = 0
+    return engine(input_ids=ids, attention_mask=mask, labels=ids).loss
+
+
+def images(engine: spmdzero.Engine, _: int) -> torch.Tensor:
+    return engine(torch.randn(ROWS, 1, 8, 8), torch.arange(ROWS))
+
+
+def sequences(engine: spmdzero.Engine, _: int) -> torch.Tensor:
+    return engine(torch.randn(ROWS, 6, 32), torch.arange(ROWS))
+
+
+@pytest.mark.parametrize(
+    ("make", "call"),
+    [
+        (CNN, images),
+        (Encoder, sequences),
+        pytest.param(lambda: make_transformer("gpt2"), masked, marks=pytest.mark.slow),
+        pytest.param(lambda: make_transformer("bert"), masked, marks=pytest.mark.slow),
+    ],
+    ids=["BatchNorm CNN", "TransformerEncoderLayer", "transformers GPT-2", "transformers BERT"],
+)
+def test_no_collective_serves_an_activation(
+    make: Callable[[], nn.Module], call: Callable[[spmdzero.Engine, int], torch.Tensor]
+) -> None:
+    torch.manual_seed(0)
+    engine, ledgers = ledgers_of(make(), call, config(2))
+    ledger = ledgers.boundary
+    assert ledger.activations == ()
+    gradients = [c.tensor for c in ledger.of_role("gradient")]
+    assert sorted(gradients) == sorted(names(engine))
+    assert {c.tensor for c in ledger.of_role("parameter")} == large(engine)
+    assert {c.role for c in ledger.collectives} <= {
+        "gradient", "parameter", "norm", "output", "buffer",
+    }  # fmt: skip
+
+
+def test_propagation_does_gather_activations() -> None:
+    """Why the region exists; and a proof that the ledger would see a leak."""
+    _, ledgers = ledgers_of(make_model(), gpt_loss, config(2, forward="global"))
+    assert "all-gather" in {c.kind for c in ledgers.boundary.activations}
+
+
+def test_every_state_buffer_is_donated() -> None:
+    torch.manual_seed(1)
+    engine, *_ = spmdzero.initialize(model=make_model(), config=config(2, gas=2) | {
+        "bf16": {"enabled": True}, "gradient_clipping": 0.5,
+    })  # fmt: skip
+    for micro in range(2):
+        engine.backward(gpt_loss(engine, micro))
+        engine.step()
+    states = [n for n in engine.named_tensors() if not n.startswith("counter/")]
+    # Parameters, accumulators, masters, two moments of each of 29 tensors; the rest is counters.
+    assert len(states) == 5 * 29
+    assert engine.donated_inputs["boundary"] >= len(states)
+    assert engine.donated_inputs["micro"] >= 29
+
+
+PROGRAM = """
+import json, torch, spmdzero
+from spmdzero.xla import runtime
+from tests.support.contract import make_batch, make_model
+engine, *_ = spmdzero.initialize(model=make_model(), config={
+    "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    "scheduler": {"type": "WarmupDecayLR", "params": {
+        "warmup_num_steps": 10, "total_num_steps": 45, "warmup_max_lr": 1e-3}},
+    "zero_optimization": {"stage": 1}, "bf16": {"enabled": True},
+})
+counts, rates = [], []
+for step in range(50):
+    for micro in range(2):
+        loss = engine(*make_batch(step, micro))
+        engine.backward(loss)
+        engine.step()
+    loss.item(), engine.get_global_grad_norm()
+    counts.append(runtime.compile_count())
+    rates.append(engine.get_lr()[0])
+print(json.dumps([counts, rates]))
+"""
+
+
+def test_each_kind_of_program_compiles_once_in_50_steps_of_a_changing_lr() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PROGRAM],
+        cwd=ROOT, env={**os.environ, "CPU_NUM_DEVICES": "2"},
+        capture_output=True, text=True, timeout=600, check=True,
+    )  # fmt: skip
+    counts, rates = json.loads(done.stdout.splitlines()[-1])
+    assert len(set(rates)) > 40
+    # The initial states, a micro-batch, the boundary.
+    assert counts == [3] * 50

@@ -1,0 +1,195 @@
+"""Mistakes that users make, each with an error that says what to do."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import spmdzero
+from spmdzero import SpmdZeroConfigError, SpmdZeroUsageError
+
+
+def config(**more: Any) -> dict[str, Any]:
+    return {
+        "train_micro_batch_size_per_gpu": 2,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+    } | more
+
+
+def make_engine(**more: Any) -> spmdzero.Engine:
+    torch.manual_seed(0)
+    engine, *_ = spmdzero.initialize(model=nn.Linear(4, 3), config=config(**more))
+    return engine
+
+
+def test_batch_sizes_that_do_not_multiply_name_all_numbers() -> None:
+    with pytest.raises(SpmdZeroConfigError, match=r"33.*2.*8") as caught:
+        make_engine(train_batch_size=33)
+    assert caught.value.key == "train_batch_size"
+
+
+def test_wrong_row_count_names_both_numbers() -> None:
+    engine = make_engine()
+    with pytest.raises(SpmdZeroUsageError, match=r"has 12 rows.*16 = .*\(2\) x 8 local devices"):
+        engine(torch.zeros(12, 4))
+
+
+def test_evaluation_takes_other_row_counts_that_devices_can_share() -> None:
+    engine = make_engine().eval()
+    with torch.no_grad():
+        assert engine(torch.zeros(24, 4)).shape == (24, 3)
+        with pytest.raises(SpmdZeroUsageError, match="12 rows, which 8 local devices can't share"):
+            engine(torch.zeros(12, 4))
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    missing = tmp_path / "ds_config.json"
+    with pytest.raises(SpmdZeroConfigError, match=str(missing)):
+        spmdzero.initialize(model=nn.Linear(4, 3), config=str(missing))
+
+
+def test_malformed_json_names_line_and_column(tmp_path: Path) -> None:
+    broken = tmp_path / "ds_config.json"
+    broken.write_text('{\n  "train_batch_size": 16,\n  "bf16": {"enabled": tru}\n}')
+    with pytest.raises(SpmdZeroConfigError, match=r"line 3.*column 23"):
+        spmdzero.initialize(model=nn.Linear(4, 3), config=str(broken))
+
+
+@pytest.mark.parametrize(
+    "zero",
+    [{"stage": 3}, {"stage": 2, "offload_optimizer": {"device": "cpu"}}],
+    ids=["stage 3", "offload"],
+)
+def test_stage_3_and_offload_are_refused_with_an_alternative(zero: dict[str, Any]) -> None:
+    with pytest.raises(SpmdZeroConfigError, match=r"[Uu]se|device|stage 2") as caught:
+        make_engine(zero_optimization=zero)
+    assert "zero_optimization" in caught.value.key
+    assert caught.value.fix
+
+
+def test_stage_3_says_that_spmdzero_is_zero_1_and_2() -> None:
+    with pytest.raises(SpmdZeroConfigError, match=r"ZeRO-1 and ZeRO-2.*stage 2.*FSDPv2"):
+        make_engine(zero_optimization={"stage": 3})
+
+
+def test_an_unknown_key_gets_a_did_you_mean() -> None:
+    with pytest.raises(SpmdZeroConfigError, match="gradient_clipping"):
+        make_engine(gradient_cliping=1.0)
+
+
+def test_backward_without_forward() -> None:
+    engine = make_engine()
+    with pytest.raises(SpmdZeroUsageError, match="without a forward"):
+        engine.backward(torch.tensor(1.0))
+    with torch.no_grad():
+        loss = engine(torch.zeros(16, 4)).mean()
+    with pytest.raises(SpmdZeroUsageError, match="without a forward"):
+        engine.backward(loss)
+
+
+def test_step_before_backward() -> None:
+    with pytest.raises(SpmdZeroUsageError, match=r"before engine.backward\(loss\)"):
+        make_engine().step()
+
+
+def test_step_without_an_optimizer() -> None:
+    engine, optimizer, loader, scheduler = spmdzero.initialize(
+        model=nn.Linear(4, 3), config={"train_micro_batch_size_per_gpu": 2}
+    )
+    assert (optimizer, loader, scheduler) == (None, None, None)
+    engine.backward(engine(torch.ones(16, 4)).mean())
+    with pytest.raises(SpmdZeroUsageError, match="without an optimizer"):
+        engine.step()
+
+
+def test_a_loss_that_is_no_scalar() -> None:
+    engine = make_engine()
+    with pytest.raises(SpmdZeroUsageError, match=r"scalar loss, got \[16, 3\].*loss.mean\(\)"):
+        engine.backward(engine(torch.ones(16, 4)))
+
+
+def test_a_model_on_another_device() -> None:
+    with pytest.raises(SpmdZeroUsageError, match=r"weight is on meta.*Build it on the CPU"):
+        spmdzero.initialize(model=nn.Linear(4, 3, device="meta"), config=config())
+
+
+def test_a_bf16_model_under_an_fp32_config() -> None:
+    with pytest.raises(SpmdZeroUsageError, match=r"bfloat16, but the config asks for fp32"):
+        spmdzero.initialize(model=nn.Linear(4, 3).bfloat16(), config=config())
+
+
+def test_no_module() -> None:
+    with pytest.raises(SpmdZeroUsageError, match=r"needs a torch.nn.Module, got str"):
+        spmdzero.initialize(model="gpt2", config=config())  # type: ignore[arg-type]
+
+
+def test_a_parameter_of_another_model() -> None:
+    with pytest.raises(SpmdZeroUsageError, match="not a parameter of the model"):
+        spmdzero.initialize(
+            model=nn.Linear(4, 3), model_parameters=nn.Linear(4, 3).parameters(), config=config()
+        )
+
+
+def test_data_that_ends_in_mid_step() -> None:
+    engine = make_engine(gradient_accumulation_steps=3)
+    batches = iter([torch.zeros(16, 4)] * 2)
+    engine.module.forward = lambda x: nn.Linear.forward(engine.module, x).mean()
+    with pytest.raises(SpmdZeroUsageError, match="ended after 2 of 3 micro-batches"):
+        engine.train_batch(batches)
+
+
+class TestNotFinite:
+    def test_check_finite_raises_before_the_update(self) -> None:
+        engine = make_engine(spmd={"check_finite": True})
+        good, bad = torch.ones(16, 4), torch.full((16, 4), float("inf"))
+        engine.backward(engine(good).mean())
+        engine.step()
+        before = engine.module.weight.cpu().clone()
+        engine.backward(engine(bad).mean())
+        with pytest.raises(spmdzero.NonFiniteError, match="at step 1: parameters and optimizer"):
+            engine.step()
+        assert torch.equal(engine.module.weight.cpu(), before)
+        assert torch.isfinite(before).all()
+        engine.backward(engine(good).mean())
+        engine.step()
+        assert engine.global_steps == 2
+        assert torch.isfinite(engine.module.weight.cpu()).all()
+
+    def test_otherwise_the_log_names_the_step(self, caplog: pytest.LogCaptureFixture) -> None:
+        engine = make_engine(steps_per_print=3)
+        for step in range(3):
+            engine.backward((engine(torch.ones(16, 4)) * (torch.nan if step == 1 else 1.0)).mean())
+            with caplog.at_level("INFO", logger="spmdzero"):
+                engine.step()
+        assert [r.message for r in caplog.records if "not finite at step 1" in r.message]
+
+    def test_bf16_skips_the_update_as_deepspeed_does(self) -> None:
+        engine = make_engine(bf16={"enabled": True})
+        before = engine.module.weight.cpu().clone()
+        engine.backward((engine(torch.ones(16, 4).bfloat16()) * torch.nan).mean())
+        engine.step()
+        assert torch.equal(engine.module.weight.cpu(), before)
+        assert (engine.skipped_steps, engine.global_steps) == (1, 1)
+        assert not engine.was_step_applied()
+        engine.backward(engine(torch.ones(16, 4).bfloat16()).mean())
+        engine.step()
+        assert engine.skipped_steps == 1
+        assert engine.was_step_applied()
+        assert not torch.equal(engine.module.weight.cpu(), before)
+
+
+def test_a_device_used_before_spmd_is_a_clear_error() -> None:
+    program = (
+        "import torch, torch_xla, spmdzero\n"
+        "torch.zeros(2).to(torch_xla.device())\n"
+        "spmdzero.initialize(model=torch.nn.Linear(4, 3), config={'train_batch_size': 8})\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    assert "SpmdZeroRuntimeError: an XLA device was used before SPMD" in done.stderr

@@ -1,0 +1,87 @@
+"""Trains the contract's model and prints what the recordings hold: one JSON list on stdout.
+
+Run as a module in a process of its own, because the device count is fixed for each process:
+`CPU_NUM_DEVICES=2 python -m tests.support.trajectory '[{"config": {...}, "steps": 20}]'`
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+Case = dict[str, Any]
+
+
+def run(cases: list[Case], *, devices: int) -> list[dict[str, Any]]:
+    """Trains each case on that many devices, in one new process."""
+    environment = os.environ | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices)}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "tests.support.trajectory", json.dumps(cases)],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def recording(name: str) -> dict[str, Any]:
+    """A recorded DeepSpeed run."""
+    return json.loads((ROOT / "tests" / "data" / f"{name}.json").read_text())
+
+
+def case_of(name: str, **spmd: Any) -> Case:
+    """The case that repeats a recording."""
+    recorded = recording(name)
+    return {"config": recorded["ds_config"] | {"spmd": spmd}, "steps": recorded["steps"]}
+
+
+def train(case: Case) -> dict[str, Any]:
+    """Per-step numbers of one case on this process's devices."""
+    import spmdzero
+    from spmdzero.xla import runtime
+    from tests.support.contract import ROWS, make_batch, make_model
+
+    runtime.start()
+    config = case["config"] | {"train_micro_batch_size_per_gpu": ROWS // runtime.device_count()}
+    engine, *_ = spmdzero.initialize(model=make_model(), config=config)
+    records, trace = [], []
+    for step in range(case["steps"]):
+        lr_used, losses = engine.get_lr(), []
+        for micro in range(engine.gradient_accumulation_steps()):
+            loss = engine(*make_batch(step, micro))
+            engine.backward(loss)
+            boundary = engine.is_gradient_accumulation_boundary()
+            engine.step()
+            losses.append(loss.item())
+            trace.append(
+                {
+                    "step": step,
+                    "g": micro,
+                    "boundary_before_step": boundary,
+                    "global_steps": engine.global_steps,
+                    "micro_steps": engine.micro_steps,
+                    "global_samples": engine.global_samples,
+                    "skipped": engine.skipped_steps,
+                    "was_step_applied": engine.was_step_applied(),
+                    "lr": engine.get_lr(),
+                }
+            )
+        records.append(
+            {
+                "step": step,
+                "loss": sum(losses) / len(losses),
+                "micro_losses": losses,
+                "lr_used": lr_used,
+                "lr_after": engine.get_lr(),
+                "grad_norm": engine.get_global_grad_norm(),
+                "skipped_steps": engine.skipped_steps,
+                "global_steps": engine.global_steps,
+            }
+        )
+    return {"records": records, "trace": trace}
+
+
+if __name__ == "__main__":
+    print(json.dumps([train(case) for case in json.loads(sys.argv[1])]))

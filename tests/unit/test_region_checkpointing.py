@@ -1,0 +1,98 @@
+"""Gradient checkpointing: the forward that backward recomputes is the forward that ran."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from region_harness import ROWS, Probe, assert_same_sums, numbers, torch_gradients
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from spmdzero.xla import DeviceMesh, runtime
+
+
+class Block(nn.Module):
+    """Without checkpointing when `reentrant` is None."""
+
+    def __init__(self, reentrant: bool | None, dropout: float) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.reentrant, self.dropout, self.calls = reentrant, dropout, 0
+
+    def inner(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.down(F.dropout(F.gelu(self.up(x)), self.dropout, self.training))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.reentrant is None:
+            return self.inner(x)
+        return checkpoint(self.inner, x, use_reentrant=self.reentrant)
+
+
+class Residual(nn.Module):
+    def __init__(self, reentrant: bool | None = None, dropout: float = 0.5) -> None:
+        super().__init__()
+        self.first, self.second = Block(reentrant, dropout), Block(reentrant, dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.second(self.first(x)) - x).square().mean()
+
+
+def train_once(
+    mesh: DeviceMesh, state: dict[str, torch.Tensor], reentrant: bool | None, dropout: float
+) -> tuple[torch.Tensor, dict[str, torch.Tensor], int]:
+    """The loss, the gradients, and how often the inner forward ran."""
+    module = Residual(reentrant, dropout)
+    module.load_state_dict(state)
+    probe = Probe(module, mesh)
+    batch = probe.batch(numbers(ROWS, 16))
+    # The reentrant kind wants an input that requires a gradient.
+    batch.tensor.requires_grad_()
+    torch.manual_seed(5)
+    loss = probe(batch)
+    probe.backward(loss)
+    return loss.detach().cpu(), probe.gradients, probe.module.first.calls
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_gradients_equal_those_without_checkpointing_under_the_same_seed(
+    mesh: DeviceMesh, reentrant: bool, dropout: float
+) -> None:
+    torch.manual_seed(0)
+    state = Residual().state_dict()
+    loss, gradients, calls = train_once(mesh, state, None, dropout)
+    again, recomputed, calls_again = train_once(mesh, state, reentrant, dropout)
+    assert (calls, calls_again) == (1, 2)
+    assert_same_sums(again, loss)
+    assert_same_sums(recomputed, gradients)
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
+def test_gradients_equal_torchs_own(mesh: DeviceMesh, reentrant: bool) -> None:
+    torch.manual_seed(0)
+    module = Residual(None, 0.0)
+    _, gradients, _ = train_once(mesh, module.state_dict(), reentrant, 0.0)
+    assert_same_sums(gradients, torch_gradients(module, module(numbers(ROWS, 16))))
+
+
+def test_another_seed_drops_other_elements(mesh: DeviceMesh) -> None:
+    torch.manual_seed(0)
+    probe = Probe(Residual(False), mesh)
+    losses = []
+    for seed in (5, 6, 5):
+        torch.manual_seed(seed)
+        loss = probe(probe.batch(numbers(ROWS, 16)))
+        probe.backward(loss)
+        losses.append(loss.item())
+    assert losses[0] == losses[2] != losses[1]
+
+
+def test_backward_outside_of_the_regions_context_is_not_needed_without_checkpointing(
+    mesh: DeviceMesh,
+) -> None:
+    torch.manual_seed(0)
+    module = Residual(None, 0.0)
+    probe = Probe(module, mesh)
+    probe(probe.batch(numbers(ROWS, 16))).backward()
+    runtime.sync()
+    assert_same_sums(probe.gradients, torch_gradients(module, module(numbers(ROWS, 16))))

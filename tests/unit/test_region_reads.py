@@ -1,0 +1,251 @@
+"""What Python may read and make inside the replica region, and what is refused by name."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from region_harness import ROWS, Apply, Probe, run
+from torch import nn
+
+from spmdzero.errors import ReplicaRegionError
+from spmdzero.xla import DeviceMesh
+
+X = torch.arange(ROWS * 4.0).reshape(ROWS, 4)
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+def exactly(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+# -- values that agree ---------------------------------------------------------------------
+
+
+def by_branch(x: torch.Tensor) -> torch.Tensor:
+    return x + 1 if x.isnan().any() else x + 2
+
+
+def by_print(x: torch.Tensor) -> torch.Tensor:
+    assert "1., 1." in repr(torch.ones(2, device=x.device))
+    return x
+
+
+READS: dict[str, tuple[Function, torch.Tensor]] = {
+    "item": (lambda x: x * (x > -1).sum().item(), X * 8),
+    "float": (lambda x: x * float((x > -1).all()), X),
+    "int": (lambda x: x * int((x > -1).sum()), X * 8),
+    "bool": (by_branch, X + 2),
+    "tolist": (lambda x: x + sum((x[0] * 0 + 3).tolist()), X + 12),
+    "equal": (lambda x: x + 1 if torch.equal(x, x * 1) else x, X + 1),
+    "not equal": (lambda x: x + 1 if torch.equal(x, x + 1) else x, X),
+    "cpu": (lambda x: x + (x[:1] * 0 + 5).cpu().to(x.device), X + 5),
+    "nan": (lambda x: x + 1 if (x.sum() * float("nan")).item() != 0 else x, X + 1),
+    "repr": (by_print, X),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_value_on_which_the_replicas_agree_is_read(mesh: DeviceMesh, name: str) -> None:
+    function, expected = READS[name]
+    exactly(run(function, mesh, X), expected)
+
+
+# -- values that differ --------------------------------------------------------------------
+
+DISAGREEMENTS: dict[str, Function] = {
+    "item": lambda x: x * x.sum().item(),
+    "float": lambda x: x * float(x.mean()),
+    "bool": lambda x: x if (x > 20).any() else x + 1,
+    "tolist": lambda x: x * x[0].tolist()[0],
+    "equal": lambda x: x + 1 if torch.equal(x, x.clamp(max=20)) else x,
+    "cpu": lambda x: x + x.cpu().sum().to(x.device),
+    "nan on some replicas": lambda x: x * (x - 20).sqrt().sum().item(),
+}
+
+
+@pytest.mark.parametrize("name", DISAGREEMENTS)
+def test_a_value_on_which_the_replicas_disagree_is_an_error(mesh: DeviceMesh, name: str) -> None:
+    with pytest.raises(ReplicaRegionError, match=r"the replicas disagree on it.*torch\.where"):
+        run(DISAGREEMENTS[name], mesh, X)
+
+
+class Branching(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 100:  # the line that the error names
+            return x
+        return x + 1
+
+
+def test_a_disagreement_names_the_line_the_submodule_and_the_values(mesh: DeviceMesh) -> None:
+    module = nn.Sequential(nn.Identity(), nn.ModuleDict({"gate": Branching()})["gate"])
+    with pytest.raises(ReplicaRegionError) as caught:
+        run(lambda x: module(x), mesh, X)
+    line = _line_of("# the line that the error names")
+    assert str(caught.value).startswith(f"{Path(__file__)}:{line} ")
+
+    probe = Probe(nn.Sequential(nn.Identity(), nn.Sequential(Branching())), mesh)
+    with pytest.raises(ReplicaRegionError) as caught:
+        probe(probe.batch(X))
+    message = str(caught.value)
+    assert message.startswith(f"{Path(__file__)}:{line} (in submodule '1.0'): ")
+    values = re.search(r"disagree on it \((.*?)\)", message)
+    assert values is not None
+    assert values[1].split(", ").count("True") + values[1].split(", ").count("False") == 8
+
+
+def _line_of(comment: str) -> int:
+    lines = Path(__file__).read_text().splitlines()
+    return next(i for i, line in enumerate(lines, 1) if line.endswith(comment))
+
+
+def test_the_region_works_again_after_an_error(mesh: DeviceMesh) -> None:
+    with pytest.raises(ReplicaRegionError):
+        run(DISAGREEMENTS["item"], mesh, X)
+    exactly(run(lambda x: x * 2, mesh, X), X * 2)
+
+
+def test_a_backward_hook_that_reads_a_value_is_checked_too(mesh: DeviceMesh) -> None:
+    def hooked(x: torch.Tensor) -> torch.Tensor:
+        y = x * probe.module.weight
+        y.register_hook(lambda grad: grad * (1 if grad.sum() > 100 else 2))
+        return y * x
+
+    probe = Probe(Apply(hooked), mesh)
+    loss = probe(probe.batch(X)).sum()
+    with pytest.raises(ReplicaRegionError, match="the replicas disagree"):
+        probe.backward(loss)
+
+
+# -- shapes that depend on data, operations without a lowering ---------------------------
+
+DYNAMIC: dict[str, Function] = {
+    "nonzero": lambda x: x + x.nonzero().sum(),
+    "boolean mask": lambda x: x + x[x > 3].sum(),
+    "masked_select": lambda x: x + torch.masked_select(x, x > 3).sum(),
+    "unique": lambda x: x + torch.unique(x).sum(),
+    "where with one argument": lambda x: x + torch.where(x > 3)[0].sum(),
+    "boolean mask of rows": lambda x: x + x[x[:, 0] > 3].sum(),
+    "masked assignment of many values": lambda x: _assign(x, x[0, :2]),
+}
+
+
+def _assign(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x[x > 3] = value
+    return x
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_a_shape_that_depends_on_data_is_refused(mesh: DeviceMesh, name: str) -> None:
+    with pytest.raises(ReplicaRegionError, match=r"depends on data.*Use torch\.where"):
+        run(DYNAMIC[name], mesh, X)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x + torch.histc(x).sum(),
+        lambda x: x + torch.fft.rfft(x).abs().sum(),
+        lambda x: x + x.median(),
+    ],
+    ids=["histc", "fft", "median"],
+)
+def test_an_operation_that_xla_lacks_is_refused_with_the_way_out(
+    mesh: DeviceMesh, function: Function
+) -> None:
+    with pytest.raises(ReplicaRegionError, match=r'no lowering of aten.*"forward": "global"'):
+        run(function, mesh, X)
+
+
+# -- what only looks dangerous ---------------------------------------------------------------
+
+
+def masked_assignment(x: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x[x > 30] = 0.5
+    return x
+
+
+def row_assignment(x: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x[x[:, 0] > 30] = 0.5
+    return x
+
+
+def integer_index(x: torch.Tensor) -> torch.Tensor:
+    return x[:, torch.tensor([2, 0, 1, 3], device=x.device)]
+
+
+HARMLESS: dict[str, tuple[Function, torch.Tensor]] = {
+    "x[mask] = value": (masked_assignment, masked_assignment(X)),
+    "x[row mask] = value": (row_assignment, row_assignment(X)),
+    "masked_fill_": (lambda x: x.clone().masked_fill_(x > 30, 0.5), masked_assignment(X)),
+    "integer index": (integer_index, integer_index(X)),
+    "list index": (lambda x: x[:, [2, 0, 1, 3]], integer_index(X)),
+    "topk": (lambda x: x.topk(4).values, X.flip(1)),
+    "amin of all dims": (
+        lambda x: x - x.amin(),
+        X - X.reshape(8, -1).amin(1).repeat_interleave(2)[:, None],
+    ),
+    "amax of all dims": (
+        lambda x: x - x.amax(),
+        X - X.reshape(8, -1).amax(1).repeat_interleave(2)[:, None],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_masks_and_indices_of_known_shape_work(mesh: DeviceMesh, name: str) -> None:
+    function, expected = HARMLESS[name]
+    exactly(run(function, mesh, X), expected)
+
+
+CONSTANTS: dict[str, tuple[Function, torch.Tensor]] = {
+    "torch.tensor of a scalar": (lambda x: x * torch.tensor(2.0, device=x.device), X * 2),
+    "torch.tensor of a list": (
+        lambda x: x + torch.tensor([1.0, 2, 3, 4], device=x.device),
+        X + torch.arange(1.0, 5),
+    ),
+    "new_tensor": (lambda x: x + x.new_tensor([1.0, 2, 3, 4]), X + torch.arange(1.0, 5)),
+    "arange": (lambda x: x + torch.arange(1.0, 5, device=x.device), X + torch.arange(1.0, 5)),
+    "zeros, ones, full": (
+        lambda x: x + torch.ones(2, 4, device=x.device) + x.new_full((4,), 3) + x.new_zeros(4),
+        X + 4,
+    ),
+    "ones.tril": (
+        lambda x: x + torch.ones(2, 4, device=x.device).tril(),
+        X + torch.ones(2, 4).tril().repeat(8, 1),
+    ),
+    "a CPU tensor, .to(device)": (
+        lambda x: x + torch.arange(4.0).to(x.device),
+        X + torch.arange(4),
+    ),
+    "a CPU tensor, .to(tensor)": (lambda x: x + torch.arange(4).to(x), X + torch.arange(4)),
+    "a CPU tensor that is not contiguous": (
+        lambda x: x + torch.arange(8.0).reshape(4, 2).T.to(x.device),
+        X + torch.arange(8.0).reshape(4, 2).T.repeat(8, 1),
+    ),
+    "a CPU scalar": (lambda x: x + torch.tensor(3.0), X + 3),
+    "one_hot": (
+        lambda x: x + F.one_hot(torch.arange(2, device=x.device), 4),
+        X + torch.eye(4)[:2].repeat(8, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constants_made_in_the_forward_work(mesh: DeviceMesh, name: str) -> None:
+    function, expected = CONSTANTS[name]
+    exactly(run(function, mesh, X), expected)
+
+
+def test_a_constant_stays_out_of_the_gradient(mesh: DeviceMesh) -> None:
+    probe = Probe(Apply(lambda x: x), mesh)
+    probe.module.forward = lambda x: (
+        x * probe.module.weight * torch.tensor([2.0, 0, 0, 0], device=x.device)
+    ).sum()
+    probe.backward(probe(probe.batch(X)))
+    exactly(probe.gradients["weight"], 2 * X[:, 0].sum() / 8)

@@ -1,0 +1,107 @@
+"""Hugging Face models run in the replica region as they are, with torch's numbers."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from region_harness import ROWS, Probe, assert_same_sums, torch_gradients
+
+from spmdzero.xla import DeviceMesh
+
+VOCABULARY, LENGTH = 64, 12
+SMALL = {"vocab_size": VOCABULARY, "attn_implementation": "sdpa"}
+
+
+def gpt2() -> transformers.PreTrainedModel:
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            n_layer=1, n_embd=32, n_head=2, n_positions=16, resid_pdrop=0.0, embd_pdrop=0.0,
+            attn_pdrop=0.0, bos_token_id=0, eos_token_id=0, **SMALL,
+        )
+    )  # fmt: skip
+
+
+def bert() -> transformers.PreTrainedModel:
+    return transformers.BertForMaskedLM(
+        transformers.BertConfig(
+            num_hidden_layers=1, hidden_size=32, num_attention_heads=2, intermediate_size=64,
+            max_position_embeddings=16, hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0, **SMALL,
+        )
+    )  # fmt: skip
+
+
+def inputs() -> dict[str, torch.Tensor]:
+    """Token ids with padding at the right of half of the rows, alike on every replica."""
+    ids = torch.randint(1, VOCABULARY, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(ROWS, LENGTH, dtype=torch.int64)
+    mask[::2, 9:] = 0
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "labels": ids.masked_fill(mask == 0, -100),
+    }
+
+
+def place(probe: Probe) -> dict[str, Any]:
+    return {name: probe.batch(tensor) for name, tensor in inputs().items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """One forward and backward, in the region and in torch."""
+
+    output: Any
+    expected: Any
+    gradients: dict[str, torch.Tensor]
+    expected_gradients: dict[str, torch.Tensor]
+    sink_calls: list[str]
+
+
+@pytest.fixture(scope="module", params=[gpt2, bert])
+def trained(mesh: DeviceMesh, request: pytest.FixtureRequest) -> Trained:
+    torch.manual_seed(0)
+    module = request.param()
+    probe = Probe(module, mesh)
+    output, expected = probe(**place(probe)), module(**inputs())
+    probe.backward(output.loss)
+    gradients = torch_gradients(module, expected.loss)
+    return Trained(output, expected, probe.gradients, gradients, probe.sink_calls)
+
+
+def test_the_output_is_the_same_model_output_with_torchs_values(trained: Trained) -> None:
+    assert type(trained.output) is type(trained.expected)
+    assert trained.output.keys() == trained.expected.keys()
+    assert_same_sums(trained.output.loss.detach(), trained.expected.loss.detach())
+    assert_same_sums(trained.output.logits.detach(), trained.expected.logits.detach())
+
+
+def test_gradients_equal_torch(trained: Trained) -> None:
+    assert_same_sums(trained.gradients, trained.expected_gradients)
+
+
+def test_every_parameter_reports_one_gradient_tied_ones_too(trained: Trained) -> None:
+    assert sorted(trained.sink_calls) == sorted(trained.expected_gradients)
+
+
+def test_the_key_value_cache_leaves_with_all_rows(trained: Trained) -> None:
+    if "past_key_values" not in trained.expected:  # BERT has none
+        assert "past_key_values" not in trained.output
+        return
+    cache, own = trained.output.past_key_values, trained.expected.past_key_values
+    for layer, own_layer in zip(cache.layers, own.layers, strict=True):
+        assert_same_sums(layer.keys.detach(), own_layer.keys.detach())
+        assert_same_sums(layer.values.detach(), own_layer.values.detach())
+
+
+def test_gradients_under_transformers_own_checkpointing_equal_torch(mesh: DeviceMesh) -> None:
+    torch.manual_seed(0)
+    module = gpt2()
+    probe = Probe(module, mesh)
+    probe.module.activation_checkpointing_enable()
+    loss = probe(**place(probe), use_cache=False).loss
+    probe.backward(loss)
+    expected = torch_gradients(module, module(**inputs()).loss)
+    assert_same_sums(probe.gradients, expected)

@@ -1,0 +1,61 @@
+"""The forward in global space, where there is no region: torch's numbers, and no gathered batch."""
+
+import re
+
+import pytest
+import torch
+from region_harness import ROWS, Apply, assert_same_sums, numbers, torch_gradients
+from torch import nn
+
+from spmdzero.engine._module import move_module
+from spmdzero.xla import Batch, DeviceMesh, GlobalForward, optimized_hlo
+
+WIDTH = 24
+
+
+def place(mesh: DeviceMesh, host: torch.Tensor) -> Batch:
+    return Batch(mesh.place(host, mesh.batch_spec(host.dim())), 0)
+
+
+def test_a_global_forward_sees_the_whole_batch_and_plain_tensors(mesh: DeviceMesh) -> None:
+    x = numbers(ROWS, 4).round()
+    forward = GlobalForward(mesh=mesh, module=Apply(lambda x, scale: x - scale * x.max()))
+    output = forward((place(mesh, x),), {"scale": mesh.place(torch.tensor(2.0))})
+    assert torch.equal(output.cpu(), x - 2 * x.max())
+
+
+MODELS = {
+    "layer norm": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)),
+    "group norm": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GroupNorm(4, WIDTH)),
+    "batch norm": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_norms_equal_torch_over_the_whole_batch(mesh: DeviceMesh, name: str) -> None:
+    torch.manual_seed(0)
+    module, own = MODELS[name](), MODELS[name]()
+    own.load_state_dict(module.state_dict())
+    move_module(module, mesh=mesh, dtype=torch.float32)
+    x, target = numbers(ROWS, WIDTH), numbers(ROWS, WIDTH, seed=1)
+    output = GlobalForward(mesh=mesh, module=module)((place(mesh, x),), {})
+    loss = (output - place(mesh, target).tensor).square().mean()
+    loss.backward()
+    expected = own(x)
+    assert_same_sums(output.detach(), expected.detach())
+    expected_gradients = torch_gradients(own, (expected - target).square().mean())
+    gradients = {n: p.grad for n, p in module.named_parameters()}
+    if name == "batch norm":  # which takes the bias before it out again: both are noise
+        del gradients["0.bias"], expected_gradients["0.bias"]
+    assert_same_sums(gradients, expected_gradients)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_follows_a_norm_runs_on_each_devices_own_rows(mesh: DeviceMesh, name: str) -> None:
+    module = nn.Sequential(MODELS[name](), nn.Linear(WIDTH, 40))
+    move_module(module, mesh=mesh, dtype=torch.float32)
+    output = GlobalForward(mesh=mesh, module=module)((place(mesh, numbers(ROWS, WIDTH)),), {})
+    text = optimized_hlo([output])
+    rows = re.findall(r"f32\[(\d+),40\]\S* (?:dot|fusion|custom-call)\(", text)
+    assert rows
+    assert set(rows) == {str(ROWS // mesh.size)}

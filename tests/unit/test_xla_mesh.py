@@ -1,0 +1,222 @@
+"""Tensors on the mesh: what each device holds, and what never travels."""
+
+import math
+
+import pytest
+import torch
+import torch_xla.debug.metrics as met
+
+from spmdzero.plan import MeshSpec, Placement
+from spmdzero.xla import (
+    DeviceMesh,
+    global_norm,
+    local_shards,
+    optimized_hlo,
+    runtime,
+    sharding_of,
+)
+from spmdzero.xla.mesh import fresh
+
+TWO_AXES = MeshSpec((("data", 2), ("fsdp", 4)))
+PLACEMENTS = {
+    "replicate": Placement(kind="replicate", reason="test"),
+    "shard 0": Placement(kind="shard", dim=0, reason="test"),
+    "shard 1": Placement(kind="shard", dim=1, reason="test"),
+    "flat": Placement(kind="flat", reason="test"),
+}
+HOST = torch.arange(16 * 24.0).reshape(16, 24)
+
+
+@pytest.fixture(params=["fsdp=8", "data=2, fsdp=4"])
+def any_mesh(mesh: DeviceMesh, request: pytest.FixtureRequest) -> DeviceMesh:
+    return mesh if request.param == "fsdp=8" else DeviceMesh(TWO_AXES)
+
+
+def shapes(tensor: torch.Tensor) -> list[tuple[int, ...]]:
+    runtime.sync()
+    return [tuple(shard.shape) for shard in local_shards(tensor)]
+
+
+def transfers_from_device() -> int:
+    data = met.metric_data("TransferFromDeviceTime")
+    return data[0] if data else 0
+
+
+# -- uploads ---------------------------------------------------------------------------------
+
+
+def test_a_placed_batch_is_split_over_all_axes_in_device_order(any_mesh: DeviceMesh) -> None:
+    placed = any_mesh.place(HOST, any_mesh.batch_spec(2))
+    shards = local_shards(placed)
+    assert all(torch.equal(s, rows) for s, rows in zip(shards, HOST.split(2), strict=True))
+    assert torch.equal(placed.cpu(), HOST)
+
+
+def test_a_batch_dim_that_is_not_the_first_is_split(any_mesh: DeviceMesh) -> None:
+    placed = any_mesh.place(HOST, any_mesh.batch_spec(2, dim=1))
+    shards = local_shards(placed)
+    assert all(torch.equal(s, c) for s, c in zip(shards, HOST.split(3, dim=1), strict=True))
+
+
+def test_a_state_on_two_axes_is_split_over_fsdp_and_copied_over_data(mesh: DeviceMesh) -> None:
+    placed = DeviceMesh(TWO_AXES).place(HOST, ("fsdp", None))
+    shards = local_shards(placed)
+    expected = [*HOST.split(4), *HOST.split(4)]
+    assert all(torch.equal(s, rows) for s, rows in zip(shards, expected, strict=True))
+
+
+def test_without_a_spec_every_device_holds_everything(any_mesh: DeviceMesh) -> None:
+    placed = any_mesh.place(HOST)
+    assert all(torch.equal(shard, HOST) for shard in local_shards(placed))
+    assert len(local_shards(placed)) == 8
+
+
+def test_place_uploads_shards_and_not_copies_of_the_whole(mesh: DeviceMesh) -> None:
+    def uploaded() -> float:
+        return met.metric_data("OutboundData")[1]
+
+    local_shards(mesh.place(HOST, ("fsdp", None)))
+    before = uploaded()
+    local_shards(mesh.place(HOST, ("fsdp", None)))
+    assert uploaded() - before == HOST.nbytes
+    before = uploaded()
+    local_shards(mesh.place(HOST))
+    assert uploaded() - before == 8 * HOST.nbytes
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool]
+)
+def test_place_keeps_dtype_and_values(mesh: DeviceMesh, dtype: torch.dtype) -> None:
+    host = (HOST[:, :8] % 2).to(dtype)
+    placed = mesh.place(host, ("fsdp", None))
+    assert placed.dtype == dtype
+    assert torch.equal(placed.cpu(), host)
+
+
+def test_zeros_are_born_as_shards(any_mesh: DeviceMesh) -> None:
+    zeros = any_mesh.zeros((16, 24), torch.bfloat16, ("fsdp", None))
+    assert shapes(zeros) == [(16 // any_mesh.spec.fsdp, 24)] * 8
+    assert zeros.cpu().count_nonzero() == 0
+
+
+# -- store, gather, fresh --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_store_holds_what_the_placement_says_and_gather_gives_the_tensor_back(
+    any_mesh: DeviceMesh, name: str
+) -> None:
+    placement, n = PLACEMENTS[name], any_mesh.spec.fsdp
+    host = HOST[:9, :3].contiguous() if name == "flat" else HOST  # 27: 8 and 4 don't divide it
+    stored = any_mesh.store(any_mesh.place(host), placement)
+    expected = {
+        "replicate": (16, 24),
+        "shard 0": (16 // n, 24),
+        "shard 1": (16, 24 // n),
+        "flat": (math.ceil(27 / n),),
+    }[name]
+    assert shapes(stored) == [expected] * 8
+    updated = _updated(any_mesh, stored, placement, host)
+    whole = any_mesh.gather(updated, placement, tuple(host.shape))
+    any_mesh.mark(whole)
+    assert shapes(whole) == [tuple(host.shape)] * 8
+    assert torch.equal(whole.cpu(), host + 1)
+
+
+def _updated(
+    mesh: DeviceMesh, stored: torch.Tensor, placement: Placement, host: torch.Tensor
+) -> torch.Tensor:
+    return mesh.mark(stored + 1, placement.partition_spec(tuple(host.shape), mesh.spec))
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_store_and_gather_move_nothing_to_the_host(mesh: DeviceMesh, name: str) -> None:
+    parameter, placement = mesh.place(HOST), PLACEMENTS[name]
+    local_shards(parameter)
+    before = transfers_from_device()
+    stored = mesh.store(parameter, placement)
+    runtime.sync()
+    parameter.copy_(mesh.gather(_updated(mesh, stored, placement, HOST), placement, (16, 24)))
+    mesh.mark(parameter)
+    runtime.sync()
+    runtime.wait()
+    assert transfers_from_device() == before
+    assert shapes(parameter) == [(16, 24)] * 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_a_fresh_copy_may_be_sharded_on_the_devices(mesh: DeviceMesh, dtype: torch.dtype) -> None:
+    host = (HOST % 3).to(dtype)
+    source = mesh.place(host)
+    local_shards(source)
+    before = transfers_from_device()
+    copy = mesh.mark(fresh(source), ("fsdp", None))
+    runtime.sync()
+    runtime.wait()
+    assert transfers_from_device() == before
+    assert shapes(copy) == [(2, 24)] * 8
+    assert shapes(source) == [(16, 24)] * 8
+    assert copy.dtype == dtype
+    assert torch.equal(copy.cpu(), host)
+
+
+# -- annotations -----------------------------------------------------------------------------
+
+
+def test_mark_returns_the_tensor_replicated_unless_told(mesh: DeviceMesh) -> None:
+    tensor = mesh.place(HOST) * 2
+    assert mesh.mark(tensor) is tensor
+    assert sharding_of(tensor) == "{replicated}"
+    split = mesh.mark(mesh.place(HOST) * 2, ("fsdp", None))
+    assert "devices=[8,1]" in sharding_of(split)
+
+
+def test_an_annotation_is_built_once(mesh: DeviceMesh) -> None:
+    assert mesh.operation(("fsdp", None)) is mesh.operation(("fsdp", None))
+    assert mesh.operation(("fsdp", None)) is not mesh.operation((None, "fsdp"))
+
+
+def test_groups_hold_the_devices_that_differ_on_one_axis(mesh: DeviceMesh) -> None:
+    assert mesh.groups("fsdp") == [[0, 1, 2, 3, 4, 5, 6, 7]]
+    two = DeviceMesh(TWO_AXES)
+    assert two.groups("fsdp") == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert two.groups("data") == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+# -- the global norm -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kinds", ["sharded", "replicated", "both"])
+def test_global_norm_equals_torchs_over_all_elements(any_mesh: DeviceMesh, kinds: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    sizes = {(16, 24): ("fsdp", None), (3, 8): (None, "fsdp"), (5,): (None,), (): ()}
+    tensors = {size: torch.randn(size, generator=generator) for size in sizes}
+    chosen = {
+        size: spec
+        for size, spec in sizes.items()
+        if kinds == "both" or ("fsdp" in spec) == (kinds == "sharded")
+    }
+    pairs = [(any_mesh.place(tensors[size], spec), spec) for size, spec in chosen.items()]
+    norm = global_norm(pairs, any_mesh)
+    expected = torch.cat([tensors[size].flatten() for size in chosen]).double().norm()
+    assert (norm.dim(), norm.dtype) == (0, torch.float32)
+    # 400 squares of order 1 summed in fp32: 20 (their root) * 6e-8.
+    torch.testing.assert_close(norm.cpu().double(), expected, rtol=2e-6, atol=0)
+    assert shapes(norm) == [()] * 8
+
+
+def test_global_norm_of_bf16_tensors_is_summed_in_fp32(mesh: DeviceMesh) -> None:
+    host = torch.full((1024,), 1.0, dtype=torch.bfloat16)
+    host[:8] = 0.0  # in bf16 the sum of squares would stop at 256
+    norm = global_norm([(mesh.place(host, ("fsdp",)), ("fsdp",))], mesh)
+    assert norm.item() == pytest.approx(math.sqrt(1016), rel=1e-6)
+
+
+def test_global_norm_sends_one_scalar_for_all_sharded_tensors(any_mesh: DeviceMesh) -> None:
+    pairs = [(any_mesh.place(HOST + i, ("fsdp", None)), ("fsdp", None)) for i in range(3)]
+    text = optimized_hlo([global_norm(pairs, any_mesh)])
+    collectives = [line for line in text.splitlines() if " all-reduce(" in line]
+    assert len(collectives) == 1
+    assert "f32[] all-reduce(" in collectives[0]
+    assert not any(f" {kind}(" in text for kind in ("all-gather", "all-to-all", "reduce-scatter"))

@@ -1,0 +1,102 @@
+"""The runtime: SPMD in time, one torch_xla version, counts, scopes in the compiled program."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from spmdzero.xla import DeviceMesh, optimized_hlo, record_scopes, runtime, scope
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"}
+    environment.pop("XLA_USE_SPMD", None)  # torch_xla leaves it behind in a process with SPMD
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_spmd_after_the_first_device_access_is_an_error_that_says_what_to_call() -> None:
+    result = run_python(
+        "import torch, torch_xla\n"
+        "from spmdzero.xla import runtime\n"
+        "from spmdzero.errors import SpmdZeroRuntimeError\n"
+        "torch.ones(2, device=torch_xla.device())\n"
+        "try:\n"
+        "    runtime.start()\n"
+        "except SpmdZeroRuntimeError as error:\n"
+        "    print('refused:', error)\n"
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("refused: an XLA device was used before SPMD")
+    assert "spmdzero.init_distributed()" in result.stdout
+
+
+def test_another_version_of_torch_xla_is_refused_with_the_one_to_install() -> None:
+    result = run_python(
+        "import torch_xla\ntorch_xla.__version__ = '2.8.1'\nimport spmdzero.xla._private\n"
+    )
+    assert result.returncode != 0
+    error = result.stderr.strip().splitlines()[-1]
+    assert "SpmdZeroRuntimeError: torch_xla 2.8.1 is installed" in error
+    assert "pip install torch==2.9.0 torch_xla==2.9.0" in error
+
+
+def test_start_may_be_called_again(mesh: DeviceMesh) -> None:
+    runtime.start()
+    assert runtime.device_count() == runtime.local_device_count() == 8
+
+
+def test_one_process_on_cpu(mesh: DeviceMesh) -> None:
+    assert (runtime.process_count(), runtime.process_index()) == (1, 0)
+    assert runtime.platform() == "CPU"
+    assert runtime.device().type == "xla"
+
+
+def test_a_program_is_counted_when_it_is_compiled_and_not_when_it_is_found(
+    mesh: DeviceMesh,
+) -> None:
+    def compute() -> torch.Tensor:
+        result = mesh.place(torch.ones(8, 41), ("fsdp", None)) * 3
+        runtime.sync()
+        return result
+
+    before = runtime.compile_count()
+    compute()
+    assert runtime.compile_count() == before + 1
+    compute()
+    assert runtime.compile_count() == before + 1
+
+
+def test_an_in_place_update_reuses_the_buffer_of_its_input(mesh: DeviceMesh) -> None:
+    state = mesh.place(torch.ones(8, 43), ("fsdp", None))
+    runtime.sync()
+    state.add_(1)
+    runtime.sync()
+    assert runtime.aliased_inputs() == 1
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_scope_reaches_the_compiled_program_only_while_recorded(
+    mesh: DeviceMesh, recorded: bool
+) -> None:
+    record_scopes(recorded)
+    try:
+        with scope("zero.gradient/layer.weight"):
+            total = mesh.mark(mesh.place(torch.ones(8, 47), ("fsdp", None)).sum())
+        text = optimized_hlo([total])
+    finally:
+        record_scopes(False)
+    assert ("zero.gradient/layer.weight" in text) is recorded
+    assert " all-reduce(" in text
+
+
+def test_the_devices_own_generator_is_repeated_by_seed(mesh: DeviceMesh) -> None:
+    draws = []
+    for value in (3, 4, 3):
+        runtime.seed(value)
+        draws.append(torch.rand(16, device=runtime.device()).cpu())
+    assert torch.equal(draws[0], draws[2])
+    assert not torch.equal(draws[0], draws[1])
