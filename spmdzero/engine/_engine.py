@@ -68,6 +68,7 @@ class Engine(EngineState):
         self.spmd_config, self.plan, self.mesh = config, plan, mesh
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.training_dataloader: ZeroDataLoader | None = None
+        self._own_data: Iterator[Any] | None = None
         self._batch, self._placer, self._forward = batch, placer, forward
         self._region = forward if isinstance(forward, ReplicaRegion) else None
         self._gradients, self._health = gradients, health
@@ -193,7 +194,9 @@ class Engine(EngineState):
                 raise SpmdZeroUsageError(
                     "train_batch() without data: pass data_iter, or training_data= to initialize"
                 )
-            data_iter = self.training_dataloader.endless()
+            if self._own_data is None:
+                self._own_data = self.training_dataloader.endless()
+            data_iter = self._own_data
         # Uploaded, so that each micro-batch adds to it by the same graph.
         total = self.mesh.place(torch.zeros(()))
         for index in range(self._batch.accumulation):

@@ -35,6 +35,8 @@ class GradientStore:
     def add_local(self, name: str, grad: torch.Tensor) -> None:
         """Adds one replica's gradient, `[*shape]` in replica space."""
         tensor = self._plan[name]
+        if not tensor.trainable:
+            return  # differentiable, but in no param group
         grad = grad.to(dtype_named(tensor.dtype(Role.GRADIENT)))
         placement = self._waiting_placement(name)
         if placement.kind == "partial":
@@ -46,6 +48,8 @@ class GradientStore:
     def add_global(self, name: str, grad: torch.Tensor) -> None:
         """Adds a gradient of the whole batch, `[*shape]` in global space; the compiler reduces."""
         tensor = self._plan[name]
+        if not tensor.trainable:
+            return
         placement = self._waiting_placement(name)
         with scope(f"zero.gradient/{name}"):
             grad = grad.to(dtype_named(tensor.dtype(Role.GRADIENT)))

@@ -1,0 +1,146 @@
+"""The loader that initialize(training_data=...) returns."""
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset, TensorDataset
+
+import spmdzero
+
+DEVICES, MICRO = 8, 2
+
+
+class Numbers(IterableDataset[torch.Tensor]):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (torch.tensor([float(i)]) for i in range(self.count))
+
+
+class Broken(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        raise OSError(f"row {index} is on a broken disk")
+
+
+class Mean(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        return (x * self.weight).mean()
+
+
+def make(data: Dataset[Any], **more: Any) -> tuple[spmdzero.Engine, Any]:
+    engine, _, loader, _ = spmdzero.initialize(
+        model=Mean(),
+        training_data=data,
+        config={
+            "train_micro_batch_size_per_gpu": MICRO,
+            "optimizer": {"type": "SGD", "params": {"lr": 0.0}},
+        }
+        | more,
+    )
+    return engine, loader
+
+
+def rows(count: int) -> TensorDataset:
+    return TensorDataset(torch.arange(count).float().reshape(-1, 1), torch.arange(count))
+
+
+def test_each_device_gets_the_rows_of_its_deepspeed_rank() -> None:
+    data = rows(70)
+    _, loader = make(data)
+    ranks = [list(DistributedSampler(data, num_replicas=DEVICES, rank=r)) for r in range(DEVICES)]
+    seen: list[list[int]] = [[] for _ in range(DEVICES)]
+    for _, y in loader:
+        for rank, shard in enumerate(spmdzero.local_shards(y)):
+            seen[rank] += shard.tolist()
+    assert seen == ranks
+
+
+def test_batches_are_born_sharded() -> None:
+    _, loader = make(rows(32))
+    for x, y in loader:
+        assert {tuple(s.shape) for s in spmdzero.local_shards(x)} == {(MICRO, 1)}
+        assert {tuple(s.shape) for s in spmdzero.local_shards(y)} == {(MICRO,)}
+
+
+def test_a_short_last_micro_batch_trains_or_is_dropped() -> None:
+    engine, loader = make(rows(24))
+    shapes = []
+    for batch in loader:
+        shapes.append(batch[0].shape[0])
+        engine.backward(engine(*batch))
+        engine.step()
+    assert shapes == [16, 8] == [16, 24 - 16]
+    assert len(loader) == 2
+    # Only the loader may announce one: the same rows from the user are a mistake.
+    with pytest.raises(spmdzero.SpmdZeroUsageError, match="8 rows"):
+        _ = [engine(torch.zeros(16, 1)), next(iter(loader)), engine(torch.zeros(8, 1))]
+    _, dropping = make(rows(24), dataloader_drop_last=True)
+    assert [batch[0].shape[0] for batch in dropping] == [16]
+    assert len(dropping) == 1
+
+
+def test_an_iterable_dataset_is_read_in_order_and_its_odd_end_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _, loader = make(Numbers(37))
+    with caplog.at_level("WARNING", logger="spmdzero"):
+        found = [batch.cpu().flatten().tolist() for batch in loader]
+    assert [value for part in found for value in part] == [float(i) for i in range(32)]
+    assert [r.message for r in caplog.records if "dropped the last 5 rows" in r.message]
+
+
+def test_train_batch_uses_the_loader_over_and_over_in_new_orders() -> None:
+    engine, loader = make(rows(32))
+    orders = []
+    data = loader.endless()
+    for _ in range(2):
+        orders.append([next(data)[1].cpu().tolist() for _ in range(2)])
+    assert sorted(chain(*orders[0])) == sorted(chain(*orders[1])) == list(range(32))
+    assert orders[0] != orders[1]
+    losses = [engine.train_batch().item() for _ in range(2)]
+    assert sum(losses) / 2 == pytest.approx(sum(range(32)) / 32)
+
+
+def test_an_error_of_the_dataset_reaches_the_training_loop() -> None:
+    _, loader = make(Broken())
+    with pytest.raises(OSError, match="broken disk"):
+        next(iter(loader))
+
+
+def test_a_collate_function_and_nested_batches() -> None:
+    def collate(samples: list[Any]) -> dict[str, Any]:
+        x = torch.stack([sample[0] for sample in samples])
+        return {"x": x, "extra": {"table": torch.arange(3), "name": "numbers"}}
+
+    _, _, loader, _ = spmdzero.initialize(
+        model=Mean(),
+        training_data=rows(16),
+        collate_fn=collate,
+        config={"train_micro_batch_size_per_gpu": MICRO},
+    )
+    (batch,) = list(loader)
+    assert {tuple(s.shape) for s in spmdzero.local_shards(batch["x"])} == {(MICRO, 1)}
+    assert {tuple(s.shape) for s in spmdzero.local_shards(batch["extra"]["table"])} == {(3,)}
+    assert batch["extra"]["name"] == "numbers"
+
+
+def test_stopping_early_leaves_no_thread_behind() -> None:
+    import threading
+
+    _, loader = make(rows(320))
+    before = threading.active_count()
+    for _ in loader:
+        break
+    assert threading.active_count() == before
