@@ -3,6 +3,7 @@
 from importlib.metadata import version
 
 from spmdzero._arguments import add_config_arguments, init_distributed
+from spmdzero._logging import show_log_lines
 from spmdzero.engine import Engine, initialize
 from spmdzero.errors import (
     NonFiniteError,
@@ -17,6 +18,7 @@ from spmdzero.plan import ShardingPlan
 from spmdzero.xla import local_shards, replicated
 
 __version__ = version("spmdzero")
+show_log_lines()
 
 __all__ = [
     "CollectiveLedger",

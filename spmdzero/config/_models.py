@@ -136,6 +136,12 @@ class SpmdConfig(Section):
                 fix='Write "auto", or "forward": "region".',
                 at=("reduction",),
             )
+        if self.forward == "global" and self.outputs:
+            raise RefusedValueError(
+                "outputs leave no replica region when the forward is global",
+                fix='Leave it out, or write "forward": "region".',
+                at=("outputs",),
+            )
         return self
 
 

@@ -124,9 +124,8 @@ class Engine(EngineState):
         # program was cut, which then has one output more and compiles once more.
         with region, torch.autograd.set_multithreading_enabled(False):
             scaled.backward(retain_graph=retain_graph)
-        if self._region is None:
-            self._collect_global_gradients()
-        detached = self.mesh.mark(loss.detach().clone())
+        self._collect_global_gradients()
+        detached = self.mesh.mark(loss.detach().reshape(()).clone())
         self._health.watch(detached, step=self.global_steps)
         self._losses.append(detached)
         self._backward_done = True
@@ -218,6 +217,8 @@ class Engine(EngineState):
     # -- what the three calls are made of --------------------------------------------------
 
     def _collect_global_gradients(self) -> None:
+        # With a global forward these are all gradients; otherwise what a loss term that was
+        # computed outside of the module, such as a weight penalty, gives.
         for name, parameter in self.module.named_parameters():
             if parameter.grad is not None:
                 self._gradients.add_global(name, parameter.grad)

@@ -53,7 +53,11 @@ class GradientStore:
         placement = self._waiting_placement(name)
         with scope(f"zero.gradient/{name}"):
             grad = grad.to(dtype_named(tensor.dtype(Role.GRADIENT)))
-            self._accumulate(name, self._mesh.store(grad, placement), placement)
+            if placement.kind == "partial":
+                share = (grad / self._mesh.size).expand(self._mesh.size, *grad.shape)
+                self._accumulate(name, share, placement)
+            else:
+                self._accumulate(name, self._mesh.store(grad, placement), placement)
 
     def take(self, name: str) -> torch.Tensor:
         """The summed gradient as the step needs it, in its stored shape; zeros if there is none.

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from spmdzero.config import OptimizerConfig
 from spmdzero.errors import SpmdZeroUsageError
@@ -27,9 +26,40 @@ class Groups:
     client: torch.optim.Optimizer | None = None
 
 
-def groups_from_torch(
-    optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]
-) -> Groups:
+@dataclasses.dataclass(frozen=True)
+class Members:
+    """Which tensors a param group may hold.
+
+    Attributes:
+        names: parameter of the model -> its name.
+        renewed: parameter from before the move to the devices -> the one that replaced it.
+    """
+
+    names: Mapping[torch.Tensor, str]
+    renewed: Mapping[torch.Tensor, torch.Tensor]
+
+    def of(self, group: Mapping[str, Any]) -> list[torch.Tensor]:
+        """The parameters of one group, as they are now."""
+        given = group["params"]
+        given = [given] if isinstance(given, torch.Tensor) else list(given)
+        return [self.renewed.get(parameter, parameter) for parameter in given]
+
+    def check(self, groups: list[dict[str, Any]]) -> None:
+        """Raises SpmdZeroUsageError for a stranger, or a parameter that is in two groups."""
+        seen: set[torch.Tensor] = set()
+        for index, group in enumerate(groups):
+            for parameter in group["params"]:
+                if parameter not in self.names:
+                    raise SpmdZeroUsageError(
+                        f"param group {index} holds a tensor of shape {list(parameter.shape)} "
+                        "that is not a parameter of the model"
+                    )
+                if parameter in seen:
+                    raise SpmdZeroUsageError(f"{self.names[parameter]} is in two param groups")
+                seen.add(parameter)
+
+
+def groups_from_torch(optimizer: torch.optim.Optimizer, members: Members) -> Groups:
     """The groups of a user's Adam, AdamW or SGD; the same dicts, so that schedules reach them."""
     if optimizer.state:
         raise SpmdZeroUsageError(
@@ -37,36 +67,20 @@ def groups_from_torch(
             "Hand a fresh one to initialize"
         )
     rule = rule_from_torch(optimizer)
-    _check_members(optimizer.param_groups, names)
+    for group in optimizer.param_groups:
+        group["params"] = members.of(group)
+    members.check(optimizer.param_groups)
     return Groups(rule=rule, groups=optimizer.param_groups, client=optimizer)
 
 
 def groups_from_config(
-    config: OptimizerConfig, given: list[Any] | None, names: Mapping[nn.Parameter, str]
+    config: OptimizerConfig, given: list[Any] | None, members: Members
 ) -> Groups:
     """The config's optimizer over `given` parameters or groups, or all trainable parameters."""
     rule, defaults = rule_from_config(config.type, config.params)
     if not given:
-        given = [p for p in names if p.requires_grad]
+        given = [parameter for parameter in members.names if parameter.requires_grad]
     groups = given if isinstance(given[0], dict) else [{"params": given}]
-    complete = []
-    for group in groups:
-        members = group["params"]
-        members = [members] if isinstance(members, nn.Parameter) else list(members)
-        complete.append({**defaults, **group, "params": members})
-    _check_members(complete, names)
+    complete = [{**defaults, **group, "params": members.of(group)} for group in groups]
+    members.check(complete)
     return Groups(rule=rule, groups=complete)
-
-
-def _check_members(groups: list[dict[str, Any]], names: Mapping[nn.Parameter, str]) -> None:
-    seen: set[nn.Parameter] = set()
-    for index, group in enumerate(groups):
-        for parameter in group["params"]:
-            if parameter not in names:
-                raise SpmdZeroUsageError(
-                    f"param group {index} holds a tensor of shape {list(parameter.shape)} that is "
-                    "not a parameter of the model"
-                )
-            if parameter in seen:
-                raise SpmdZeroUsageError(f"{names[parameter]} is in two param groups")
-            seen.add(parameter)

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from spmdzero.config import NO_MEANING, SpmdZeroConfig, load_config, resolve_batch_sizes
 from spmdzero.engine._engine import Engine, Scheduler
 from spmdzero.engine._gradients import GradientStore
-from spmdzero.engine._groups import Groups, groups_from_config, groups_from_torch
+from spmdzero.engine._groups import Groups, Members, groups_from_config, groups_from_torch
 from spmdzero.engine._health import LossHealth
 from spmdzero.engine._inputs import InputPlacer
 from spmdzero.engine._loader import ZeroDataLoader
@@ -95,9 +95,9 @@ def initialize(
     mesh, precision = DeviceMesh(spec), PrecisionPolicy.from_config(settings)
     runtime.seed(torch.initial_seed() % 2**31)
 
-    move_module(model, mesh=mesh, dtype=precision.parameter)
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    groups = _groups(settings, optimizer, model_parameters, model, names)
+    renewed = move_module(model, mesh=mesh, dtype=precision.parameter)
+    names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
+    groups = _groups(settings, optimizer, model_parameters, model, Members(names, renewed))
     in_region = settings.spmd.forward == "region"
     plan = ShardingPlan.build(
         _parameters(model, groups),
@@ -192,16 +192,16 @@ def _groups(
     optimizer: Any,
     model_parameters: ParameterGroups | None,
     model: nn.Module,
-    names: Mapping[nn.Parameter, str],
+    members: Members,
 ) -> Groups | None:
     given = list(model_parameters) if model_parameters is not None else None
     if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = optimizer(given or [p for p in model.parameters() if p.requires_grad])
     if optimizer is not None:
-        return groups_from_torch(optimizer, names)
+        return groups_from_torch(optimizer, members)
     if settings.optimizer is None:
         return None
-    return groups_from_config(settings.optimizer, given, names)
+    return groups_from_config(settings.optimizer, given, members)
 
 
 def _scheduler(

@@ -7,12 +7,17 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.xla import runtime
 from spmdzero.xla.mesh import DeviceMesh
 
+Moved = dict[torch.Tensor, torch.Tensor]
 
-def move_module(module: nn.Module, *, mesh: DeviceMesh, dtype: torch.dtype) -> None:
+
+def move_module(module: nn.Module, *, mesh: DeviceMesh, dtype: torch.dtype) -> Moved:
     """Replicates parameters (cast to `dtype`) and buffers (as they are) on all devices.
 
     Every Python object that was a parameter stays that parameter: an optimizer or a closure made
-    before keeps working, and tied weights stay tied.
+    before keeps working, and tied weights stay tied. A parameter that something keeps a weak
+    reference to (nn.LSTM does) can't be exchanged in place and becomes a new object.
+
+    Returns the parameters that became new objects: old -> new.
 
     Raises:
         SpmdZeroUsageError: a parameter or buffer is on a device other than the CPU or ours, or
@@ -21,17 +26,32 @@ def move_module(module: nn.Module, *, mesh: DeviceMesh, dtype: torch.dtype) -> N
     named = dict(module.named_parameters()) | dict(module.named_buffers())
     for name, tensor in named.items():
         _check(name, tensor, dtype)
+    renewed: Moved = {}
     for tensor in named.values():
         is_parameter = isinstance(tensor, nn.Parameter)
-        cast = tensor.detach().to(dtype) if is_parameter and _casts(tensor) else tensor.detach()
+        cast = tensor.detach()
+        if is_parameter and tensor.is_floating_point():
+            cast = cast.to(dtype)
         placed = mesh.place(cast) if cast.device.type == "cpu" else mesh.mark(cast.clone())
         if is_parameter:
             placed = nn.Parameter(placed, requires_grad=tensor.requires_grad)
-        torch.utils.swap_tensors(tensor, placed)
+        try:
+            torch.utils.swap_tensors(tensor, placed)
+        except RuntimeError as error:
+            if "weakref" not in str(error):
+                raise
+            renewed[tensor] = placed
+    _replace(module, renewed)
+    return renewed
 
 
-def _casts(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point()
+def _replace(module: nn.Module, renewed: Moved) -> None:
+    for part in module.modules() if renewed else ():
+        for registry in (part._parameters, part._buffers):
+            for name, tensor in list(registry.items()):
+                if tensor is not None and tensor in renewed:
+                    # setattr, because nn.LSTM refreshes its list of weights in it.
+                    setattr(part, name, renewed[tensor])
 
 
 def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:

@@ -36,7 +36,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self,
         param_groups: list[dict[str, Any]],
         *,
-        names: Mapping[nn.Parameter, str],
+        names: Mapping[torch.Tensor, str],
         rule: UpdateRule,
         plan: ShardingPlan,
         mesh: DeviceMesh,

@@ -16,6 +16,17 @@ from spmdzero.xla._random import REPLACEMENTS, ReplicaRandom
 _aten = torch.ops.aten
 # They write running_mean and running_var without saying so in their schema.
 _BATCH_NORMS = {_aten.native_batch_norm.default, _aten._native_batch_norm_legit.default}
+_PRODUCTS = {
+    _aten.mm.default,
+    _aten.bmm.default,
+    _aten.addmm.default,
+    _aten.baddbmm.default,
+    _aten.mv.default,
+    _aten.dot.default,
+    _aten.linear.default,
+    _aten.convolution.default,
+    _aten.convolution_overrideable.default,
+}
 _EXTREMES = {_aten.amin.default, _aten.amax.default}
 _INDEXED = {_aten.index.Tensor, _aten.index_put.default}
 
@@ -71,7 +82,22 @@ class RegionDispatch(TorchDispatchMode):
             shape = mask.shape + (1,) * (target.dim() - mask.dim())
             return torch.where(mask.reshape(shape), value.to(target.dtype), target)
         self._refuse_what_aborts(func, args)
-        return func(*args, **kwargs)
+        self._refuse_mixed_dtypes(func, args)
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            raise self._error(f"{func} failed: {error}") from error
+
+    def _refuse_mixed_dtypes(self, func: Any, args: tuple[Any, ...]) -> None:
+        # torch_xla takes them, and XLA's verifier fails on the whole program later.
+        if func in _PRODUCTS:
+            tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+            dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+            if len(dtypes) > 1:
+                raise self._error(
+                    f"{func} multiplies tensors of different dtypes, {_joined(dtypes)}. Cast the "
+                    'input: under "bf16" parameters are bfloat16, and inputs stay as they are given'
+                )
 
     def _batch_norm(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         outputs = func(*args, **kwargs)
@@ -145,6 +171,10 @@ class RegionDispatch(TorchDispatchMode):
 
     def _error(self, message: str) -> ReplicaRegionError:
         return ReplicaRegionError(f"{_place(self._owner)}: {message}")
+
+
+def _joined(dtypes: set[torch.dtype]) -> str:
+    return " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
 
 
 def _is_masked_fill(

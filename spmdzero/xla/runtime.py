@@ -19,6 +19,12 @@ def start() -> None:
         SpmdZeroRuntimeError: a device was used before, without SPMD: torch_xla would then
             replicate what exists, or crash.
     """
+    if not hasattr(torch, "xla"):
+        # torch.utils.checkpoint looks its device's module up under torch.<device type>.
+        torch._register_device_module("xla", _CheckpointDevice)
+    # Read once per process by torch_xla; without it the collectives that GSPMD inserts are
+    # invisible in the HLO that the ledger reads.
+    os.environ.setdefault("XLA_DUMP_POST_OPTIMIZATIONS", "1")
     if xr.is_spmd():
         return
     if _private.spmd_is_locked():
@@ -27,13 +33,7 @@ def start() -> None:
             "Call spmdzero.init_distributed() (or spmdzero.initialize) before the first "
             "torch_xla.device() or tensor.to('xla') of the program"
         )
-    # Read once per process by torch_xla; without it the collectives that GSPMD inserts are
-    # invisible in the HLO that the ledger reads.
-    os.environ.setdefault("XLA_DUMP_POST_OPTIMIZATIONS", "1")
     xr.use_spmd()
-    if not hasattr(torch, "xla"):
-        # torch.utils.checkpoint looks its device's module up under torch.<device type>.
-        torch._register_device_module("xla", _CheckpointDevice)
 
 
 class _CheckpointDevice:

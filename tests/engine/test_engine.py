@@ -144,6 +144,35 @@ class TestStyles:
             losses.append(loss.item())
         assert losses == pytest.approx(torch_losses(4), **CLOSE)
 
+    @pytest.mark.parametrize(("stage", "gas"), [(2, 1), (1, 2), (2, 2)])
+    def test_a_penalty_on_the_weights_outside_of_the_module_counts(
+        self, stage: int, gas: int
+    ) -> None:
+        def penalty(model: nn.Module) -> torch.Tensor:
+            return 0.1 * sum(p.pow(2).sum() for p in model.parameters())
+
+        plain = make_model()
+        sgd = torch.optim.SGD(plain.parameters(), lr=0.1)
+        engine, *_ = spmdzero.initialize(
+            model=make_model(),
+            config=config(
+                gas,
+                gradient_clipping=0.0,
+                optimizer={"type": "SGD", "params": {"lr": 0.1}},
+                zero_optimization={"stage": stage},
+            ),
+        )
+        for step in range(2):
+            sgd.zero_grad()
+            for micro in range(gas):
+                data = batch(step * gas + micro)
+                ((plain(*data) + penalty(plain)) / gas).backward()
+                engine.backward(engine(*data) + penalty(engine.module))
+                engine.step()
+            sgd.step()
+        for ours, theirs in zip(engine.module.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.cpu(), theirs.detach(), rtol=1e-5, atol=1e-6)
+
     def test_backward_returns_the_loss_over_the_accumulation_steps(self) -> None:
         engine, *_ = spmdzero.initialize(model=make_model(), config=config(gas=4))
         loss = engine(*batch(0))
@@ -260,6 +289,32 @@ class TestOptimizers:
 
 
 class TestSurface:
+    def test_a_model_whose_weights_have_weak_references_trains(self) -> None:
+        """nn.LSTM: its parameters become new objects, which the user's optimizer must learn."""
+
+        def build() -> nn.LSTM:
+            torch.manual_seed(0)
+            return nn.LSTM(WIDTH, 4, batch_first=True)
+
+        plain, ours = build(), build()
+        sgd = torch.optim.SGD(plain.parameters(), lr=0.5)
+        engine, *_ = spmdzero.initialize(
+            model=ours,
+            optimizer=torch.optim.SGD(ours.parameters(), lr=0.5),
+            config=config(
+                gradient_clipping=0.0, spmd={"outputs": {"1.0": "stack", "1.1": "stack"}}
+            ),
+        )
+        for step in range(2):
+            x = batch(step)[0].unsqueeze(1).expand(-1, 3, -1).contiguous()
+            engine.backward(engine(x)[0].pow(2).mean())
+            engine.step()
+            sgd.zero_grad()
+            plain(x)[0].pow(2).mean().backward()
+            sgd.step()
+        for ours_, theirs in zip(engine.module.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours_.cpu(), theirs.detach(), rtol=1e-5, atol=1e-6)
+
     def test_getters_and_counters(self) -> None:
         engine, optimizer, loader, scheduler = spmdzero.initialize(
             model=make_model(),

@@ -1,5 +1,6 @@
 """Mistakes that users make, each with an error that says what to do."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -122,6 +123,18 @@ def test_a_bf16_model_under_an_fp32_config() -> None:
         spmdzero.initialize(model=nn.Linear(4, 3).bfloat16(), config=config())
 
 
+def test_an_fp32_input_of_a_bf16_model_names_the_cast() -> None:
+    engine = make_engine(bf16={"enabled": True})
+    with pytest.raises(spmdzero.ReplicaRegionError, match=r"bfloat16 and float32. Cast the input"):
+        engine(torch.ones(16, 4))
+
+
+def test_a_wrong_shape_names_the_line_and_the_operation() -> None:
+    engine = make_engine()
+    with pytest.raises(spmdzero.ReplicaRegionError, match=r"test_wrong_input.py:\d+.*addmm"):
+        engine(torch.ones(16, 5))
+
+
 def test_no_module() -> None:
     with pytest.raises(SpmdZeroUsageError, match=r"needs a torch.nn.Module, got str"):
         spmdzero.initialize(model="gpt2", config=config())  # type: ignore[arg-type]
@@ -188,8 +201,15 @@ def test_a_device_used_before_spmd_is_a_clear_error() -> None:
         "torch.zeros(2).to(torch_xla.device())\n"
         "spmdzero.initialize(model=torch.nn.Linear(4, 3), config={'train_batch_size': 8})\n"
     )
+    # use_spmd() leaves this variable behind, and a child with it has SPMD on from the start.
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_USE_SPMD"}
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 1
     assert "SpmdZeroRuntimeError: an XLA device was used before SPMD" in done.stderr

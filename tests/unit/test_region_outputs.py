@@ -10,8 +10,9 @@ from torch import nn
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import SequenceClassifierOutput
 
+from spmdzero.engine._inputs import InputPlacer
 from spmdzero.errors import ReplicaRegionError
-from spmdzero.xla import DeviceMesh, map_tensors
+from spmdzero.xla import DeviceMesh, RegionRules, map_tensors, replicated
 
 X = torch.arange(ROWS * 4.0).reshape(ROWS, 4)
 PER_REPLICA = X.reshape(8, 2, 4)  # replica r holds rows 2r and 2r + 1
@@ -71,6 +72,21 @@ def test_a_plain_tensor_enters_whole(mesh: DeviceMesh) -> None:
         output = probe(probe.batch(X), mesh.place(table)).cpu()
     assert seen == [(ROWS, 4)]
     exactly(output, X + table.sum())
+
+
+def test_a_table_with_a_batchs_rows_enters_whole_when_declared_replicated(
+    mesh: DeviceMesh,
+) -> None:
+    module = Apply(lambda x, table: x + table.sum())
+    probe = Probe(module, mesh)
+    placer = InputPlacer(mesh=mesh, module=module, rules=RegionRules(), micro_batch=2)
+    table = numbers(ROWS, 4, seed=1).round()
+    with torch.no_grad():
+        args, kwargs = placer((X, replicated(table)), {}, training=True)
+        exactly(probe.region(args, kwargs).cpu(), X + table.sum())
+        args, kwargs = placer((X, table), {}, training=True)
+        own_rows = table.reshape(8, -1).sum(1).repeat_interleave(2)[:, None]
+        exactly(probe.region(args, kwargs).cpu(), X + own_rows)
 
 
 def test_integer_inputs_enter_as_shards_without_gradients(mesh: DeviceMesh) -> None:

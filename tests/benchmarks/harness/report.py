@@ -47,8 +47,7 @@ def host_table(runs: Runs) -> str:
     for name, rounds in runs.items():
         host = statistics.median(s for run in rounds for s in run.host_seconds)
         device = statistics.median(s for run in rounds for s in run.device_seconds)
-        row = [name, f"{host:.3f}", f"{device:.3f}", f"{median_step(rounds):.3f}"]
-        rows.append(row)
+        rows.append([name, f"{host:.3f}", f"{device:.3f}", f"{median_step(rounds):.3f}"])
     return _markdown(["candidate", "host s", "device s", "s/step"], rows)
 
 
@@ -76,7 +75,10 @@ def noise_note(runs: Runs) -> str | None:
             worst, spread = name, (high - low) / median_step(rounds)
     if spread <= NOISE:
         return None
-    return f"The machine was noisy: the rounds of {worst!r} are {spread:.0%} apart."
+    return (
+        f"The machine was noisy: the rounds of {worst!r} are {spread:.0%} apart. "
+        "Differences of that size between candidates mean nothing."
+    )
 
 
 def versions() -> str:
