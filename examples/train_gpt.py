@@ -32,8 +32,8 @@ SIZES = {
     "10m": GPTConfig(layers=4, heads=7, width=448, window=128),
 }
 # The peak learning rates suit the sizes; everything else comes from the JSON.
-LEARNING_RATES = {"tiny": 4e-3, "10m": 1.5e-3}
-STEPS = {"tiny": 100, "10m": 100}
+LEARNING_RATES = {"tiny": 2e-3, "10m": 7e-4}
+STEPS = {"tiny": 150, "10m": 100}
 READ_EVERY = 5  # steps; reading a value waits for the devices
 PROMPTS = ["def __init__(self", "import ", "class ", "    return ", "for ", "    if ", "# ", "try:"]
 
@@ -88,7 +88,9 @@ def main() -> None:
     say(f"Validation loss in nats per byte: {before:.2f} before training, {after:.2f} after it.")
 
     say("What the model writes after each prompt:")
-    for prompt, continuation in generate(engine, rows=rows, window=size.window, count=args.sample):
+    for prompt, continuation in generate(
+        engine, rows=plan.mesh.size, window=size.window, count=args.sample
+    ):
         print(f"  {prompt!r} -> {continuation!r}")
 
     say("What crosses the devices in a step's last micro-batch, read from the compiled program:")

@@ -134,7 +134,8 @@ class Engine(EngineState):
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
         """Ends a micro-batch; at the gradient accumulation boundary, updates the parameters.
 
-        Starts the compiled program on the devices and returns without waiting for it.
+        Starts the compiled program on the devices; a TPU runs it while Python goes on, the CPU
+        runtime may return only when it is done.
 
         Raises:
             SpmdZeroUsageError: no `backward` since the last step, or no optimizer.

@@ -22,6 +22,7 @@ class GradientStore:
     ) -> None:
         self._plan, self._mesh, self._reduction = plan, mesh, reduction
         self._pending: dict[str, torch.Tensor] = {}
+        self._summed = False
         self.accumulators: dict[str, torch.Tensor] = {}
         for tensor in plan:
             placement = tensor.placement(Role.ACCUMULATOR)
@@ -83,6 +84,9 @@ class GradientStore:
 
     def clear(self) -> None:
         """Forgets what was summed: pending gradients, and accumulators by zeroing them."""
+        if not self._summed:
+            return  # zeroing zeros would be operations of the next micro-batch, and a recompile
+        self._summed = False
         self._pending.clear()
         for name, accumulator in self.accumulators.items():
             accumulator.zero_()
@@ -98,6 +102,7 @@ class GradientStore:
         return placement.partition_spec(self._plan[name].shape, self._mesh.spec)
 
     def _accumulate(self, name: str, grad: torch.Tensor, placement: Placement) -> None:
+        self._summed = True
         if name in self.accumulators:
             self.accumulators[name].add_(grad)
             self._mesh.mark(self.accumulators[name], self._spec(name, placement))

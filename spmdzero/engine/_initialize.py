@@ -208,6 +208,11 @@ def _scheduler(
     settings: SpmdZeroConfig, given: Any, zero: ZeroOptimizer | None, groups: Groups | None
 ) -> Scheduler | None:
     if zero is None or groups is None:
+        if given is not None or settings.scheduler is not None:
+            raise SpmdZeroUsageError(
+                "a learning-rate schedule without an optimizer: name one in the config "
+                '("optimizer": {"type": "AdamW", ...}) or pass optimizer= to initialize'
+            )
         return None
     if given is None:
         if settings.scheduler is None:
@@ -215,10 +220,15 @@ def _scheduler(
         return schedule_from_config(settings.scheduler.type, settings.scheduler.params, zero)
     if not hasattr(given, "step") and callable(given):
         return given(zero)
-    if groups.client is not None:
-        # The schedule watches the user's own optimizer for a step before its first; without
-        # gradients there this changes no weight.
-        groups.client.step()
+    if groups.client is None or getattr(given, "optimizer", groups.client) is not groups.client:
+        raise SpmdZeroUsageError(
+            "lr_scheduler is bound to an optimizer that was not passed to initialize, so it would "
+            "change nothing. Pass that optimizer too, or a callable from the optimizer to a schedule: "
+            "lr_scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 10)"
+        )
+    # The schedule watches the user's own optimizer for a step before its first; without gradients
+    # there this changes no weight.
+    groups.client.step()
     return given
 
 

@@ -45,7 +45,7 @@ class InputPlacer:
 
         def look(path: str, tensor: Any) -> Any:
             if isinstance(tensor, torch.Tensor) and tensor.dim() > self.batch_dim(path):
-                found.append((path, tuple(tensor.shape), tensor.shape[self.batch_dim(path)]))
+                found.append((path, tuple(tensor.shape), _host_rows(tensor, self.batch_dim(path))))
             return tensor
 
         map_tensors(named, look)
@@ -55,7 +55,7 @@ class InputPlacer:
             if isinstance(tensor, Replicated):
                 return self._upload(tensor.tensor, None)
             dim = self.batch_dim(path)
-            if tensor.dim() <= dim or tensor.shape[dim] != expected:
+            if tensor.dim() <= dim or _host_rows(tensor, dim) != expected:
                 return self._upload(tensor, None)
             return Batch(self._upload(tensor, dim), dim)
 
@@ -98,3 +98,9 @@ class InputPlacer:
             return tensor
         spec = (None,) * tensor.dim() if dim is None else self._mesh.batch_spec(tensor.dim(), dim)
         return self._mesh.place(tensor, spec)
+
+
+def _host_rows(tensor: torch.Tensor, dim: int) -> int:
+    """Rows of this host: a CPU tensor holds only them, a tensor on the devices those of all."""
+    rows = tensor.shape[dim]
+    return rows if tensor.device.type == "cpu" else rows // runtime.process_count()

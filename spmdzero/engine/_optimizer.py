@@ -146,12 +146,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
         # each, and 0.0 and 1.0 would be constants, which recompiles when a schedule hits them.
         numbers = [value for hyper in hypers for value in hyper.values()]
         on_device = iter(self._mesh.place(torch.tensor(numbers, dtype=torch.float32)).unbind())
-        step = self._applied
-        if self._precision.skip_nonfinite:
-            # A skipped first step would otherwise prepare a correction by 1 - beta ** 0 = 0.
-            step = step.clamp(min=1)
         return [
-            self.rule.prepare({key: next(on_device) for key in hyper}, step) for hyper in hypers
+            self.rule.prepare({key: next(on_device) for key in hyper}, self._applied)
+            for hyper in hypers
         ]
 
     def _update(

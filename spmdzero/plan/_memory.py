@@ -37,6 +37,11 @@ class MemoryReport:
         """
         return sum(size for _, size in self.bytes_per_role)
 
+    def __str__(self) -> str:
+        return ", ".join(f"{role} {size:,}" for role, size in (*self, ("total", self.total))) + (
+            " bytes per device"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageComparison:

@@ -1,5 +1,6 @@
 """The forward in global space: every operation sees the whole batch, GSPMD splits it."""
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,10 +42,6 @@ class GlobalForward:
     def __init__(self, *, mesh: DeviceMesh, module: nn.Module) -> None:
         self._mesh, self._module = mesh, module
         self._rows: set[tuple[int, int]] = set()
-        for part in module.modules():
-            if isinstance(part, _LEAKING):
-                part.register_forward_pre_hook(lambda _, args: self._keep_split(args))
-                part.register_forward_hook(lambda _, args, output: self._keep_split(output))
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Runs the module on global tensors, `Batch` or plain; returns what it returns."""
@@ -57,7 +54,14 @@ class GlobalForward:
             return tensor.tensor
 
         args, kwargs = _tree.map_tensors((args, dict(kwargs)), unwrap)
-        return self._module(*args, **kwargs)
+        with contextlib.ExitStack() as hooks:
+            for part in self._module.modules():
+                if isinstance(part, _LEAKING):
+                    before = part.register_forward_pre_hook(lambda _, args: self._keep_split(args))
+                    after = part.register_forward_hook(lambda _, args, out: self._keep_split(out))
+                    hooks.callback(before.remove)
+                    hooks.callback(after.remove)
+            return self._module(*args, **kwargs)
 
     def _keep_split(self, tree: Any) -> Any:
         return _tree.map_tensors(tree, lambda _, tensor: self._annotate(tensor))

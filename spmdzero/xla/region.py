@@ -173,9 +173,12 @@ class ReplicaRegion:
             self._mesh.mark(own[name])
 
     def _note_disagreement(self, label: str, highest: torch.Tensor, lowest: torch.Tensor) -> None:
-        flag = self._mesh.mark((highest != lowest).any().to(torch.int32))
         known = self.disagreements.get(label)
-        self.disagreements[label] = flag if known is None else self._mesh.mark(known | flag)
+        if known is None:
+            # Uploaded, so that the first note has the graph of the later ones.
+            known = self._mesh.place(torch.zeros((), dtype=torch.int32))
+        flag = (highest != lowest).any().to(torch.int32)
+        self.disagreements[label] = self._mesh.mark(known | flag)
 
     def check_agreement(self) -> None:
         """Reads whether integer outputs and buffers were the same on every replica so far.

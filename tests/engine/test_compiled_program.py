@@ -249,7 +249,22 @@ for step in range(50):
     loss.item(), engine.get_global_grad_norm()
     counts.append(runtime.compile_count())
     rates.append(engine.get_lr()[0])
-print(json.dumps([counts, rates]))
+cnn, *_ = spmdzero.initialize(
+    model=torch.nn.Sequential(
+        torch.nn.Conv2d(1, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Dropout(0.1)
+    ),
+    config={
+        "train_micro_batch_size_per_gpu": 4, "steps_per_print": 3,
+        "optimizer": {"type": "SGD", "params": {"lr": 1e-3}},
+    },
+)
+with_buffers = []
+for step in range(10):
+    cnn.backward(cnn(torch.randn(8, 1, 6, 6)).pow(2).mean())
+    cnn.step()
+    cnn.optimizer.zero_grad()
+    with_buffers.append(runtime.compile_count() - counts[-1])
+print(json.dumps([counts, rates, with_buffers]))
 """
 
 
@@ -259,7 +274,10 @@ def test_each_kind_of_program_compiles_once_in_50_steps_of_a_changing_lr() -> No
         cwd=ROOT, env={**os.environ, "CPU_NUM_DEVICES": "2"},
         capture_output=True, text=True, timeout=600, check=True,
     )  # fmt: skip
-    counts, rates = json.loads(done.stdout.splitlines()[-1])
+    counts, rates, with_buffers = json.loads(done.stdout.splitlines()[-1])
     assert len(set(rates)) > 40
     # The initial states, a micro-batch, the boundary.
     assert counts == [3] * 50
+    # The boundary (plain SGD has no initial states); dropout's keys, batch norm's buffers, the check
+    # of its integer buffer, print steps and a superfluous zero_grad make no program of their own.
+    assert with_buffers == [1] * 10

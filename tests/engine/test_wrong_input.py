@@ -147,6 +147,18 @@ def test_a_parameter_of_another_model() -> None:
         )
 
 
+def test_a_schedule_that_could_change_nothing() -> None:
+    model = nn.Linear(4, 3)
+    stray = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(stray, 2)
+    with pytest.raises(SpmdZeroUsageError, match="bound to an optimizer that was not passed"):
+        spmdzero.initialize(model=model, lr_scheduler=schedule, config=config())
+    with pytest.raises(SpmdZeroUsageError, match="schedule without an optimizer"):
+        spmdzero.initialize(
+            model=model, lr_scheduler=schedule, config={"train_micro_batch_size_per_gpu": 2}
+        )
+
+
 def test_data_that_ends_in_mid_step() -> None:
     engine = make_engine(gradient_accumulation_steps=3)
     batches = iter([torch.zeros(16, 4)] * 2)

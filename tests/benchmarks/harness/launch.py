@@ -27,17 +27,11 @@ def launch(workload: Workload, candidate: Candidate) -> Run:
     Raises:
         CandidateFailedError: one of the processes failed or ran past `TIMEOUT_SECONDS`.
     """
-    common = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(
-            filter(None, (str(BENCHMARKS), os.environ.get("PYTHONPATH")))
-        ),
-    }
     if candidate.spmd is None:
-        environments = [common | rank for rank in _ranks(workload.devices, port=_free_port())]
+        environments = [os.environ | rank for rank in _ranks(workload.devices, port=_free_port())]
     else:
         devices = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(workload.devices)}
-        environments = [common | devices]
+        environments = [os.environ | devices]
     order = json.dumps({"workload": dataclasses.asdict(workload), "spmd": candidate.spmd})
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -53,7 +47,14 @@ def _run_all(name: str, order: str, environments: list[dict[str, str]], *, folde
             with (folder / f"{i}.log").open("wb") as log:
                 command = [sys.executable, "-m", "harness.worker", order, str(folder / f"{i}.json")]
                 processes.append(
-                    subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+                    subprocess.Popen(
+                        command,
+                        # `python -m` imports from its folder first: not from the caller's.
+                        cwd=BENCHMARKS,
+                        env=environment,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                    )
                 )
         for i, process in enumerate(processes):
             try:

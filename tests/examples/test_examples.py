@@ -1,0 +1,81 @@
+"""The example scripts, run as a user runs them."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run_example(name: str, *arguments: str) -> str:
+    environment = os.environ | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"}
+    finished = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    return finished.stdout
+
+
+def found(pattern: str, text: str) -> tuple[str, ...]:
+    match = re.search(pattern, text)
+    assert match is not None, f"no {pattern!r} in:\n{text}"
+    return match.groups()
+
+
+@pytest.fixture(scope="module")
+def gpt_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    out = tmp_path_factory.mktemp("out")
+    output = run_example("train_gpt.py", "--size=tiny", "--steps=20", "--sample=4", f"--out={out}")
+    return output, out / "loss.png"
+
+
+@pytest.mark.slow
+def test_gpt_learns_more_than_the_uniform_guess(gpt_run: tuple[str, Path]) -> None:
+    before, after = map(float, found(r"byte: ([\d.]+) before training, ([\d.]+) after", gpt_run[0]))
+    # log(256) = 5.5 is the uniform guess. The frequencies of single bytes alone bring source code
+    # to about 3.2, which twenty steps come near to.
+    assert before > 5
+    assert after < 4
+
+
+@pytest.mark.slow
+def test_gpt_draws_a_loss_curve(gpt_run: tuple[str, Path]) -> None:
+    picture = gpt_run[1]
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    colours = np.unique(matplotlib.image.imread(picture).reshape(-1, 4), axis=0)
+    assert len(colours) > 1
+    # The first of matplotlib's line colours, in which the curve is drawn.
+    assert (np.abs(colours[:, :3] - np.array([0x1F, 0x77, 0xB4]) / 255) < 0.01).all(axis=1).any()
+
+
+@pytest.mark.slow
+def test_gpt_prints_a_ledger_without_leaks(gpt_run: tuple[str, Path]) -> None:
+    assert re.search(r"^ gradient +all-reduce \+ slice ", gpt_run[0], re.MULTILINE)
+    assert re.search(r"^ parameter +all-gather ", gpt_run[0], re.MULTILINE)
+    assert "leak" not in gpt_run[0]
+
+
+@pytest.mark.slow
+def test_gpt_prints_measured_memory_that_is_the_planned_and_falls_with_the_stage(
+    gpt_run: tuple[str, Path],
+) -> None:
+    totals = [float(value) for value in found(r"total((?: +[\d.]+){6})\n", gpt_run[0])[0].split()]
+    planned, measured = totals[::2], totals[1::2]
+    assert planned == measured
+    assert measured[0] > measured[1] > measured[2]
+
+
+@pytest.mark.slow
+def test_digits_cnn_reaches_97_percent() -> None:
+    accuracy = found(r"test accuracy: ([\d.]+)", run_example("train_digits_cnn.py"))[0]
+    assert float(accuracy) >= 0.97
