@@ -223,7 +223,7 @@ def _scheduler(
     if groups.client is None or getattr(given, "optimizer", groups.client) is not groups.client:
         raise SpmdZeroUsageError(
             "lr_scheduler is bound to an optimizer that was not passed to initialize, so it would "
-            "change nothing. Pass that optimizer too, or a callable from the optimizer to a schedule: "
+            "change nothing. Pass that optimizer too, or a callable: "
             "lr_scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 10)"
         )
     # The schedule watches the user's own optimizer for a step before its first; without gradients
