@@ -88,9 +88,8 @@ def main() -> None:
     say(f"Validation loss in nats per byte: {before:.2f} before training, {after:.2f} after it.")
 
     say("What the model writes after each prompt:")
-    for prompt, continuation in generate(
-        engine, rows=plan.mesh.size, window=size.window, count=args.sample
-    ):
+    samples = generate(engine, rows=plan.mesh.size, window=size.window, count=args.sample)
+    for prompt, continuation in samples:
         print(f"  {prompt!r} -> {continuation!r}")
 
     say("What crosses the devices in a step's last micro-batch, read from the compiled program:")
@@ -190,8 +189,7 @@ def generate(
     for position in tqdm(range(longest, end), unit="byte", leave=False):
         with torch.no_grad():
             logits = engine(tokens).cpu()[:, position - 1].float()
-        # Below 1, so that a model trained this briefly keeps to what it is sure of.
-        chances = (logits / 0.7).softmax(-1)
+        chances = logits.softmax(-1)
         tokens[:, position] = torch.multinomial(chances, 1)[:, 0]
     written = [bytes(row[longest:end].tolist()).decode(errors="replace") for row in tokens]
     return list(zip(prompts, written, strict=True))[: len(PROMPTS)]

@@ -278,6 +278,6 @@ def test_each_kind_of_program_compiles_once_in_50_steps_of_a_changing_lr() -> No
     assert len(set(rates)) > 40
     # The initial states, a micro-batch, the boundary.
     assert counts == [3] * 50
-    # The boundary (plain SGD has no initial states). Dropout's keys, batch norm's buffers, the check
-    # of its integer one, print steps and a superfluous zero_grad make no program of their own.
+    # The boundary: plain SGD has no initial states. Dropout's keys, buffers of batch norm, the
+    # check of its integer one, print steps and a superfluous zero_grad make no program either.
     assert with_buffers == [1] * 10

@@ -59,17 +59,17 @@ def test_gpt_draws_a_loss_curve(gpt_run: tuple[str, Path]) -> None:
 
 
 @pytest.mark.slow
-def test_gpt_prints_a_ledger_without_leaks(gpt_run: tuple[str, Path]) -> None:
+def test_gpt_prints_a_ledger_in_which_all_serves_zero(gpt_run: tuple[str, Path]) -> None:
     assert re.search(r"^ gradient +all-reduce \+ slice ", gpt_run[0], re.MULTILINE)
     assert re.search(r"^ parameter +all-gather ", gpt_run[0], re.MULTILINE)
-    assert "leak" not in gpt_run[0]
+    assert "untagged" not in gpt_run[0]
 
 
 @pytest.mark.slow
 def test_gpt_prints_measured_memory_that_is_the_planned_and_falls_with_the_stage(
     gpt_run: tuple[str, Path],
 ) -> None:
-    totals = [float(value) for value in found(r"total((?: +[\d.]+){6})\n", gpt_run[0])[0].split()]
+    totals = [float(value) for value in found(r"total((?: +[\d.]+){6}) *\n", gpt_run[0])[0].split()]
     planned, measured = totals[::2], totals[1::2]
     assert planned == measured
     assert measured[0] > measured[1] > measured[2]

@@ -15,9 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 Case = dict[str, Any]
 
 
-def run(cases: list[Case], *, devices: int) -> list[dict[str, Any]]:
-    """Trains each case on that many devices, in one new process."""
+def run(cases: list[Case], *, devices: int, flags: str | None = None) -> list[dict[str, Any]]:
+    """Trains each case on that many devices, in one new process; `flags` replaces XLA_FLAGS."""
     environment = os.environ | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices)}
+    if flags is not None:
+        environment["XLA_FLAGS"] = flags
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "tests.support.trajectory", json.dumps(cases)],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200, check=False,
