@@ -27,7 +27,11 @@ CONFIG = {
     "optimizer": {"type": "AdamW", "params": {"lr": 3e-3, "weight_decay": 0.01}},
     "scheduler": {
         "type": "WarmupDecayLR",
-        "params": {"warmup_num_steps": 20, "total_num_steps": EPOCHS * 22},
+        "params": {
+            "warmup_max_lr": 3e-3,
+            "warmup_num_steps": 20,
+            "total_num_steps": EPOCHS * 22,
+        },
     },
 }
 

@@ -162,14 +162,15 @@ def initialize(
     return engine, zero, engine.training_dataloader, engine.lr_scheduler
 
 
-def _log_keys_without_meaning(settings: SpmdZeroConfig) -> None:
-    for key in settings.no_meaning:
-        if key not in _LOGGED:
-            _LOGGED.add(key)
-            logger.info("%s has no meaning under SPMD: %s", key, NO_MEANING[key])
-
-
 _LOGGED: set[str] = set()
+
+
+def _log_keys_without_meaning(settings: SpmdZeroConfig) -> None:
+    new = [key for key in settings.no_meaning if key not in _LOGGED]
+    _LOGGED.update(new)
+    if new:
+        reasons = "; ".join(sorted({NO_MEANING[key] for key in new}))
+        logger.info("without meaning under SPMD: %s (%s)", ", ".join(new), reasons)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,7 +1,6 @@
 """What the compiler made of a step: collectives, donation, number of programs."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from torch import nn
 import spmdzero
 from spmdzero.inspect import StepLedgers
 from tests.support.contract import make_batch, make_model
+from tests.support.processes import environment
 from tests.support.trajectory import ROOT
 
 ROWS = 8
@@ -271,7 +271,7 @@ print(json.dumps([counts, rates, with_buffers]))
 def test_each_kind_of_program_compiles_once_in_50_steps_of_a_changing_lr() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", PROGRAM],
-        cwd=ROOT, env={**os.environ, "CPU_NUM_DEVICES": "2"},
+        cwd=ROOT, env=environment(CPU_NUM_DEVICES="2"),
         capture_output=True, text=True, timeout=600, check=True,
     )  # fmt: skip
     counts, rates, with_buffers = json.loads(done.stdout.splitlines()[-1])

@@ -1,6 +1,5 @@
 """Mistakes that users make, each with an error that says what to do."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from torch import nn
 
 import spmdzero
 from spmdzero import SpmdZeroConfigError, SpmdZeroUsageError
+from tests.support.processes import environment
 
 
 def config(**more: Any) -> dict[str, Any]:
@@ -213,11 +213,9 @@ def test_a_device_used_before_spmd_is_a_clear_error() -> None:
         "torch.zeros(2).to(torch_xla.device())\n"
         "spmdzero.initialize(model=torch.nn.Linear(4, 3), config={'train_batch_size': 8})\n"
     )
-    # use_spmd() leaves this variable behind, and a child with it has SPMD on from the start.
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_USE_SPMD"}
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env=environment,
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=120,

@@ -5,11 +5,12 @@ Run as a module in a process of its own, because the device count is fixed for e
 """
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from tests.support.processes import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 Case = dict[str, Any]
@@ -17,13 +18,18 @@ Case = dict[str, Any]
 
 def run(cases: list[Case], *, devices: int, flags: str | None = None) -> list[dict[str, Any]]:
     """Trains each case on that many devices, in one new process; `flags` replaces XLA_FLAGS."""
-    environment = os.environ | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices)}
+    variables = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices)}
     if flags is not None:
-        environment["XLA_FLAGS"] = flags
+        variables["XLA_FLAGS"] = flags
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "tests.support.trajectory", json.dumps(cases)],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -90,7 +90,8 @@ def test_the_spmd_section_is_read():
         {
             "spmd": {
                 "mesh": {"fsdp": -1, "data": 2},
-                "forward": "global",
+                "forward": "region",
+                "reduction": "explicit",
                 "batch_dim": {"hidden": 1},
                 "outputs": {"attentions.0": "stack"},
                 "min_shard_elements": 1e4,
@@ -99,7 +100,7 @@ def test_the_spmd_section_is_read():
         }
     ).spmd
     assert list(spmd.mesh.items()) == [("data", 2), ("fsdp", -1)]
-    assert spmd.forward == "global"
+    assert (spmd.forward, spmd.reduction) == ("region", "explicit")
     assert spmd.batch_dim == {"hidden": 1}
     assert spmd.outputs == {"attentions.0": "stack"}
     assert spmd.min_shard_elements == 10_000
@@ -136,9 +137,20 @@ def test_keys_without_meaning_are_reported_only_when_given():
     }
 
 
-def test_torch_adam_has_no_meaning_for_adam():
-    adam = {"optimizer": {"type": "Adam", "params": {"torch_adam": True}}}
-    assert load_config(adam).no_meaning == ("optimizer.params.torch_adam",)
+def test_torch_adam_has_a_meaning():
+    adam = {"optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}
+    assert load_config(adam).no_meaning == ()
+
+
+@pytest.mark.parametrize(
+    "spmd",
+    [{"reduction": "explicit"}, {"outputs": {"0": "mean"}}],
+    ids=["reduction", "outputs"],
+)
+def test_a_global_forward_refuses_what_belongs_to_the_region(spmd):
+    with pytest.raises(SpmdZeroConfigError, match="region") as caught:
+        load_config({"spmd": {"forward": "global"} | spmd})
+    assert caught.value.key == f"spmd.{next(iter(spmd))}"
 
 
 @pytest.mark.parametrize("key", NO_MEANING)

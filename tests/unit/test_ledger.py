@@ -16,6 +16,7 @@ import pytest
 
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.inspect import Collective, CollectiveLedger
+from tests.support.processes import environment
 
 DEVICES, ROWS, COLUMNS = 4, 32, 16
 WEIGHT, BIAS = 4 * ROWS * COLUMNS, 4 * ROWS  # bytes of the fp32 layer that the programs train
@@ -30,7 +31,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        env=environment(PYTHONPATH=os.pathsep.join(sys.path)),
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return {path.stem: path.read_text() for path in folder.glob("*.txt")}
