@@ -5,6 +5,7 @@ Everything here has no public equivalent (manual sharding, optimised HLO) or one
 """
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -71,10 +72,21 @@ def all_reduce(tensor: torch.Tensor, *, groups: list[list[int]]) -> torch.Tensor
 def optimized_hlo(tensors: Sequence[torch.Tensor]) -> str:
     """The optimised, partitioned HLO of the pending program that computes `tensors`.
 
-    Optimised only where XLA_DUMP_POST_OPTIMIZATIONS was set before the first device access,
-    which `runtime.start` does.
+    Raises:
+        SpmdZeroRuntimeError: torch_xla has decided before that this process dumps programs as
+            they are before optimisation, where GSPMD's collectives don't exist yet.
     """
-    return _C._get_xla_tensors_hlo(list(tensors))
+    # torch_xla reads it once, when it first dumps a program. Not set earlier than needed: its
+    # while loops dump too, and abort on an optimised program.
+    os.environ["XLA_DUMP_POST_OPTIMIZATIONS"] = "1"
+    text = _C._get_xla_tensors_hlo(list(tensors))
+    if 'custom_call_target="Sharding"' in text:
+        raise SpmdZeroRuntimeError(
+            "this process has dumped a program before (a torch_xla while loop does), without "
+            "asking for optimised ones, and can't change that. Start it with the environment "
+            "variable XLA_DUMP_POST_OPTIMIZATIONS=1, or record ledgers first"
+        )
+    return text
 
 
 @contextlib.contextmanager

@@ -1,7 +1,5 @@
 """Devices and processes: SPMD switched on in time, counts, synchronisation, compile counters."""
 
-import os
-
 import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
@@ -22,9 +20,6 @@ def start() -> None:
     if not hasattr(torch, "xla"):
         # torch.utils.checkpoint looks its device's module up under torch.<device type>.
         torch._register_device_module("xla", _CheckpointDevice)
-    # Read once per process by torch_xla; without it the collectives that GSPMD inserts are
-    # invisible in the HLO that the ledger reads.
-    os.environ.setdefault("XLA_DUMP_POST_OPTIMIZATIONS", "1")
     if xr.is_spmd():
         return
     if _private.spmd_is_locked():

@@ -4,9 +4,9 @@ import os
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's environment without what torch_xla left in it, and `more`.
+    """This process's environment without what running tests left in it, and `more`.
 
-    `use_spmd()` sets a variable, and a child that inherits it has SPMD on from the start.
+    A child that inherits these has SPMD on from the start, and dumps optimised programs only.
     """
-    own = {name: value for name, value in os.environ.items() if name != "XLA_USE_SPMD"}
-    return own | more
+    left = ("XLA_USE_SPMD", "XLA_DUMP_POST_OPTIMIZATIONS")
+    return {name: value for name, value in os.environ.items() if name not in left} | more

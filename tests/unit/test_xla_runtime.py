@@ -1,6 +1,5 @@
 """The runtime: SPMD in time, one torch_xla version, counts, scopes in the compiled program."""
 
-import os
 import subprocess
 import sys
 
@@ -8,13 +7,16 @@ import pytest
 import torch
 
 from spmdzero.xla import DeviceMesh, optimized_hlo, record_scopes, runtime, scope
+from tests.support.processes import environment
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"}
-    environment.pop("XLA_USE_SPMD", None)  # torch_xla leaves it behind in a process with SPMD
     return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code],
+        env=environment(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="2"),
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
@@ -42,6 +44,26 @@ def test_another_version_of_torch_xla_is_refused_with_the_one_to_install() -> No
     error = result.stderr.strip().splitlines()[-1]
     assert "SpmdZeroRuntimeError: torch_xla 2.8.1 is installed" in error
     assert "pip install torch==2.9.0 torch_xla==2.9.0" in error
+
+
+def test_a_ledger_after_an_unoptimised_dump_is_an_error_that_names_the_variable() -> None:
+    result = run_python(
+        "import torch, torch_xla\n"
+        "from spmdzero.xla import runtime, optimized_hlo\n"
+        "from spmdzero.errors import SpmdZeroRuntimeError\n"
+        "from spmdzero.plan import MeshSpec\n"
+        "from spmdzero.xla import DeviceMesh\n"
+        "runtime.start()\n"
+        "mesh = DeviceMesh(MeshSpec((('fsdp', 2),)))\n"
+        "x = mesh.mark(torch.ones(4, device=runtime.device()) * 3, ('fsdp',))\n"
+        "torch_xla._XLAC._get_xla_tensors_hlo([x])\n"
+        "try:\n"
+        "    optimized_hlo([x])\n"
+        "except SpmdZeroRuntimeError as error:\n"
+        "    print('refused:', error)\n"
+    )
+    assert result.returncode == 0, result.stderr
+    assert "XLA_DUMP_POST_OPTIMIZATIONS=1, or record ledgers first" in result.stdout
 
 
 def test_start_may_be_called_again(mesh: DeviceMesh) -> None:
