@@ -2,8 +2,8 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from spmdzero.engine._inputs import InputPlacer
 from spmdzero.engine._loader import ZeroDataLoader
 from spmdzero.engine._loss import as_positional, check_loss, find_loss
 from spmdzero.engine._optimizer import ZeroOptimizer
+from spmdzero.engine._schedule import Scheduler, require_metrics
 from spmdzero.engine._snapshot import StepGraph
 from spmdzero.engine._state import EngineState
 from spmdzero.errors import NonFiniteError, SpmdZeroUsageError
@@ -23,13 +24,6 @@ from spmdzero.plan import ShardingPlan
 from spmdzero.xla import DeviceMesh, GlobalForward, ReplicaRegion, record_scopes, runtime
 
 logger = logging.getLogger("spmdzero")
-
-
-class Scheduler(Protocol):
-    """What the engine asks of a learning-rate schedule."""
-
-    def step(self) -> Any:
-        """Sets the lr of the next step."""
 
 
 class Engine(EngineState):
@@ -95,7 +89,8 @@ class Engine(EngineState):
         scalars as their mean over the devices.
 
         Raises:
-            SpmdZeroUsageError: no input has the expected number of rows.
+            SpmdZeroUsageError: there are tensors, and none has the expected number of rows (in
+                evaluation: rows that the devices can share equally).
             ReplicaRegionError: the module does what can't be done per replica.
         """
         placed_args, placed_kwargs = self._placer(args, kwargs, training=self.module.training)
@@ -155,6 +150,9 @@ class Engine(EngineState):
             )
         boundary = self.is_gradient_accumulation_boundary()
         if boundary:
+            require_metrics(self.lr_scheduler, lr_kwargs or {})
+        self._step_applied = False
+        if boundary:
             self.optimizer.step()
         self._backward_done = False
         self._launch("boundary" if boundary else "micro")
@@ -197,8 +195,21 @@ class Engine(EngineState):
             if self._own_data is None:
                 self._own_data = self.training_dataloader.endless()
             data_iter = self._own_data
+        if not isinstance(data_iter, Iterator):
+            raise SpmdZeroUsageError(
+                f"train_batch takes an iterator, got {type(data_iter).__name__}: make one with "
+                "iter(...) once, before the training loop"
+            )
         # Uploaded, so that each micro-batch adds to it by the same graph.
         total = self.mesh.place(torch.zeros(()))
+        try:
+            total = self._micro_batches(data_iter, total)
+        finally:
+            if not self.is_first_micro_batch():
+                self._restart_step()
+        return total
+
+    def _micro_batches(self, data_iter: Iterator[Any], total: torch.Tensor) -> torch.Tensor:
         for index in range(self._batch.accumulation):
             try:
                 batch = next(data_iter)
@@ -208,7 +219,7 @@ class Engine(EngineState):
                     "one step"
                 ) from None
             loss = find_loss(
-                self(**batch) if isinstance(batch, dict) else self(*as_positional(batch))
+                self(**batch) if isinstance(batch, Mapping) else self(*as_positional(batch))
             )
             self.backward(loss)
             total = self.mesh.mark(total + loss.detach() / self._batch.accumulation)
@@ -243,6 +254,7 @@ class Engine(EngineState):
 
     def _restart_step(self) -> None:
         self._gradients.clear()
+        self._backward_done = False
         self._counters.micro_steps -= self.micro_steps % self._batch.accumulation
         self._losses = []
 
@@ -254,10 +266,10 @@ class Engine(EngineState):
         return tensors | (self.optimizer.named_states() if self.optimizer else {})
 
     def _finish_step(self, lr_kwargs: dict[str, Any]) -> None:
-        if self.lr_scheduler is not None:
-            self.lr_scheduler.step(**lr_kwargs)
         self._counters.global_steps += 1
         self._counters.global_samples += self._batch.train
+        if self.lr_scheduler is not None:
+            self.lr_scheduler.step(**lr_kwargs)
         every = self.spmd_config.steps_per_print
         if every and self.global_steps % every == 0:
             self._report()

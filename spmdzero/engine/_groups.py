@@ -42,6 +42,12 @@ class Members:
         """The parameters of one group, as they are now."""
         given = group["params"]
         given = [given] if isinstance(given, torch.Tensor) else list(given)
+        for parameter in given:
+            if not isinstance(parameter, torch.Tensor):
+                raise SpmdZeroUsageError(
+                    f"a param group holds a {type(parameter).__name__} where a parameter belongs: "
+                    "pass model.parameters(), not model.named_parameters()"
+                )
         return [self.renewed.get(parameter, parameter) for parameter in given]
 
     def check(self, groups: list[dict[str, Any]]) -> None:
@@ -78,8 +84,13 @@ def groups_from_config(
 ) -> Groups:
     """The config's optimizer over `given` parameters or groups, or all trainable parameters."""
     rule, defaults = rule_from_config(config.type, config.params)
-    if not given:
+    if given is None:
         given = [parameter for parameter in members.names if parameter.requires_grad]
+    if not given:
+        raise SpmdZeroUsageError(
+            "there is nothing to train: model_parameters is empty (a generator that was used up?) "
+            "or every parameter is frozen"
+        )
     groups = given if isinstance(given[0], dict) else [{"params": given}]
     complete = [{**defaults, **group, "params": members.of(group)} for group in groups]
     members.check(complete)

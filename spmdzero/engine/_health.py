@@ -20,8 +20,7 @@ class LossHealth:
 
     def __init__(self, *, mesh: DeviceMesh, check: bool) -> None:
         self._mesh, self._check = mesh, check
-        # 1 + the first bad step, 0 for none; the step is data, a Python int would recompile.
-        self._first_bad = mesh.place(torch.zeros((), dtype=torch.int32))
+        self._first_bad = self._none_bad()
         self._finite = self._all_finite()
         self._loss: torch.Tensor | None = None
 
@@ -34,6 +33,10 @@ class LossHealth:
         if self._check:
             self._finite = self._mesh.mark(self._finite & ~bad)
             self._loss = loss
+
+    def _none_bad(self) -> torch.Tensor:
+        # 1 + the first bad step, 0 for none; the step is data, a Python int would recompile.
+        return self._mesh.place(torch.zeros((), dtype=torch.int32))
 
     def _all_finite(self) -> torch.Tensor:
         # Uploaded, not computed: the first micro-batch of a step then has the graph of the others.
@@ -57,6 +60,7 @@ class LossHealth:
         unchanged = "parameters and optimizer states are as they were before this step"
         if not finite:
             step = self._first_bad.item() - 1
+            self._first_bad = self._none_bad()
             raise NonFiniteError(f"the loss is {loss.item()} at step {step}: {unchanged}")
         if grad_norm is not None and not torch.isfinite(grad_norm).item():
             raise NonFiniteError(
@@ -73,5 +77,4 @@ class LossHealth:
                 'Set "spmd": {"check_finite": true} to stop before such an update',
                 step,
             )
-            self._first_bad.zero_()
-            self._mesh.mark(self._first_bad)
+            self._first_bad = self._none_bad()

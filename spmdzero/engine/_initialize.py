@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from spmdzero.config import NO_MEANING, SpmdZeroConfig, load_config, resolve_batch_sizes
-from spmdzero.engine._engine import Engine, Scheduler
+from spmdzero.engine._engine import Engine
 from spmdzero.engine._gradients import GradientStore
 from spmdzero.engine._groups import Groups, Members, groups_from_config, groups_from_torch
 from spmdzero.engine._health import LossHealth
@@ -18,7 +18,8 @@ from spmdzero.engine._inputs import InputPlacer
 from spmdzero.engine._loader import ZeroDataLoader
 from spmdzero.engine._module import move_module
 from spmdzero.engine._optimizer import ZeroOptimizer
-from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.engine._schedule import Scheduler
+from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.optim import schedule_from_config
 from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan
 from spmdzero.precision import PrecisionPolicy
@@ -88,6 +89,13 @@ def initialize(
                 'parallelism. Leave it out; "spmd": {"mesh": ...} shapes the data axes'
             )
     settings = load_config(config if config is not None else config_params, args=args)
+    if settings.spmd.forward == "global" and settings.communication_data_type is not None:
+        raise SpmdZeroConfigError(
+            key="communication_data_type",
+            value=settings.communication_data_type,
+            reason="with a global forward the compiler reduces in the gradient's own dtype",
+            fix='Leave it out, or write "spmd": {"forward": "region"}.',
+        )
     runtime.start()
     spec = MeshSpec.resolve(settings.spmd.mesh, device_count=runtime.device_count())
     batch = resolve_batch_sizes(settings, dp_world_size=spec.size)
@@ -157,9 +165,17 @@ def initialize(
             drop_last=settings.dataloader_drop_last,
             collate_fn=collate_fn,
         )
+    if zero is not None:
+        model.register_load_state_dict_post_hook(lambda *_: _take_over(zero))
     # States that are still pending would make the first step another program than the second.
     runtime.sync()
     return engine, zero, engine.training_dataloader, engine.lr_scheduler
+
+
+def _take_over(optimizer: ZeroOptimizer) -> None:
+    # Otherwise the masters would undo what was loaded at the next step.
+    optimizer.refresh_masters()
+    runtime.sync()
 
 
 _LOGGED: set[str] = set()
@@ -199,6 +215,8 @@ def _groups(
     if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = optimizer(given or [p for p in model.parameters() if p.requires_grad])
     if optimizer is not None:
+        if settings.optimizer is not None:
+            logger.info("the optimizer passed to initialize is used, not the config's")
         return groups_from_torch(optimizer, members)
     if settings.optimizer is None:
         return None
@@ -219,6 +237,9 @@ def _scheduler(
         if settings.scheduler is None:
             return None
         return schedule_from_config(settings.scheduler.type, settings.scheduler.params, zero)
+    if settings.scheduler is not None:
+        # As DeepSpeed decides (runtime/engine.py, `_configure_lr_scheduler`).
+        logger.info("the lr_scheduler passed to initialize is used, not the config's")
     if not hasattr(given, "step") and callable(given):
         return given(zero)
     if groups.client is None or getattr(given, "optimizer", groups.client) is not groups.client:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.xla import Batch, DeviceMesh, RegionRules, Replicated, map_tensors, runtime
 
 
@@ -27,6 +27,15 @@ class InputPlacer:
         self._mesh, self._rules, self.micro_batch = mesh, rules, micro_batch
         self.short_rows: int | None = None  # the loader's last micro-batch of an epoch, see there
         parameters = inspect.signature(module.forward).parameters.values()
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        strangers = set(rules.input_batch_dims) - {p.name for p in parameters}
+        if strangers and not takes_any:
+            raise SpmdZeroConfigError(
+                key="spmd.batch_dim",
+                value=dict(rules.input_batch_dims),
+                reason=f"forward has no input named {', '.join(sorted(strangers))}",
+                fix=f"Its inputs are: {', '.join(p.name for p in parameters)}.",
+            )
         self._positional = [
             p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         ]

@@ -1,8 +1,8 @@
 """A loader whose micro-batches are born sharded on the devices, a few ahead of their use."""
 
+import collections
+import functools
 import logging
-import queue
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +15,7 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.xla import DeviceMesh, map_tensors, runtime
 
 logger = logging.getLogger("spmdzero")
-_AHEAD = 2  # one being uploaded while one waits: more only costs device memory
+_AHEAD = 2  # uploads run while a step does; more only costs device memory
 
 
 class ZeroDataLoader:
@@ -98,24 +98,30 @@ class ZeroDataLoader:
                 self.sampler.set_epoch(self.sampler.epoch + 1)
 
     def __iter__(self) -> Iterator[Any]:
-        """One epoch; a thread reads and uploads ahead."""
-        ready: queue.Queue[Any] = queue.Queue(maxsize=_AHEAD)
-        stop = threading.Event()
-        thread = threading.Thread(target=self._fill, args=(ready, stop), daemon=True)
-        thread.start()
+        """One epoch, read and uploaded a few micro-batches ahead.
+
+        In this thread: a dataset that draws random numbers shares torch's CPU generator with the
+        replicas' random numbers, and a thread of its own would make a run unrepeatable.
+        Processes that read ahead are `num_workers`.
+        """
+        ready: collections.deque[tuple[Any, int]] = collections.deque()
         try:
-            while (item := ready.get()) is not _END:
-                if isinstance(item, _Failure):
-                    raise item.error
-                batch, rows = item
-                self._announce(rows)
-                yield batch
+            for batch in self._loader:
+                rows = self._count(batch)
+                if self._is_whole(rows):
+                    place = functools.partial(self._place, rows=rows)
+                    ready.append((map_tensors(batch, place), rows))
+                if len(ready) > _AHEAD:
+                    yield self._hand_out(ready)
+            while ready:
+                yield self._hand_out(ready)
         finally:
-            stop.set()
-            while thread.is_alive():
-                while not ready.empty():
-                    ready.get_nowait()
-                thread.join(timeout=0.05)
+            self._placer.short_rows = None
+
+    def _hand_out(self, ready: "collections.deque[tuple[Any, int]]") -> Any:
+        batch, rows = ready.popleft()
+        self._announce(rows)
+        return batch
 
     def _announce(self, rows: int) -> None:
         short = rows != self._rows
@@ -126,29 +132,20 @@ class ZeroDataLoader:
             )  # fmt: skip
         self._placer.short_rows = rows if short else None
 
-    def _fill(self, ready: "queue.Queue[Any]", stop: threading.Event) -> None:
-        def put(item: Any) -> None:
-            while not stop.is_set():
-                try:
-                    return ready.put(item, timeout=0.05)
-                except queue.Full:
-                    continue
-
-        try:
-            for batch in self._loader:
-                rows = self._count(batch)
-                if rows % runtime.local_device_count():
-                    logger.warning(
-                        "dropped the last %d rows of an iterable dataset: %d devices can't share "
-                        "them equally", rows, runtime.local_device_count()
-                    )  # fmt: skip
-                    continue
-                put((map_tensors(batch, lambda _, t, rows=rows: self._place(t, rows)), rows))
-                if stop.is_set():
-                    return
-        except Exception as error:
-            put(_Failure(error))
-        put(_END)
+    def _is_whole(self, rows: int) -> bool:
+        if rows % runtime.local_device_count() == 0:
+            return True
+        if self.sampler is not None:
+            raise SpmdZeroUsageError(
+                f"collate_fn made a batch of {rows} rows, which {runtime.local_device_count()} "
+                "devices can't share equally: one row for each sample is expected"
+            )
+        logger.warning(
+            "dropped the last %d rows of an iterable dataset: %d devices can't share them equally",
+            rows,
+            runtime.local_device_count(),
+        )
+        return False
 
     def _count(self, batch: Any) -> int:
         sizes: list[int] = []
@@ -163,21 +160,13 @@ class ZeroDataLoader:
             raise SpmdZeroUsageError(
                 "the dataset's batches hold no tensor with a batch dim: collate_fn must make some"
             )
-        return sizes[0]
+        return self._rows if self._rows in sizes else sizes[0]
 
-    def _place(self, tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    def _place(self, _: str, tensor: torch.Tensor, *, rows: int) -> torch.Tensor:
         dim = self._batch_dim
         if tensor.dim() > dim and tensor.shape[dim] == rows:
             return self._mesh.place(tensor, self._mesh.batch_spec(tensor.dim(), dim))
         return self._mesh.place(tensor)
-
-
-class _Failure:
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-
-_END = object()
 
 
 def _length(dataset: Any) -> int:

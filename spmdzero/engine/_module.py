@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.xla import runtime
+from spmdzero.xla import refuse_gradient_hooks, runtime
 from spmdzero.xla.mesh import DeviceMesh
 
 Moved = dict[torch.Tensor, torch.Tensor]
@@ -35,6 +35,8 @@ def move_module(module: nn.Module, *, mesh: DeviceMesh, dtype: torch.dtype) -> M
         placed = mesh.place(cast) if cast.device.type == "cpu" else mesh.mark(cast.clone())
         if is_parameter:
             placed = nn.Parameter(placed, requires_grad=tensor.requires_grad)
+        # Attributes such as `no_decay`, by which people group parameters.
+        placed.__dict__.update(tensor.__dict__)
         try:
             torch.utils.swap_tensors(tensor, placed)
         except RuntimeError as error:
@@ -55,6 +57,7 @@ def _replace(module: nn.Module, renewed: Moved) -> None:
 
 
 def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    refuse_gradient_hooks(name, tensor)
     if tensor.device.type not in ("cpu", runtime.device().type):
         raise SpmdZeroUsageError(
             f"{name} is on {tensor.device}, spmdzero moves a model from the CPU to the mesh "

@@ -85,7 +85,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
         return states | {"counter/applied": self._applied, "counter/skipped": self._skipped}
 
     def _trainable(self) -> Iterable[nn.Parameter]:
-        return (p for group in self.param_groups for p in group["params"] if p.requires_grad)
+        members = (p for group in self.param_groups for p in group["params"])
+        # The plan's word, not requires_grad, which may change after states were allocated.
+        return (p for p in members if self._plan[self._names[p]].trainable)
 
     def _allocate(self, parameter: nn.Parameter) -> None:
         name = self._names[parameter]
@@ -186,6 +188,17 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def _spec(self, parameter: nn.Parameter, placement: Placement) -> tuple:
         return placement.partition_spec(tuple(parameter.shape), self._mesh.spec)
+
+    @torch.no_grad()
+    def refresh_masters(self) -> None:
+        """Takes over parameters that were written from outside, as `load_state_dict` does."""
+        for parameter in self._trainable():
+            self._mesh.mark(parameter)
+            master = self.state[parameter].get("master")
+            placement = self._plan[self._names[parameter]].placement(Role.MASTER)
+            if master is not None and placement is not None:
+                master.copy_(self._mesh.store(parameter.detach().float(), placement))
+                self._mesh.mark(master, self._spec(parameter, placement))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients summed so far."""

@@ -17,7 +17,7 @@ from spmdzero.xla._private import optimized_hlo, record_scopes, scope, sharding_
 from spmdzero.xla._tree import Batch, Replicated, map_tensors, replicated
 from spmdzero.xla.mesh import DeviceMesh, local_shards
 from spmdzero.xla.reduction import GradientReduction
-from spmdzero.xla.region import RegionRules, ReplicaRegion
+from spmdzero.xla.region import RegionRules, ReplicaRegion, refuse_gradient_hooks
 
 __all__ = [
     "Batch",
@@ -32,6 +32,7 @@ __all__ = [
     "map_tensors",
     "optimized_hlo",
     "record_scopes",
+    "refuse_gradient_hooks",
     "replicated",
     "runtime",
     "scope",

@@ -4,6 +4,7 @@ what would otherwise abort the process inside XLA."""
 import functools
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ _PRODUCTS = {
     _aten.convolution.default,
     _aten.convolution_overrideable.default,
 }
+# Frames in these are not the user's code.
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 _EXTREMES = {_aten.amin.default, _aten.amax.default}
 _INDEXED = {_aten.index.Tensor, _aten.index_put.default}
 
@@ -223,7 +226,7 @@ def _place(owner: nn.Module) -> str:
         if module is None and isinstance(candidate, nn.Module):
             module = next((n for n, m in owner.named_modules() if m is candidate), None)
         file = frame.f_code.co_filename
-        library = "/torch/" in file or "/spmdzero/" in file or "<" in file
+        library = file.startswith((*_LIBRARIES, "<"))
         if not library and where == "in the forward pass":
             where = f"{file}:{frame.f_lineno}"
         frame = frame.f_back

@@ -63,10 +63,11 @@ def _map(tree: Any, function: Callable[[str, Any], Any], path: str, parents: set
             return tree
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
     if dataclasses.is_dataclass(tree):
-        fields = [f.name for f in dataclasses.fields(tree) if f.init]
-        return dataclasses.replace(
-            tree, **{name: visit(name, getattr(tree, name)) for name in fields}
-        )
+        values = {f.name: getattr(tree, f.name) for f in dataclasses.fields(tree) if f.init}
+        changed = {name: visit(name, value) for name, value in values.items()}
+        if all(changed[name] is value for name, value in values.items()):
+            return tree
+        return dataclasses.replace(tree, **changed)
     return _map_object(tree, visit)
 
 

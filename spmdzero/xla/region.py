@@ -7,6 +7,7 @@ still in replica space. There is no collective inside, by construction.
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -15,8 +16,8 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.utils.stateless import _reparametrize_module
 
-from spmdzero.errors import ReplicaRegionError
-from spmdzero.xla import _manual, _private, _tree
+from spmdzero.errors import ReplicaRegionError, SpmdZeroUsageError
+from spmdzero.xla import _manual, _private, _tree, runtime
 from spmdzero.xla._boundary import (
     enter_batch,
     enter_parameter,
@@ -29,6 +30,7 @@ from spmdzero.xla._dispatch import RegionDispatch
 from spmdzero.xla._random import ReplicaRandom
 from spmdzero.xla.mesh import DeviceMesh
 
+logger = logging.getLogger("spmdzero")
 OutputRule = Literal["batch", "mean", "sum", "agree", "stack"]
 GradientSink = Callable[[str, torch.Tensor], None]
 
@@ -63,9 +65,11 @@ class ReplicaRegion:
         self, *, mesh: DeviceMesh, module: nn.Module, sink: GradientSink, rules: RegionRules
     ) -> None:
         self._mesh, self._module, self._sink, self._rules = mesh, module, sink, rules
-        ids = torch.arange(mesh.size, dtype=torch.int32)
+        first = runtime.process_index() * runtime.local_device_count()
+        ids = torch.arange(first, first + runtime.local_device_count(), dtype=torch.int32)
         self._ids = mesh.place(ids, mesh.batch_spec(1))
         self._state: dict[str, torch.Tensor] = {}
+        self._named: set[str] = set()
         self.disagreements: dict[str, torch.Tensor] = {}
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -90,8 +94,10 @@ class ReplicaRegion:
         state = {**parameters, **buffers}
         if torch.is_grad_enabled():
             self._state = {**parameters, **buffers}
+        kept = _kept_tensors(self._module)
         with self._dispatch() as dispatch:
             output = functional_call(self._module, state, entered_args, entered_kwargs)
+        _refuse_new(kept, _kept_tensors(self._module))
         changed = {
             name: state[name]
             for name, buffer in buffers.items()
@@ -100,7 +106,12 @@ class ReplicaRegion:
             or dispatch.wrote(buffer)
         }
         self._write_buffers(changed)
-        return _tree.map_tensors(output, lambda path, t: self._leave(path, t, replica_rows))
+        paths: list[str] = []
+        whole = _tree.map_tensors(
+            output, lambda path, t: paths.append(path) or self._leave(path, t, replica_rows)
+        )
+        self._warn_of_strangers(paths)
+        return whole
 
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
@@ -125,6 +136,7 @@ class ReplicaRegion:
         parameters = {}
         for name, parameter in self._module.named_parameters():
             if parameter.requires_grad and torch.is_grad_enabled():
+                refuse_gradient_hooks(name, parameter)
                 parameters[name] = enter_parameter(parameter, name, self._mesh, self._sink)
             else:
                 parameters[name] = self._enter_whole(parameter.detach())
@@ -136,21 +148,42 @@ class ReplicaRegion:
 
     def _leave(self, path: str, tensor: torch.Tensor, replica_rows: set[int]) -> torch.Tensor:
         rule = self._rules.outputs.get(path) or self._rule_for(path, tensor, replica_rows)
+        if rule == "mean" and not tensor.is_floating_point():
+            raise ReplicaRegionError(
+                f'output {path!r} is {tensor.dtype} and has no mean: declare "sum" or "stack"'
+            )
+        if rule == "agree" and tensor.requires_grad:
+            raise ReplicaRegionError(
+                f'output {path!r} carries a gradient, which "agree" would cut: declare "mean"'
+            )
         if rule == "batch":
             return leave_batch(tensor, self._rules.batch_dim, self._mesh)
         if rule == "mean":
             with _private.scope(f"zero.output/{path or 'loss'}"):
                 return leave_mean(tensor, self._mesh)
-        if rule == "sum":
+        if rule == "sum" and tensor.is_floating_point():
             with _private.scope(f"zero.output/{path}"):
                 return leave_mean(tensor, self._mesh) * self._mesh.size
         stacked = leave_batch(tensor[None], 0, self._mesh)
         if rule == "stack":
             return stacked
+        if rule == "sum":
+            with _private.scope(f"zero.output/{path}"):
+                return self._mesh.mark(stacked.sum(0))
         with _private.scope(f"zero.output/{path}"):
             highest = stacked.detach().amax(0)
             self._note_disagreement(f"output {path!r}", highest, stacked.detach().amin(0))
             return highest
+
+    def _warn_of_strangers(self, paths: list[str]) -> None:
+        strangers = set(self._rules.outputs) - set(paths) - self._named
+        if strangers:
+            self._named |= strangers
+            logger.warning(
+                "spmd.outputs names %s, which this forward does not return; it returns %s",
+                ", ".join(sorted(strangers)),
+                ", ".join(repr(path) for path in paths),
+            )
 
     def _rule_for(self, path: str, tensor: torch.Tensor, replica_rows: set[int]) -> OutputRule:
         if tensor.dim() == 0:
@@ -207,3 +240,36 @@ class ReplicaRegion:
 
 def _numbers(values: set[int]) -> str:
     return " or ".join(str(value) for value in sorted(values)) or "0"
+
+
+def refuse_gradient_hooks(name: str, parameter: torch.Tensor) -> None:
+    """Raises SpmdZeroUsageError when `parameter` has gradient hooks, which would never run."""
+    if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+        raise SpmdZeroUsageError(
+            f"{name} has a gradient hook, which would never run: gradients leave the replica "
+            "region on their way to sharded accumulators. Put the change into the loss, or into "
+            "the config (gradient_clipping)"
+        )
+
+
+def _kept_tensors(module: nn.Module) -> dict[tuple[str, str], torch.Tensor]:
+    """Tensors on the devices that are plain attributes of a submodule."""
+    return {
+        (prefix, name): value
+        for prefix, part in module.named_modules()
+        for name, value in vars(part).items()
+        if isinstance(value, torch.Tensor) and value.device.type == "xla"
+    }
+
+
+def _refuse_new(
+    before: Mapping[tuple[str, str], torch.Tensor], after: Mapping[tuple[str, str], torch.Tensor]
+) -> None:
+    for (prefix, name), value in after.items():
+        if before.get((prefix, name)) is not value:
+            path = f"{prefix}.{name}" if prefix else name
+            raise ReplicaRegionError(
+                f"forward keeps a tensor in the attribute {path!r}. It belongs to one replica and "
+                "can't be used outside of the forward (XLA would abort the process): return it, "
+                "or register it as a buffer"
+            )

@@ -240,6 +240,51 @@ class TestOptimizers:
         assert torch.equal(engine.module.body[0].weight.cpu(), body)
         assert len(optimizer.state) == 2
 
+    def test_what_is_loaded_after_initialize_stays_in_bf16_too(self) -> None:
+        engine, optimizer, *_ = spmdzero.initialize(
+            model=make_model(), config=config(bf16={"enabled": True}, optimizer={
+                "type": "SGD", "params": {"lr": 0.0}})
+        )  # fmt: skip
+        loaded = {
+            k: torch.full_like(v, 0.25, device="cpu") for k, v in make_model().state_dict().items()
+        }
+        engine.module.load_state_dict(loaded)
+        x, y = batch(0)
+        engine.backward(engine(x.bfloat16(), y))
+        engine.step()
+        for name, parameter in engine.module.named_parameters():
+            assert torch.equal(parameter.cpu().float(), loaded[name]), name
+            master = optimizer.state[parameter]["master"]
+            assert (master.cpu() == 0.25).sum() == parameter.numel()
+
+    def test_attributes_of_parameters_survive_the_move(self) -> None:
+        model = make_model()
+        for name, parameter in model.named_parameters():
+            parameter.no_decay = name.endswith("bias")
+
+        def build(parameters: Any) -> torch.optim.Optimizer:
+            chosen = list(parameters)
+            return torch.optim.SGD(
+                [
+                    {"params": [p for p in chosen if p.no_decay], "weight_decay": 0.0},
+                    {"params": [p for p in chosen if not p.no_decay], "weight_decay": 0.1},
+                ],
+                lr=0.1,
+            )
+
+        _, optimizer, *_ = spmdzero.initialize(
+            model=model, optimizer=build, model_parameters=model.parameters(), config=config()
+        )
+        assert [len(group["params"]) for group in optimizer.param_groups] == [3, 3]
+
+    def test_the_passed_schedule_wins_over_the_config_as_in_deepspeed(self) -> None:
+        engine, *_ = spmdzero.initialize(
+            model=make_model(),
+            lr_scheduler=lambda o: torch.optim.lr_scheduler.ConstantLR(o, factor=0.5),
+            config=config(scheduler={"type": "WarmupLR", "params": {}}),
+        )
+        assert engine.get_lr() == [0.005]
+
     def test_other_optimizers_are_refused_by_name(self) -> None:
         model = make_model()
         with pytest.raises(spmdzero.SpmdZeroConfigError, match=r"RMSprop.*torch.optim.Adam"):
@@ -286,6 +331,34 @@ class TestOptimizers:
             torch.testing.assert_close(
                 engine.module.get_parameter(name).cpu(), plain.get_parameter(name).detach()
             )
+
+
+class TestOutputs:
+    def make(self, **outputs: str) -> spmdzero.Engine:
+        class Counting(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.head = nn.Linear(WIDTH, 2)
+
+            def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+                logits = self.head(x)
+                return {"loss": logits.pow(2).mean(), "positive": (x[:, 0] > 0).sum()}
+
+        engine, *_ = spmdzero.initialize(model=Counting(), config=config(spmd={"outputs": outputs}))
+        return engine
+
+    def test_an_integer_count_sums_over_the_devices(self) -> None:
+        x = batch(0)[0]
+        assert self.make(positive="sum")(x)["positive"].item() == (x[:, 0] > 0).sum().item()
+
+    @pytest.mark.parametrize(
+        ("outputs", "advice"), [({"positive": "mean"}, "sum"), ({"loss": "agree"}, "mean")]
+    )
+    def test_a_rule_that_cannot_be_names_one_that_can(
+        self, outputs: dict[str, str], advice: str
+    ) -> None:
+        with pytest.raises(spmdzero.ReplicaRegionError, match=f'declare "{advice}"'):
+            self.make(**outputs)(batch(0)[0])
 
 
 class TestSurface:

@@ -136,11 +136,65 @@ def test_a_collate_function_and_nested_batches() -> None:
     assert batch["extra"]["name"] == "numbers"
 
 
-def test_stopping_early_leaves_no_thread_behind() -> None:
-    import threading
+class Noisy(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 64
 
-    _, loader = make(rows(320))
-    before = threading.active_count()
-    for _ in loader:
-        break
-    assert threading.active_count() == before
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rand(2000)[:1] + index
+
+
+def test_a_dataset_that_draws_random_numbers_does_not_disturb_the_dropout_masks() -> None:
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.dropout(x * self.weight, 0.5).mean()
+
+    def losses() -> list[float]:
+        engine, _, loader, _ = spmdzero.initialize(
+            model=Dropping(),
+            training_data=Noisy(),
+            config={
+                "train_micro_batch_size_per_gpu": MICRO,
+                "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+            },
+        )
+        torch.manual_seed(3)
+        found = []
+        for batch in loader:
+            loss = engine(batch)
+            engine.backward(loss)
+            engine.step()
+            found.append(loss.item())
+        return found
+
+    first = losses()
+    assert first == losses() == losses()
+
+
+def test_rows_are_the_samples_even_when_a_batch_starts_with_something_else() -> None:
+    def collate(samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ones(5, 5), torch.stack([sample[0] for sample in samples])
+
+    *_, loader, _ = spmdzero.initialize(
+        model=Mean(),
+        training_data=rows(32),
+        collate_fn=collate,
+        config={"train_micro_batch_size_per_gpu": MICRO},
+    )
+    assert [batch[1].shape[0] for batch in loader] == [16, 16]
+
+    def cut(samples: list[Any]) -> torch.Tensor:
+        return torch.stack([sample[0] for sample in samples])[:13]
+
+    *_, loader, _ = spmdzero.initialize(
+        model=Mean(),
+        training_data=rows(32),
+        collate_fn=cut,
+        config={"train_micro_batch_size_per_gpu": MICRO},
+    )
+    with pytest.raises(spmdzero.SpmdZeroUsageError, match="13 rows"):
+        list(loader)

@@ -159,12 +159,84 @@ def test_a_schedule_that_could_change_nothing() -> None:
         )
 
 
-def test_data_that_ends_in_mid_step() -> None:
+def test_data_that_ends_in_mid_step_leaves_an_engine_that_can_go_on() -> None:
     engine = make_engine(gradient_accumulation_steps=3)
-    batches = iter([torch.zeros(16, 4)] * 2)
     engine.module.forward = lambda x: nn.Linear.forward(engine.module, x).mean()
     with pytest.raises(SpmdZeroUsageError, match="ended after 2 of 3 micro-batches"):
-        engine.train_batch(batches)
+        engine.train_batch(iter([torch.zeros(16, 4)] * 2))
+    assert (engine.micro_steps, engine.global_steps) == (0, 0)
+    engine.train_batch(iter([torch.ones(16, 4)] * 3))
+    assert (engine.micro_steps, engine.global_steps) == (3, 1)
+
+
+def test_train_batch_of_a_list_says_iter() -> None:
+    with pytest.raises(SpmdZeroUsageError, match=r"got list: make one with iter"):
+        make_engine().train_batch([torch.zeros(16, 4)])  # type: ignore[arg-type]
+
+
+def test_nothing_to_train() -> None:
+    used_up = nn.Linear(4, 3).parameters()
+    list(used_up)
+    with pytest.raises(SpmdZeroUsageError, match="nothing to train"):
+        spmdzero.initialize(model=nn.Linear(4, 3), model_parameters=used_up, config=config())
+    frozen = nn.Linear(4, 3).requires_grad_(False)
+    with pytest.raises(SpmdZeroUsageError, match="nothing to train"):
+        spmdzero.initialize(model=frozen, config=config())
+
+
+def test_named_parameters_instead_of_parameters() -> None:
+    model = nn.Linear(4, 3)
+    with pytest.raises(SpmdZeroUsageError, match=r"not model.named_parameters\(\)"):
+        spmdzero.initialize(model=model, model_parameters=model.named_parameters(), config=config())
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["before", "after"])
+def test_a_gradient_hook_is_refused_since_it_would_never_run(early: bool) -> None:
+    model = nn.Linear(4, 3)
+    if early:
+        model.weight.register_hook(lambda grad: grad * 0)
+        with pytest.raises(SpmdZeroUsageError, match="weight has a gradient hook"):
+            spmdzero.initialize(model=model, config=config())
+        return
+    engine, *_ = spmdzero.initialize(model=model, config=config())
+    engine.module.weight.register_hook(lambda grad: grad * 0)
+    with pytest.raises(SpmdZeroUsageError, match="weight has a gradient hook"):
+        engine(torch.ones(16, 4))
+
+
+def test_a_tensor_kept_in_an_attribute_is_refused_since_its_use_would_abort() -> None:
+    class Keeps(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.auxiliary = x.mean()
+            return super().forward(x)
+
+    engine, *_ = spmdzero.initialize(model=nn.Sequential(Keeps(4, 3)), config=config())
+    with pytest.raises(spmdzero.ReplicaRegionError, match=r"attribute '0.auxiliary'.*return it"):
+        engine(torch.ones(16, 4))
+
+
+def test_plateau_asks_for_its_metric_before_the_update() -> None:
+    engine = make_engine(scheduler={"type": "ReduceLROnPlateau", "params": {}})
+    engine.backward(engine(torch.ones(16, 4)).mean())
+    with pytest.raises(SpmdZeroUsageError, match=r"lr_kwargs=\{"):
+        engine.step()
+    engine.step(lr_kwargs={"metrics": 1.0})
+    assert engine.global_steps == 1
+
+
+def test_names_in_the_spmd_section_that_match_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(SpmdZeroConfigError, match="forward has no input named nope"):
+        make_engine(spmd={"batch_dim": {"nope": 1}})
+    engine = make_engine(spmd={"outputs": {"los": "sum"}})
+    with caplog.at_level("WARNING", logger="spmdzero"):
+        engine(torch.ones(16, 4))
+        engine(torch.ones(16, 4))
+    assert len([r for r in caplog.records if "names los" in r.message]) == 1
+
+
+def test_a_global_forward_refuses_another_communication_dtype() -> None:
+    with pytest.raises(SpmdZeroConfigError, match="communication_data_type"):
+        make_engine(communication_data_type="bf16", spmd={"forward": "global"})
 
 
 class TestNotFinite:
@@ -183,6 +255,10 @@ class TestNotFinite:
         engine.step()
         assert engine.global_steps == 2
         assert torch.isfinite(engine.module.weight.cpu()).all()
+        engine.backward(engine(bad).mean())
+        with pytest.raises(spmdzero.NonFiniteError, match="at step 2"):
+            engine.step()
+        assert not engine.was_step_applied()
 
     def test_otherwise_the_log_names_the_step(self, caplog: pytest.LogCaptureFixture) -> None:
         engine = make_engine(steps_per_print=3)
