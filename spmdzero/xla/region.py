@@ -253,11 +253,11 @@ def refuse_gradient_hooks(name: str, parameter: torch.Tensor) -> None:
 
 
 def _kept_tensors(module: nn.Module) -> dict[tuple[str, str], torch.Tensor]:
-    """Tensors on the devices that are plain attributes of a submodule."""
+    """Tensors on the devices that are plain attributes or buffers of a submodule."""
     return {
         (prefix, name): value
         for prefix, part in module.named_modules()
-        for name, value in vars(part).items()
+        for name, value in (*vars(part).items(), *part._buffers.items())
         if isinstance(value, torch.Tensor) and value.device.type == "xla"
     }
 
@@ -271,5 +271,5 @@ def _refuse_new(
             raise ReplicaRegionError(
                 f"forward keeps a tensor in the attribute {path!r}. It belongs to one replica and "
                 "can't be used outside of the forward (XLA would abort the process): return it, "
-                "or register it as a buffer"
+                "or register a buffer before initialize and write to it"
             )

@@ -204,10 +204,14 @@ def test_a_gradient_hook_is_refused_since_it_would_never_run(early: bool) -> Non
         engine(torch.ones(16, 4))
 
 
-def test_a_tensor_kept_in_an_attribute_is_refused_since_its_use_would_abort() -> None:
+@pytest.mark.parametrize("as_buffer", [False, True], ids=["attribute", "new buffer"])
+def test_a_tensor_that_forward_keeps_is_refused_since_its_use_would_abort(as_buffer: bool) -> None:
     class Keeps(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.auxiliary = x.mean()
+            if as_buffer:
+                self.register_buffer("auxiliary", x.mean())
+            else:
+                self.auxiliary = x.mean()
             return super().forward(x)
 
     engine, *_ = spmdzero.initialize(model=nn.Sequential(Keeps(4, 3)), config=config())
