@@ -27,11 +27,8 @@ class GradientStore:
         for tensor in plan:
             placement = tensor.placement(Role.ACCUMULATOR)
             if placement is not None:
-                self.accumulators[tensor.name] = mesh.zeros(
-                    placement.stored_shape(tensor.shape, mesh.spec),
-                    dtype_named(tensor.dtype(Role.ACCUMULATOR)),
-                    placement.partition_spec(tensor.shape, mesh.spec),
-                )
+                dtype = dtype_named(tensor.dtype(Role.ACCUMULATOR))
+                self.accumulators[tensor.name] = mesh.stored_zeros(tensor.shape, placement, dtype)
 
     def add_local(self, name: str, grad: torch.Tensor) -> None:
         """Adds one replica's gradient, `[*shape]` in replica space."""
@@ -72,9 +69,8 @@ class GradientStore:
         if name not in self.accumulators:
             if name in self._pending:
                 return self._pending.pop(name)
-            shape = final.stored_shape(tensor.shape, self._mesh.spec)
             dtype = dtype_named(tensor.dtype(Role.GRADIENT))
-            return self._mesh.zeros(shape, dtype, self._spec(name, final))
+            return self._mesh.stored_zeros(tensor.shape, final, dtype)
         total = self.accumulators[name]
         waiting = self._waiting_placement(name)
         if waiting.kind == "partial":

@@ -61,11 +61,6 @@ class ZeroOptimizer(torch.optim.Optimizer):
             self._allocate(parameter)
 
     @property
-    def applied_steps(self) -> int:
-        """Steps that changed the weights; reads one scalar from the device."""
-        return int(self._applied.item())
-
-    @property
     def skipped_steps(self) -> int:
         """Steps that left the weights alone, for a norm that was not finite; reads one scalar."""
         return int(self._skipped.item())
@@ -98,10 +93,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
             state["master"] = self._mesh.store(parameter.detach().float(), master)
         moment = tensor.placement(Role.MOMENT)
         if moment is not None:
-            shape = moment.stored_shape(tensor.shape, self._mesh.spec)
-            spec = moment.partition_spec(tensor.shape, self._mesh.spec)
             for slot in self.rule.slots:
-                state[slot] = self._mesh.zeros(shape, torch.float32, spec)
+                state[slot] = self._mesh.stored_zeros(tensor.shape, moment, torch.float32)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

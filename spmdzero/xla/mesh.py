@@ -95,6 +95,13 @@ class DeviceMesh:
         whole = self.mark(fresh(stored))
         return whole[: math.prod(shape)].reshape(shape) if placement.kind == "flat" else whole
 
+    def stored_zeros(
+        self, shape: tuple[int, ...], placement: Placement, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Zeros in the form in which `placement` stores a tensor of `shape`."""
+        stored = placement.stored_shape(shape, self.spec)
+        return self.zeros(stored, dtype, placement.partition_spec(shape, self.spec))
+
     def groups(self, axis: str) -> list[list[int]]:
         """Device ids that differ only in their place on `axis`."""
         ids = np.arange(self.size).reshape(self.spec.shape)

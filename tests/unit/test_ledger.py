@@ -302,6 +302,17 @@ def test_bytes_follow_the_element_type(dtype, size):
     assert by_tensor(CollectiveLedger.from_hlo(text).of_role("gradient"))["b"].bytes == 128 * size
 
 
+def test_details_have_one_line_for_each_collective_in_order(annotated):
+    # A summary, headings and a rule stand before them.
+    lines = annotated.details().splitlines()[3:]
+    for line, collective in zip(lines, annotated.collectives, strict=True):
+        shown = line.split()
+        assert shown[0] == collective.role
+        assert collective.tensor in shown or collective.tensor == ""
+        assert f"{collective.bytes:,}" in shown
+        assert str(list(collective.shape)) in line
+
+
 def test_text_names_totals_and_each_untagged_collective(tpu):
     text = str(tpu)
     assert "1 of 3 inputs donated" in text
