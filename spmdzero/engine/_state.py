@@ -11,11 +11,12 @@ from spmdzero.engine._counters import Counters
 from spmdzero.engine._gradients import GradientStore
 from spmdzero.engine._health import LossHealth
 from spmdzero.engine._optimizer import ZeroOptimizer
+from spmdzero.engine._settings import EngineSettings
 from spmdzero.plan import ShardingPlan
 from spmdzero.xla import runtime
 
 
-class EngineState(nn.Module):
+class EngineState(EngineSettings):
     """The engine's readable state; `Engine` adds what changes it."""
 
     module: nn.Module
