@@ -70,6 +70,7 @@ class Engine(EngineState):
         self._backward_done = False
         self._step_applied = False
         self._observers: list[Callable[[StepGraph], None]] = []
+        self.after_step: list[Callable[[Engine], None]] = []
         self._losses: list[torch.Tensor] = []
         self.donated_inputs: dict[str, int] = {}
 
@@ -273,6 +274,8 @@ class Engine(EngineState):
         every = self.spmd_config.steps_per_print
         if every and self.global_steps % every == 0:
             self._report()
+        for hook in self.after_step:
+            hook(self)
 
     def _report(self) -> None:
         if self._region is not None:

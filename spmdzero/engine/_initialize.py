@@ -18,7 +18,9 @@ from spmdzero.engine._inputs import InputPlacer
 from spmdzero.engine._loader import ZeroDataLoader
 from spmdzero.engine._module import move_module
 from spmdzero.engine._optimizer import ZeroOptimizer
+from spmdzero.engine._reports import set_up_reports
 from spmdzero.engine._schedule import Scheduler
+from spmdzero.engine._timed import TimedEngine
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.optim import schedule_from_config
 from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan
@@ -143,7 +145,8 @@ def initialize(
         forward = ReplicaRegion(mesh=mesh, module=model, sink=gradients.add_local, rules=rules)
     else:
         forward = GlobalForward(mesh=mesh, module=model)
-    engine = Engine(
+    engine_type = TimedEngine if settings.wall_clock_breakdown else Engine
+    engine = engine_type(
         module=model,
         config=settings,
         batch=batch,
@@ -156,6 +159,8 @@ def initialize(
         lr_scheduler=_scheduler(settings, lr_scheduler, zero, groups),
         health=health,
     )
+    engine.client_optimizer = groups.client if groups is not None else None
+    set_up_reports(engine)
     if training_data is not None:
         engine.training_dataloader = ZeroDataLoader(
             training_data,

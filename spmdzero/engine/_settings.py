@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from spmdzero.config import BatchSizes
+from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.engine._settings_report import ReportSettings
 from spmdzero.engine._settings_world import WorldSettings
 from spmdzero.engine._settings_zero import ZeroSettings
@@ -38,6 +39,7 @@ class EngineSettings(ZeroSettings, ReportSettings, WorldSettings):
     """
 
     _batch: BatchSizes
+    optimizer: ZeroOptimizer | None
     client_optimizer: torch.optim.Optimizer | None = None
 
     # -- batches ---------------------------------------------------------------------------
@@ -72,6 +74,11 @@ class EngineSettings(ZeroSettings, ReportSettings, WorldSettings):
         """The config's ``optimizer.params``."""
         optimizer = self.spmd_config.optimizer
         return dict(optimizer.params) if optimizer is not None else None
+
+    def get_type(self) -> list[Any]:
+        """The entry ``"type"`` of each param group, 0.0 where a group has none."""
+        groups = self.optimizer.param_groups if self.optimizer is not None else []
+        return [group.get("type", 0.0) for group in groups]
 
     def optimizer_legacy_fusion(self) -> bool:
         """False: XLA fuses the update."""

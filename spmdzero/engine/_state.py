@@ -27,6 +27,7 @@ class EngineState(EngineSettings):
     _counters: Counters
     _gradients: GradientStore
     _health: LossHealth
+    _losses: list[torch.Tensor]
     _backward_done: bool
     _step_applied: bool
 
@@ -49,6 +50,11 @@ class EngineState(EngineSettings):
     def global_samples(self) -> int:
         """Samples of all devices passed at boundaries."""
         return self._counters.global_samples
+
+    @property
+    def micro_losses(self) -> tuple[torch.Tensor, ...]:
+        """The losses of the step's micro-batches so far, 0-dim on the device."""
+        return tuple(self._losses)
 
     @property
     def skipped_steps(self) -> int:

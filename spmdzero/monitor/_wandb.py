@@ -15,9 +15,7 @@ class WandbMonitor:
 
     def __init__(self, config: WandbConfig) -> None:
         self._wandb = library("wandb", section="wandb")
-        self._run = self._wandb.init(
-            project=config.project, group=config.group, entity=config.team
-        )
+        self._run = self._wandb.init(project=config.project, group=config.group, entity=config.team)
 
     def write(self, scalars: list[Scalar]) -> None:
         """Logs the scalars, at their sample counts."""

@@ -73,10 +73,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
 # They tell about what spmdzero refuses: autotuning, offload, tensor parallelism, data efficiency.
 REFUSED = (
     "autotuning_end_profile_step", "autotuning_metric", "autotuning_metric_path",
-    "autotuning_model_info_path", "autotuning_profile_model_info", "autotuning_start_profile_step",
-    "checkpoint_serialization_enabled", "checkpoint_writer_enabled", "cpuadam_cores_perc", "curriculum_learning_config", "data_efficiency_config",
-    "data_sampling_config", "random_ltd_config", "tensor_parallel_config", "zenflow_config",
-    "zero_partial_offload",
+    "autotuning_model_info_path", "autotuning_profile_model_info",
+    "autotuning_start_profile_step", "checkpoint_serialization_enabled",
+    "checkpoint_writer_enabled", "cpuadam_cores_perc", "curriculum_learning_config",
+    "data_efficiency_config", "data_sampling_config", "random_ltd_config",
+    "tensor_parallel_config", "zenflow_config", "zero_partial_offload",
 )  # fmt: skip
 
 # Raise an AttributeError or a TypeError in DeepSpeed itself: what they return was removed.
