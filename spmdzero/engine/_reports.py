@@ -14,8 +14,8 @@ from spmdzero.xla import runtime
 
 logger = logging.getLogger("spmdzero")
 
-# Steps whose losses wait on the devices together when no line is printed.
-_HOLD = 10
+# Steps whose losses are read from the devices together when no line is printed.
+_STEPS_PER_FLUSH = 10
 # The first steps compile; DeepSpeed's ThroughputTimer leaves out as many (utils/timer.py).
 _WARM_UP_STEPS = 2
 
@@ -28,7 +28,7 @@ def set_up_reports(engine: Engine) -> None:
     """
     config = engine.spmd_config
     first = runtime.process_index() == 0
-    engine.monitor = MonitorMaster(config, writes=first, hold=config.steps_per_print or _HOLD)
+    engine.monitor = MonitorMaster(config, writes=first)
     if engine.monitor.enabled:
         engine.after_step.append(_write_events)
     if config.steps_per_print and first:
@@ -39,6 +39,8 @@ def set_up_reports(engine: Engine) -> None:
 
 def _write_events(engine: Engine) -> None:
     engine.monitor.write_events(step_events(engine))
+    if engine.global_steps % (engine.steps_per_print() or _STEPS_PER_FLUSH) == 0:
+        engine.monitor.flush()
 
 
 def step_events(engine: Engine) -> list[Event]:

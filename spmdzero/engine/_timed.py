@@ -81,4 +81,4 @@ class TimedEngine(Engine):
         ]
         if runtime.process_index() == 0:
             shown = "".join(f" | {name}: {elapsed:.2f}" for name, elapsed in times)
-            logger.info("time (ms)%s", shown)
+            logger.info("[Rank 0] time (ms)%s", shown)

@@ -19,19 +19,18 @@ class MonitorMaster:
     """Hands events to every monitor that the config enables (DeepSpeed's monitor/monitor.py).
 
     Reading a number from a device waits for the step that computes it. Events with such a number
-    are held, in order, until `hold` calls of `write_events` have come together, `flush` or the end
-    of the process; the files are then the same as if each had been written at once.
+    are held, in order, until `flush` or the end of the process; the files are then the same as if
+    each had been written at once.
 
     Args:
         config: its sections ``tensorboard``, ``wandb`` and ``csv_monitor``.
         writes: whether this process writes; one of a run's does.
-        hold: calls of `write_events` to hold before they are read and written together.
 
     Raises:
         SpmdZeroConfigError: an enabled monitor needs a package that is not installed.
     """
 
-    def __init__(self, config: SpmdZeroConfig, *, writes: bool = True, hold: int = 1) -> None:
+    def __init__(self, config: SpmdZeroConfig, *, writes: bool = True) -> None:
         self._monitors: list[Monitor] = []
         if writes and config.tensorboard.enabled:
             self._monitors.append(TensorBoardMonitor(config.tensorboard))
@@ -40,7 +39,6 @@ class MonitorMaster:
         if writes and config.csv_monitor.enabled:
             self._monitors.append(CsvMonitor(config.csv_monitor))
         self._held: _Held = []
-        self._calls, self._hold = 0, hold
         self._end = weakref.finalize(self, _finish, self._held, self._monitors)
 
     @property
@@ -53,13 +51,11 @@ class MonitorMaster:
         if not self.enabled:
             return
         self._held += events
-        self._calls += 1
-        if self._calls >= self._hold or not any(callable(value) for _, value, _ in self._held):
+        if not any(callable(value) for _, value, _ in self._held):
             self.flush()
 
     def flush(self) -> None:
         """Reads and writes what is held."""
-        self._calls = 0
         _write(self._held, self._monitors)
 
     def close(self) -> None:

@@ -40,7 +40,9 @@ def test_every_recorded_getter_returns_deepspeeds_value(
 
 def test_the_recording_holds_more_than_a_hundred_getters_and_tells_the_configs_apart() -> None:
     differing = {
-        name for name, value in RECORDED["defaults"].items() if value != RECORDED["everything"][name]
+        name
+        for name, value in RECORDED["defaults"].items()
+        if value != RECORDED["everything"][name]
     }
     assert len(RECORDED["defaults"]) > 100
     assert len(differing) > 30
