@@ -295,5 +295,5 @@ class Engine(EngineState):
             record_scopes(True)
             yield
         finally:
-            record_scopes(False)
             self._observers.remove(observer)
+            record_scopes(bool(self._observers))
