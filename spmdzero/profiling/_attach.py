@@ -55,5 +55,7 @@ def _log_memory(engine: Engine) -> None:
     every = engine.steps_per_print() or 1
     if engine.global_steps % every == 0:
         logger.info(
-            "step=%d, live tensors of the engine:\n%s", engine.global_steps, measure(engine)
+            "step=%d, live tensors of the engine, bytes per device: %s",
+            engine.global_steps,
+            measure(engine),
         )
