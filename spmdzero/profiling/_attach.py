@@ -52,10 +52,6 @@ class _OneStep:
 
 
 def _log_memory(engine: Engine) -> None:
-    every = engine.steps_per_print() or 1
-    if engine.global_steps % every == 0:
-        logger.info(
-            "step=%d, live tensors of the engine, bytes per device: %s",
-            engine.global_steps,
-            measure(engine),
-        )
+    if engine.global_steps % (engine.steps_per_print() or 1) == 0:
+        line = "step=%d, live tensors of the engine, bytes per device: %s"
+        logger.info(line, engine.global_steps, measure(engine))
