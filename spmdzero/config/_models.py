@@ -55,7 +55,7 @@ class SchedulerConfig(Section):
     """The learning-rate schedule that the engine builds.
 
     Attributes:
-        type: one of DeepSpeed's schedules or a class name of torch.optim.lr_scheduler.
+        type: one of DeepSpeed's schedules or a class of torch.optim.lr_scheduler, by name.
         params: its parameters as the user wrote them, checked by `load_config`.
     """
 
@@ -72,7 +72,8 @@ class SpmdZeroConfig(Section):
         gradient_accumulation_steps: micro-batches between two optimizer steps.
         managed_gradient_accumulation: whether the engine counts micro-batches; else each step()
             is a gradient accumulation boundary.
-        steps_per_print: optimizer steps between two progress lines; None prints none.
+        steps_per_print: optimizer steps between two progress lines, where it is also checked that
+            the replicas agree; None prints none.
         gradient_clipping: largest global L2 norm of the gradient; 0 turns clipping off.
         prescale_gradients: whether gradients are divided by the data-parallel size before they
             are summed rather than afterwards.

@@ -64,6 +64,10 @@ _PRECISION: dict[str, OffValue | OffSection] = {
         reason="buffers keep the model's dtype, no buffer is cast",
         fix="Remove the key and convert the buffers of the model.",
     ),
+    "fp16.fp16_master_weights_and_grads": OffValue(
+        reason="it is an offloading feature of DeepSpeedCPUAdam, and spmdzero doesn't offload",
+        fix="Write false, which keeps fp32 master weights on the devices.",
+    ),
     "fp32_allreduce": OffValue(
         reason="DeepSpeed ignores this old key",
         fix='Write "communication_data_type": "fp32".',
@@ -121,6 +125,10 @@ _PARALLELISM: dict[str, OffValue | OffSection] = {
 }
 
 _FEATURES: dict[str, OffValue | OffSection] = {
+    "activation_checkpointing.cpu_checkpointing": OffValue(
+        reason="activations stay in the devices' memory, spmdzero doesn't offload them",
+        fix="Write false, and checkpoint more of the model where memory is short.",
+    ),
     "autotuning": OffSection(
         off=_ENABLED,
         idle=_names(
