@@ -1,4 +1,6 @@
-"""Writes every key that DeepSpeed reads of a config to tests/data/deepspeed_0_19_8_keys.json.
+"""Writes each key that DeepSpeed reads of a config to tests/data/deepspeed_0_19_8_keys.json.
+
+A key's value there is `{"default": ...}`, or `{}` where its default is no JSON value or unknown.
 
 Needs DeepSpeed 0.19.8 (``pip install '.[bench]'``) and ``DS_ACCELERATOR=cpu``. A recording dict
 notes what DeepSpeed's own config class asks it for; a pydantic section adds its fields, by each
@@ -55,19 +57,21 @@ SECTIONS = [
 
 
 class Recorder(dict):
-    """A dict that notes the dotted path of each key it is asked for."""
+    """A dict that notes the dotted path of each key it is asked for, and the default."""
 
-    seen: ClassVar[set[str]] = set()
+    seen: ClassVar[dict[str, dict[str, object]]] = {}
 
     def __init__(self, content, at=""):
         super().__init__(content)
         self.at = at
 
-    def note(self, key):
-        self.seen.add(f"{self.at}.{key}".lstrip("."))
+    def note(self, key, **default):
+        self.seen.setdefault(f"{self.at}.{key}".lstrip("."), {}).update(default)
 
     def get(self, key, default=None):
-        self.note(key)
+        # A default of None is often replaced afterwards; the objects are sections.
+        known = default is not None and not isinstance(default, dict)
+        self.note(key, **({"default": default} if known else {}))
         return super().get(key, default)
 
     def __getitem__(self, key):
@@ -90,8 +94,10 @@ class Recorder(dict):
 
 def of_model(at, model):
     for name, field in model.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        plain = isinstance(default, bool | int | float | str | list | None)
         for spelling in {name, field.alias or name}:
-            yield f"{at}.{spelling}"
+            yield f"{at}.{spelling}", {"default": default} if plain else {}
         for inner in (field.annotation, *getattr(field.annotation, "__args__", ())):
             if isinstance(inner, type) and issubclass(inner, pydantic.BaseModel):
                 yield from of_model(f"{at}.{field.alias or name}", inner)
@@ -106,10 +112,14 @@ def main():
         sections[name].update(type="Adam", params={})
     sections["expert_parallel"]["enabled"] = False
     DeepSpeedConfig(Recorder({"train_batch_size": 1, **sections}))
-    keys = {*Recorder.seen, *MODELS, *READ_ELSEWHERE, *REMOVED}
-    keys |= {f"zero_optimization.{name}" for name in REMOVED_OF_ZERO}
-    keys |= {key for at, model in MODELS.items() for key in of_model(at, model)}
-    OUT.write_text(json.dumps(sorted(keys), indent=0) + "\n")
+    keys = dict(Recorder.seen)
+    for key in (*MODELS, *READ_ELSEWHERE, *REMOVED):
+        keys.setdefault(key, {})
+    keys |= {f"zero_optimization.{name}": {} for name in REMOVED_OF_ZERO}
+    for at, model in MODELS.items():
+        keys.update(of_model(at, model))
+    lines = (f"{json.dumps(key)}: {json.dumps(keys[key])}" for key in sorted(keys))
+    OUT.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":

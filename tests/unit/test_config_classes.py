@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from spmdzero.config import NO_MEANING, key_class, load_config
+from spmdzero.config._deprecated import DEPRECATED, SECOND_SPELLINGS
 from spmdzero.config._keys import REMOVED
+from spmdzero.config._models import SECTIONS
 from spmdzero.config._off import OFF_ONLY, OffSection
 from spmdzero.errors import SpmdZeroConfigError
 
@@ -32,6 +34,33 @@ def test_no_key_of_deepspeed_is_unknown_to_the_reader(key):
     except SpmdZeroConfigError as error:
         reason = error.reason
     assert "has no key" not in reason
+
+
+DEFAULTS = {key: entry["default"] for key, entry in KEYS.items() if "default" in entry}
+SPELLINGS = {**DEPRECATED, **SECOND_SPELLINGS}
+
+
+# Their presence turns the feature on.
+PRESENT_IS_ON = ("zero_optimization.zenflow.", "weight_quantization.enabled")
+
+
+@pytest.mark.parametrize("key", [key for key in DEFAULTS if not key.startswith(PRESENT_IS_ON)])
+def test_the_default_of_deepspeed_is_accepted(key):
+    load_config(nested(key, DEFAULTS[key]))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        key
+        for key in DEFAULTS
+        if key_class(key) != "refused" and SPELLINGS.get(key, key).rpartition(".")[0] in SECTIONS
+    ],
+)
+def test_a_default_is_that_of_deepspeed(key):
+    section, _, name = SPELLINGS.get(key, key).rpartition(".")
+    field = SECTIONS[section].model_fields[name]
+    assert field.get_default(call_default_factory=True) == DEFAULTS[key]
 
 
 def test_a_key_that_deepspeed_has_not_is_in_no_class():

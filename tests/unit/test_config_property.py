@@ -1,6 +1,7 @@
 """Whatever JSON object or text comes in, a config or an `SpmdZeroConfigError` comes out."""
 
 import base64
+import contextlib
 import copy
 import json
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spmdzero.config import SpmdZeroConfig, load_config
+from spmdzero.config import SpmdZeroConfig, load_config, resolve_batch_sizes
 from spmdzero.config._keys import NO_MEANING, REMOVED
 from spmdzero.config._models import SECTIONS
 from spmdzero.config._off import OFF_ONLY
@@ -114,9 +115,12 @@ def _texts(draw):
 
 def outcome(source):
     try:
-        return load_config(source)
+        config = load_config(source)
     except SpmdZeroConfigError as error:
         return str(error)
+    with contextlib.suppress(SpmdZeroConfigError):
+        resolve_batch_sizes(config, dp_world_size=8)
+    return config
 
 
 @settings(max_examples=300, deadline=None)
