@@ -47,14 +47,17 @@ def step_events(engine: Engine) -> list[Event]:
     """The scalars of the step that just ended, under DeepSpeed's names.
 
     DeepSpeed's runtime/engine.py, `step`, writes lr and, with fp16, the loss scale. The loss,
-    which its documentation names, is only written by its pipeline engine; here by every engine.
+    which its documentation names, is only written by its pipeline engine; here by every engine
+    whose `backward` saw one: a plain ``loss.backward()`` hands none over.
     """
-    samples = engine.global_samples
-    losses = functools.partial(_mean, engine.micro_losses)
-    return [
-        ("Train/Samples/train_loss", losses, samples),
-        ("Train/Samples/lr", engine.get_lr()[0], samples),
-    ]
+    samples, losses = engine.global_samples, engine.micro_losses
+    events: list[Event] = []
+    if losses:
+        events.append(("Train/Samples/train_loss", functools.partial(_mean, losses), samples))
+    events.append(("Train/Samples/lr", engine.get_lr()[0], samples))
+    if engine.fp16_enabled():
+        events.append(("Train/Samples/loss_scale", engine.cur_scale, samples))
+    return events
 
 
 def _mean(losses: Sequence[torch.Tensor]) -> float:
