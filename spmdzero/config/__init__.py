@@ -10,11 +10,13 @@ from spmdzero.config._models import (
     SpmdConfig,
     SpmdZeroConfig,
 )
+from spmdzero.config._refused_optimizers import REFUSED_OPTIMIZERS
 from spmdzero.config._triangle import BatchSizes, resolve_batch_sizes
 from spmdzero.config._zero import ZeroConfig
 
 __all__ = [
     "NO_MEANING",
+    "REFUSED_OPTIMIZERS",
     "BatchSizes",
     "Bf16Config",
     "DataTypesConfig",

@@ -1,17 +1,18 @@
 """The optimizer that updates shards: masters, moments and the gather of parameters."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from spmdzero.engine._gradients import GradientStore
+from spmdzero.engine._whole import MeshTensor
 from spmdzero.optim import UpdateRule, clip_coefficient
 from spmdzero.plan import Placement, Role, ShardingPlan
 from spmdzero.precision import PrecisionPolicy
 from spmdzero.xla import global_norm, scope
-from spmdzero.xla.mesh import DeviceMesh
+from spmdzero.xla.mesh import DeviceMesh, PartitionSpec
 
 
 class ZeroOptimizer(torch.optim.Optimizer):
@@ -24,7 +25,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
     Args:
         param_groups: the groups, their parameters on the device; kept, not copied.
         names: parameter -> its name in the plan.
-        rule: the update.
+        rules: the update of each group.
         plan, mesh, precision: where states live and in which dtype.
         gradients: where `step` finds the summed gradients.
         clip: largest global gradient norm, 0 for none.
@@ -37,7 +38,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         param_groups: list[dict[str, Any]],
         *,
         names: Mapping[torch.Tensor, str],
-        rule: UpdateRule,
+        rules: Sequence[UpdateRule],
         plan: ShardingPlan,
         mesh: DeviceMesh,
         precision: PrecisionPolicy,
@@ -45,20 +46,23 @@ class ZeroOptimizer(torch.optim.Optimizer):
         clip: float,
         finite: Callable[[], torch.Tensor | None],
     ) -> None:
-        super().__init__(param_groups, dict(rule.defaults))
+        # DeepSpeed's Muon, the optimizer of two rules, has no defaults either.
+        super().__init__(param_groups, dict(rules[0].defaults) if len(set(rules)) == 1 else {})
         # torch copies the dicts; a schedule made on the user's own optimizer must reach ours.
         self.param_groups = param_groups
-        for group in param_groups:
+        for rule, group in zip(rules, param_groups, strict=True):
             for key, value in rule.defaults.items():
                 group.setdefault(key, value)
             rule.validate(group)
-        self.rule, self._plan, self._mesh, self._precision = rule, plan, mesh, precision
+        self._rules, self._plan, self._mesh, self._precision = tuple(rules), plan, mesh, precision
         self._names, self._gradients, self._clip, self._finite = names, gradients, clip, finite
         self._applied = mesh.place(torch.zeros(()))
         self._skipped = mesh.place(torch.zeros((), dtype=torch.int32))
         self.grad_norm: torch.Tensor | None = None
-        for parameter in self._trainable():
-            self._allocate(parameter)
+        for rule, group in zip(rules, param_groups, strict=True):
+            for parameter in group["params"]:
+                if plan[names[parameter]].trainable:
+                    self._allocate(parameter, rule, group)
 
     @property
     def skipped_steps(self) -> int:
@@ -84,7 +88,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         # The plan's word, not requires_grad, which may change after states were allocated.
         return (p for p in members if self._plan[self._names[p]].trainable)
 
-    def _allocate(self, parameter: nn.Parameter) -> None:
+    def _allocate(self, parameter: nn.Parameter, rule: UpdateRule, group: dict[str, Any]) -> None:
         name = self._names[parameter]
         tensor = self._plan[name]
         state = self.state[parameter]
@@ -93,8 +97,13 @@ class ZeroOptimizer(torch.optim.Optimizer):
             state["master"] = self._mesh.store(parameter.detach().float(), master)
         moment = tensor.placement(Role.MOMENT)
         if moment is not None:
-            for slot in self.rule.slots:
-                state[slot] = self._mesh.stored_zeros(tensor.shape, moment, torch.float32)
+            spec = self._spec(parameter, moment)
+            for slot in rule.slots:
+                zeros = self._mesh.stored_zeros(tensor.shape, moment, torch.float32)
+                value = rule.initial(slot, group)
+                state[slot] = self._mesh.mark(zeros + value, spec) if value else zeros
+        for scalar in rule.scalars:
+            state[scalar] = self._mesh.place(torch.tensor(rule.initial(scalar, group)))
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -104,6 +113,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """
         gradients = {p: self._gradients.take(self._names[p]) for p in self._trainable()}
         placements = {p: self._final_placement(p) for p in gradients}
+        hypers = self._hypers()
+        moved = self._directions(gradients, placements, hypers)
         norm = global_norm(
             [(g, self._spec(p, placements[p])) for p, g in gradients.items()], self._mesh
         )
@@ -111,13 +122,16 @@ class ZeroOptimizer(torch.optim.Optimizer):
         coefficient = clip_coefficient(norm, self._clip) if self._clip > 0 else None
         apply = self._condition(norm)
         self._count(apply)
-        for group, factors in zip(self.param_groups, self._factors(), strict=True):
+        for old, new, spec in moved:
+            self._write(old, new, spec, apply)
+        for rule, group, hyper in zip(self._rules, self.param_groups, hypers, strict=True):
+            factors = rule.prepare(hyper, self._applied)
             for parameter in group["params"]:
                 if parameter in gradients:
                     grad = gradients[parameter].float()
                     if coefficient is not None:
                         grad = grad * coefficient
-                    self._update(parameter, grad, placements[parameter], factors, apply)
+                    self._update(rule, parameter, grad, placements[parameter], factors, apply)
         self._gradients.clear()
 
     def _condition(self, norm: torch.Tensor) -> torch.Tensor | None:
@@ -135,19 +149,45 @@ class ZeroOptimizer(torch.optim.Optimizer):
             self._mesh.mark(self._skipped)
         self._mesh.mark(self._applied)
 
-    def _factors(self) -> list[dict[str, torch.Tensor]]:
-        hypers = [self.rule.hyper(group) for group in self.param_groups]
+    def _hypers(self) -> list[dict[str, torch.Tensor]]:
+        pairs = zip(self._rules, self.param_groups, strict=True)
+        hypers = [rule.hyper(group) for rule, group in pairs]
         # One upload for all numbers of all groups: as Python floats they would be a transfer
         # each, and 0.0 and 1.0 would be constants, which recompiles when a schedule hits them.
         numbers = [value for hyper in hypers for value in hyper.values()]
+        if not numbers:
+            return [{} for _ in hypers]
         on_device = iter(self._mesh.place(torch.tensor(numbers, dtype=torch.float32)).unbind())
-        return [
-            self.rule.prepare({key: next(on_device) for key in hyper}, self._applied)
-            for hyper in hypers
-        ]
+        return [{key: next(on_device) for key in hyper} for hyper in hypers]
+
+    def _directions(
+        self,
+        gradients: dict[nn.Parameter, torch.Tensor],
+        placements: Mapping[nn.Parameter, Placement],
+        hypers: Sequence[Mapping[str, torch.Tensor]],
+    ) -> list[tuple[torch.Tensor, torch.Tensor, PartitionSpec]]:
+        """Puts each rule's direction in its gradient's place.
+
+        Returns the state that changed for it, old and new, to be written if the step applies.
+        """
+        moved = []
+        for rule, group, hyper in zip(self._rules, self.param_groups, hypers, strict=True):
+            for parameter in group["params"]:
+                if parameter not in gradients or not rule.has_direction:
+                    continue
+                placement, state = placements[parameter], self.state[parameter]
+                spec = self._spec(parameter, placement)
+                grad = self._mesh.mark(gradients[parameter].float(), spec)
+                whole = self._whole(parameter, placement)
+                with scope(f"zero.direction/{self._names[parameter]}"):
+                    direction, new = rule.direction(grad, state, hyper, whole)
+                gradients[parameter] = self._mesh.mark(direction, spec)
+                moved += [(state[slot], value, spec) for slot, value in new.items()]
+        return moved
 
     def _update(
         self,
+        rule: UpdateRule,
         parameter: nn.Parameter,
         grad: torch.Tensor,
         placement: Placement,
@@ -157,14 +197,15 @@ class ZeroOptimizer(torch.optim.Optimizer):
         mesh, spec, state = self._mesh, self._spec(parameter, placement), self.state[parameter]
         master = state.get("master")
         weights = master if master is not None else mesh.store(parameter.detach(), placement)
-        slots = {slot: state[slot] for slot in self.rule.slots}
-        new_weights, new_slots = self.rule.update(weights, mesh.mark(grad, spec), slots, factors)
-        for old, new in [(slots[slot], new_slots[slot]) for slot in slots] + (
-            [(master, new_weights)] if master is not None else []
-        ):
-            # In place, or XLA can't reuse the buffer of the old state (donation).
-            old.copy_(new if apply is None else torch.where(apply, new, old))
-            mesh.mark(old, spec)
+        held = {name: state[name] for name in (*rule.slots, *rule.scalars)}
+        with scope(f"zero.update/{self._names[parameter]}"):
+            new_weights, new_state = rule.update(
+                weights, mesh.mark(grad, spec), held, factors, self._whole(parameter, placement)
+            )
+        for name, old in held.items():
+            self._write(old, new_state[name], spec if name in rule.slots else (), apply)
+        if master is not None:
+            self._write(master, new_weights, spec, apply)
         if apply is not None:
             new_weights = torch.where(apply, new_weights, weights)
         # Cast and mark first: the gather would otherwise move fp32.
@@ -173,6 +214,20 @@ class ZeroOptimizer(torch.optim.Optimizer):
             parameter.copy_(mesh.gather(stored, placement, tuple(parameter.shape)))
             # Without this mark a parameter drifts to the sharding of its update: to ZeRO-3.
             mesh.mark(parameter)
+
+    def _write(
+        self,
+        old: torch.Tensor,
+        new: torch.Tensor,
+        spec: PartitionSpec,
+        apply: torch.Tensor | None,
+    ) -> None:
+        # In place, or XLA can't reuse the buffer of the old state (donation).
+        old.copy_(new if apply is None else torch.where(apply, new, old))
+        self._mesh.mark(old, spec)
+
+    def _whole(self, parameter: nn.Parameter, placement: Placement) -> MeshTensor:
+        return MeshTensor(mesh=self._mesh, placement=placement, shape=tuple(parameter.shape))
 
     def _final_placement(self, parameter: nn.Parameter) -> Placement:
         placement = self._plan[self._names[parameter]].placement(Role.GRADIENT)
