@@ -61,8 +61,8 @@ def initialize(
         args: a namespace whose `deepspeed_config` names the JSON, where `config` is not given.
         model: on the CPU, or on the XLA device. It is moved in place: parameters replicated
             (bf16 when the config says so), optimizer states sharded by the config's ZeRO stage.
-        optimizer: None takes the config's; a torch.optim.Adam, AdamW or SGD, or a callable from
-            parameters (or groups) to one, brings its own param groups.
+        optimizer: None takes the config's; a torch optimizer whose update is elementwise, or a
+            callable from parameters (or groups) to one, brings its own param groups.
         model_parameters: parameters or param groups to train; the module's trainable ones.
         training_data: a dataset for the returned loader.
         lr_scheduler: None takes the config's; a schedule bound to `optimizer`, or a callable
@@ -108,6 +108,10 @@ def initialize(
     renewed = move_module(model, mesh=mesh, dtype=precision.parameter)
     names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
     groups = _groups(settings, optimizer, model_parameters, model, Members(names, renewed))
+    if groups is not None:
+        groups.require_tested(
+            stage=settings.zero_optimization.stage, allowed=settings.zero_allow_untested_optimizer
+        )
     in_region = settings.spmd.forward == "region"
     plan = ShardingPlan.build(
         _parameters(model, groups),
@@ -115,7 +119,7 @@ def initialize(
         mesh=spec,
         min_shard_elements=settings.spmd.min_shard_elements,
         master=precision.master,
-        moments=groups.rule.slots if groups else (),
+        moments=groups.slots if groups else (),
         moment_dtype=_name(precision.moment),
         accumulator_dtype=_name(precision.accumulate),
         # Who says himself where a step ends may always have more than one micro-batch in it.
@@ -141,7 +145,7 @@ def initialize(
         zero = ZeroOptimizer(
             groups.groups,
             names=names,
-            rule=groups.rule,
+            rules=groups.rules,
             plan=plan,
             mesh=mesh,
             precision=precision,
@@ -218,13 +222,14 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _parameters(model: nn.Module, groups: Groups | None) -> Iterable[ParamSpec]:
-    chosen = {id(p) for group in groups.groups for p in group["params"]} if groups else set()
+    slots = groups.slots_by_parameter() if groups else {}
     for name, parameter in model.named_parameters():
         yield ParamSpec(
             name=name,
             shape=tuple(parameter.shape),
             dtype=_name(parameter.dtype),
-            trainable=parameter.requires_grad and (groups is None or id(parameter) in chosen),
+            trainable=parameter.requires_grad and (groups is None or parameter in slots),
+            moments=slots.get(parameter, ()) if groups and groups.has_many_layouts else None,
         )
 
 
@@ -241,10 +246,10 @@ def _groups(
     if optimizer is not None:
         if settings.optimizer is not None:
             logger.info("the optimizer passed to initialize is used, not the config's")
-        return groups_from_torch(optimizer, members)
+        return groups_from_torch(optimizer, members, device=runtime.device())
     if settings.optimizer is None:
         return None
-    return groups_from_config(settings.optimizer, given, members)
+    return groups_from_config(settings.optimizer, given, members, device=runtime.device())
 
 
 def _scheduler(
