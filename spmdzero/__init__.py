@@ -3,8 +3,9 @@
 from importlib.metadata import version
 
 from spmdzero._arguments import add_config_arguments, init_distributed
+from spmdzero._initialize import initialize
 from spmdzero._logging import show_log_lines
-from spmdzero.engine import Engine, initialize
+from spmdzero.engine import Engine
 from spmdzero.errors import (
     NonFiniteError,
     ReplicaRegionError,

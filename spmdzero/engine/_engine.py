@@ -1,7 +1,7 @@
 """The engine: DeepSpeed's forward / backward / step over a module that lives on a mesh."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -80,6 +80,7 @@ class Engine(Launching):
         )
         self._backward_done = False
         self._step_applied = False
+        self.after_step: list[Callable[[Engine], None]] = []
 
     # -- the three calls -------------------------------------------------------------------
 
@@ -283,6 +284,8 @@ class Engine(Launching):
         every = self.spmd_config.steps_per_print
         if every and self.global_steps % every == 0:
             self._report()
+        for hook in self.after_step:
+            hook(self)
 
     def _report(self) -> None:
         if self._region is not None:

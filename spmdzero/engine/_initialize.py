@@ -20,7 +20,9 @@ from spmdzero.engine._inputs import InputPlacer
 from spmdzero.engine._loader import ZeroDataLoader
 from spmdzero.engine._module import move_module
 from spmdzero.engine._optimizer import ZeroOptimizer
+from spmdzero.engine._reports import set_up_reports
 from spmdzero.engine._schedule import Scheduler
+from spmdzero.engine._timed import TimedEngine
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.optim import schedule_from_config
 from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan
@@ -168,7 +170,7 @@ def initialize(
         )
     else:
         forward = GlobalForward(mesh=mesh, module=model, autocast=precision.autocast)
-    engine = Engine(
+    engine = (TimedEngine if settings.wall_clock_breakdown else Engine)(
         module=model,
         config=settings,
         batch=batch,
@@ -184,6 +186,8 @@ def initialize(
     if zero is not None and engine.lr_scheduler is not None and zero.can_skip:
         # fp16 reads whether a step was skipped, nothing else does.
         zero.hold = None if zero.loss_scaler else ScheduleHold()
+    engine.client_optimizer = groups.client if groups is not None else None
+    set_up_reports(engine)
     if training_data is not None:
         engine.training_dataloader = ZeroDataLoader(
             training_data,

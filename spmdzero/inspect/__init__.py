@@ -1,7 +1,16 @@
 """What the compiler did: collective ledgers, and what the devices hold."""
 
 from spmdzero.inspect._ledger import Collective, CollectiveLedger
+from spmdzero.inspect._matmuls import Matmul, read_matmuls
 from spmdzero.inspect._measure import measure
 from spmdzero.inspect._record import StepLedgers, record_ledgers
 
-__all__ = ["Collective", "CollectiveLedger", "StepLedgers", "measure", "record_ledgers"]
+__all__ = [
+    "Collective",
+    "CollectiveLedger",
+    "Matmul",
+    "StepLedgers",
+    "measure",
+    "read_matmuls",
+    "record_ledgers",
+]

@@ -10,7 +10,10 @@ import spmdzero
 
 ROOT = Path(spmdzero.__file__).parent
 # A layer may import what stands before it, and itself.
-LAYERS = ["errors", "config", "plan", "xla", "optim", "precision", "engine", "inspect"]
+LAYERS = [
+    "errors", "config", "monitor", "plan", "xla", "optim", "precision", "engine", "inspect",
+    "profiling",
+]  # fmt: skip
 
 
 def imports(path: Path) -> Iterator[str]:
