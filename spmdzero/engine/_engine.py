@@ -10,7 +10,7 @@ from torch import nn
 
 from spmdzero.config import BatchSizes, SpmdZeroConfig
 from spmdzero.engine._counters import Counters
-from spmdzero.engine._gradients import GradientStore
+from spmdzero.engine._gradients import GradientStore, autograd_grad, set_autograd_grad
 from spmdzero.engine._health import LossHealth
 from spmdzero.engine._inputs import InputPlacer
 from spmdzero.engine._loader import ZeroDataLoader
@@ -232,9 +232,9 @@ class Engine(EngineState):
         # With a global forward these are all gradients; otherwise what a loss term that was
         # computed outside of the module, such as a weight penalty, gives.
         for name, parameter in self.module.named_parameters():
-            if parameter.grad is not None:
-                self._gradients.add_global(name, parameter.grad)
-                parameter.grad = None
+            if (grad := autograd_grad(parameter)) is not None:
+                self._gradients.add_global(name, grad)
+                set_autograd_grad(parameter, None)
 
     def _launch(self, kind: str) -> None:
         if self._observers:

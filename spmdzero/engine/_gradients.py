@@ -1,11 +1,14 @@
 """Where gradients wait between the backward pass and the step."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from spmdzero.plan import Placement, Role, ShardingPlan
 from spmdzero.precision import dtype_named
-from spmdzero.xla import scope
-from spmdzero.xla.mesh import DeviceMesh
+from spmdzero.xla import scope, write_stamp
+from spmdzero.xla.mesh import DeviceMesh, fresh
 from spmdzero.xla.reduction import GradientReduction
 
 
@@ -15,14 +18,26 @@ class GradientStore:
     With one micro-batch per step nothing is stored: the reduced gradient stays a value of the
     step's graph. With more, each parameter has an accumulator on the devices: a Partial at
     stages 0 and 1 (nothing moves before the boundary), a shard at stage 2.
+
+    Args:
+        plan, mesh, reduction: where gradients wait, and how they are reduced.
+        scale: what every stored gradient is multiplied by, None for nothing: the loss scale.
     """
 
     def __init__(
-        self, *, plan: ShardingPlan, mesh: DeviceMesh, reduction: GradientReduction
+        self,
+        *,
+        plan: ShardingPlan,
+        mesh: DeviceMesh,
+        reduction: GradientReduction,
+        scale: Callable[[], torch.Tensor | float] | None = None,
     ) -> None:
         self._plan, self._mesh, self._reduction = plan, mesh, reduction
         self._pending: dict[str, torch.Tensor] = {}
-        self._summed = False
+        self._summed: set[str] = set()
+        # What `read` returned, and its stamp: whoever holds one may write into it.
+        self._handed: dict[str, tuple[torch.Tensor, Any]] = {}
+        self._scale = scale
         self.accumulators: dict[str, torch.Tensor] = {}
         for tensor in plan:
             placement = tensor.placement(Role.ACCUMULATOR)
@@ -48,14 +63,15 @@ class GradientStore:
         tensor = self._plan[name]
         if not tensor.trainable:
             return
-        placement = self._waiting_placement(name)
         with scope(f"zero.gradient/{name}"):
-            grad = grad.to(dtype_named(tensor.dtype(Role.GRADIENT)))
-            if placement.kind == "partial":
-                share = (grad / self._mesh.size).expand(self._mesh.size, *grad.shape)
-                self._accumulate(name, share, placement)
-            else:
-                self._accumulate(name, self._mesh.store(grad, placement), placement)
+            self._accumulate(name, self._stored(name, grad), self._waiting_placement(name))
+
+    def _stored(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        whole = whole.to(dtype_named(self._plan[name].dtype(Role.GRADIENT)))
+        placement = self._waiting_placement(name)
+        if placement.kind == "partial":
+            return (whole / self._mesh.size).expand(self._mesh.size, *whole.shape)
+        return self._mesh.store(whole, placement)
 
     def take(self, name: str) -> torch.Tensor:
         """The summed gradient as the step needs it, in its stored shape; zeros if there is none.
@@ -63,12 +79,18 @@ class GradientStore:
         A parameter that took no part in the loss has a zero gradient, as under DeepSpeed's ZeRO
         (runtime/zero/stage_1_and_2.py): weight decay and momentum still move it.
         """
+        self._take_back(name)
+        if name in self._pending:
+            return self._pending.pop(name)
+        return self._final(name)
+
+    def _final(self, name: str) -> torch.Tensor:
         tensor = self._plan[name]
         final = tensor.placement(Role.GRADIENT)
         assert final is not None
         if name not in self.accumulators:
             if name in self._pending:
-                return self._pending.pop(name)
+                return self._pending[name]
             dtype = dtype_named(tensor.dtype(Role.GRADIENT))
             return self._mesh.stored_zeros(tensor.shape, final, dtype)
         total = self.accumulators[name]
@@ -78,15 +100,71 @@ class GradientStore:
                 total = self._reduction.reduce_partial(total, final)
         return total
 
+    def read(self, name: str) -> torch.Tensor | None:
+        """The gradient summed so far, `[*shape]`, whole, without the scale; None for none.
+
+        Returns the same tensor until the gradient changes. What the caller writes into it is
+        taken over before the gradient is used or added to.
+        """
+        if name not in self._summed:
+            return None
+        if name not in self._handed:
+            tensor = self._plan[name]
+            placement = tensor.placement(Role.GRADIENT)
+            assert placement is not None
+            whole = self._mesh.gather(self._final(name), placement, tensor.shape)
+            if self._scale is not None:
+                whole = whole.float() / self._scale()
+            whole = self._mesh.mark(fresh(whole))
+            self._handed[name] = whole, write_stamp(whole)
+        return self._handed[name][0]
+
+    def write(self, name: str, whole: torch.Tensor) -> None:
+        """Replaces what was summed by a gradient `[*shape]` without the scale."""
+        self._handed.pop(name, None)
+        if self._scale is not None:
+            whole = whole.float() * self._scale()
+        stored = self._stored(name, whole)
+        if name in self.accumulators:
+            self.accumulators[name].copy_(stored)
+            self._mark(name)
+        else:
+            self._pending[name] = stored
+        self._summed.add(name)
+
+    def _take_back(self, name: str) -> None:
+        if name in self._handed:
+            whole, stamp = self._handed.pop(name)
+            if write_stamp(whole) != stamp:
+                self.write(name, whole)
+
+    def discard(self, name: str) -> None:
+        """Forgets what was summed for one parameter."""
+        if name not in self._summed:
+            return  # zeroing zeros would be operations of the next micro-batch, and a recompile
+        self._summed.discard(name)
+        self._handed.pop(name, None)
+        self._pending.pop(name, None)
+        if name in self.accumulators:
+            self._zero(name)
+
     def clear(self) -> None:
         """Forgets what was summed: pending gradients, and accumulators by zeroing them."""
         if not self._summed:
-            return  # zeroing zeros would be operations of the next micro-batch, and a recompile
-        self._summed = False
+            return
+        self._summed.clear()
+        self._handed.clear()
         self._pending.clear()
-        for name, accumulator in self.accumulators.items():
-            accumulator.zero_()
-            self._mesh.mark(accumulator, self._spec(name, self._waiting_placement(name)))
+        for name in self.accumulators:
+            self._zero(name)
+
+    def _zero(self, name: str) -> None:
+        self.accumulators[name].zero_()
+        self._mark(name)
+
+    def _mark(self, name: str) -> None:
+        placement = self._waiting_placement(name)
+        self._mesh.mark(self.accumulators[name], self._spec(name, placement))
 
     def _waiting_placement(self, name: str) -> Placement:
         tensor = self._plan[name]
@@ -98,7 +176,8 @@ class GradientStore:
         return placement.partition_spec(self._plan[name].shape, self._mesh.spec)
 
     def _accumulate(self, name: str, grad: torch.Tensor, placement: Placement) -> None:
-        self._summed = True
+        self._take_back(name)
+        self._summed.add(name)
         if name in self.accumulators:
             self.accumulators[name].add_(grad)
             self._mesh.mark(self.accumulators[name], self._spec(name, placement))
@@ -108,3 +187,13 @@ class GradientStore:
             )
         else:
             self._pending[name] = grad
+
+
+def autograd_grad(parameter: torch.Tensor) -> torch.Tensor | None:
+    """What autograd itself summed into a parameter, whatever its class calls `grad`."""
+    return torch.Tensor.grad.__get__(parameter)
+
+
+def set_autograd_grad(parameter: torch.Tensor, value: torch.Tensor | None) -> None:
+    """Sets what `autograd_grad` returns."""
+    torch.Tensor.grad.__set__(parameter, value)

@@ -18,6 +18,7 @@ from spmdzero.engine._inputs import InputPlacer
 from spmdzero.engine._loader import ZeroDataLoader
 from spmdzero.engine._module import move_module
 from spmdzero.engine._optimizer import ZeroOptimizer
+from spmdzero.engine._parameter import MastersFollow, adopt_parameters
 from spmdzero.engine._schedule import Scheduler
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.optim import schedule_from_config
@@ -165,17 +166,12 @@ def initialize(
             drop_last=settings.dataloader_drop_last,
             collate_fn=collate_fn,
         )
+    adopt_parameters(engine)
     if zero is not None:
-        model.register_load_state_dict_post_hook(lambda *_: _take_over(zero))
+        model.register_load_state_dict_post_hook(MastersFollow(zero))
     # States that are still pending would make the first step another program than the second.
     runtime.sync()
     return engine, zero, engine.training_dataloader, engine.lr_scheduler
-
-
-def _take_over(optimizer: ZeroOptimizer) -> None:
-    # Otherwise the masters would undo what was loaded at the next step.
-    optimizer.refresh_masters()
-    runtime.sync()
 
 
 _LOGGED: set[str] = set()

@@ -13,7 +13,7 @@ if "torch_xla" not in sys.modules:
 from spmdzero.xla import runtime
 from spmdzero.xla._global import GlobalForward
 from spmdzero.xla._norm import global_norm
-from spmdzero.xla._private import optimized_hlo, record_scopes, scope, sharding_of
+from spmdzero.xla._private import optimized_hlo, record_scopes, scope, sharding_of, write_stamp
 from spmdzero.xla._tree import Batch, Replicated, map_tensors, replicated
 from spmdzero.xla.mesh import DeviceMesh, local_shards
 from spmdzero.xla.reduction import GradientReduction
@@ -37,4 +37,5 @@ __all__ = [
     "runtime",
     "scope",
     "sharding_of",
+    "write_stamp",
 ]
