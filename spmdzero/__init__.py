@@ -2,8 +2,9 @@
 
 from importlib.metadata import version
 
-from spmdzero._arguments import add_config_arguments, init_distributed
+from spmdzero._arguments import add_config_arguments
 from spmdzero._logging import show_log_lines
+from spmdzero.comm import init_distributed
 from spmdzero.engine import Engine, initialize
 from spmdzero.errors import (
     NonFiniteError,

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from spmdzero import comm
 from spmdzero.config import NO_MEANING, SpmdZeroConfig, load_config, resolve_batch_sizes
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._gradients import GradientStore
@@ -66,8 +67,8 @@ def initialize(
         training_data: a dataset for the returned loader.
         lr_scheduler: None takes the config's; a schedule bound to `optimizer`, or a callable
             from the optimizer to one.
-        distributed_port, dist_init_required: without meaning, there is one process per host and
-            the TPU runtime connects them.
+        distributed_port: without meaning, the launcher's environment names the port.
+        dist_init_required: False requires that `init_distributed` was called before.
         mpu, mesh_param: refused, tensor parallelism is not ZeRO-1/2.
         collate_fn: samples -> batch, for the loader.
         config: path of a DeepSpeed JSON, or its dict. `config_params` is the old name.
@@ -97,7 +98,8 @@ def initialize(
             reason="with a global forward the compiler reduces in the gradient's own dtype",
             fix='Leave it out, or write "spmd": {"forward": "region"}.',
         )
-    runtime.start()
+    comm.init_distributed(dist_init_required=dist_init_required)
+    comm.require_connected_devices()
     spec = MeshSpec.resolve(settings.spmd.mesh, device_count=runtime.device_count())
     batch = resolve_batch_sizes(settings, dp_world_size=spec.size)
     _log_keys_without_meaning(settings)

@@ -74,10 +74,10 @@ class ZeroParameter(nn.Parameter):
             memo[id(self)] = duplicate
         return cast(nn.Parameter, memo[id(self)])
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, proto: Any) -> Any:
         plain = nn.Parameter(self.detach(), self.requires_grad)
         plain.__dict__.update({k: v for k, v in vars(self).items() if k != _MEMBERSHIP})
-        return plain.__reduce_ex__(protocol)
+        return plain.__reduce_ex__(proto)
 
 
 _MEMBERSHIP = "_spmdzero_membership"
