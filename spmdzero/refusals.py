@@ -143,7 +143,7 @@ REFUSALS: dict[str, Refusal] = {
     **_under("checkpointing", "get_partition_size get_partition_start", _PARALLEL),
     **_under("checkpointing", "get_partitioned_activations_for_backward", _PARALLEL),
     **_under("checkpointing", "model_parallel_reconfigure_tp_seed", _PARALLEL),
-    **_under("checkpointing", "CheckpointFunction CudaRNGStatesTracker Timers", _BUFFERS),
+    **_under("checkpointing", "CheckpointFunction Timers", _BUFFERS),
     **_under("checkpointing", "copy_to_device detach_variable extract_tensors", _HOST),
     **_under("checkpointing", "get_cpu_activations_for_backward move_to_device", _HOST),
     **_under("checkpointing", "get_offloaded_activations_for_backward", _HOST),

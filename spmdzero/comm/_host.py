@@ -23,7 +23,7 @@ class Done:
 
 @contextlib.contextmanager
 def on_host(*, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor]) -> Iterator[Any]:
-    """CPU versions of `read` and of `written`, in that order; afterwards `written` holds the latter.
+    """CPU versions of `read` and of `written`; afterwards `written` holds what was written.
 
     A tensor that is in both is one tensor inside too. CPU tensors are themselves, so that a view
     that gloo fills is the user's own.
