@@ -79,10 +79,6 @@ _SPARSE = Refusal(
     "XLA has no sparse gradients; embeddings have dense ones",
     "Leave `sparse_gradients` out",
 )
-_MEMORY = Refusal(
-    "torch_xla reports no memory use for the device that stands for all of a mesh",
-    "Use `spmdzero.measure(engine)` for live bytes and `engine.plan.memory()` for the plan",
-)
 _OFFLOAD_STATES = Refusal(
     "states live on the devices and are donated to each step's program",
     "Use a higher ZeRO stage or more devices to hold less on each",
@@ -131,7 +127,7 @@ REFUSALS: dict[str, Refusal] = {
     **_under("utils", "get_full_hp_grad get_full_hp_param set_full_hp_grad", _BUFFERS),
     **_under("utils", "set_full_hp_param get_hp_fragment_mapping link_hp_params", _BUFFERS),
     **_under("utils", "lazy_init_hp_params_optimizer_state map_to_flat_opt_states", _BUFFERS),
-    **_under("utils", "tensor_fragment fragment_address", _BUFFERS),
+    **_under("utils", "fragment_address", _BUFFERS),
     **_under("utils", "get_numactl_cmd", _BUILD),
     **_under("utils", "get_caller_func", _COMM_LOG),
     **_under("utils", "initialize set_tensor_model_parallel_rank", _PARALLEL),
@@ -175,18 +171,8 @@ REFUSALS: dict[str, Refusal] = {
     **_under("accelerator.DeepSpeedAccelerator", "pin_memory_alignment unpin_memory", _PINNED),
     **_under("accelerator.DeepSpeedAccelerator", "register_host_memory", _PINNED),
     **_under("accelerator.DeepSpeedAccelerator", "unregister_host_memory", _PINNED),
-    **_under("accelerator.DeepSpeedAccelerator", "memory_allocated memory_cached", _MEMORY),
-    **_under("accelerator.DeepSpeedAccelerator", "memory_reserved memory_stats", _MEMORY),
-    **_under("accelerator.DeepSpeedAccelerator", "max_memory_allocated total_memory", _MEMORY),
-    **_under("accelerator.DeepSpeedAccelerator", "max_memory_cached", _MEMORY),
-    **_under("accelerator.DeepSpeedAccelerator", "max_memory_reserved", _MEMORY),
-    **_under("accelerator.DeepSpeedAccelerator", "available_memory", _MEMORY),
-    **_under("accelerator.DeepSpeedAccelerator", "reset_peak_memory_stats", _MEMORY),
-    **_under("accelerator.DeepSpeedAccelerator", "reset_max_memory_allocated", _MEMORY),
-    **_under("accelerator.DeepSpeedAccelerator", "reset_max_memory_cached", _MEMORY),
     **_under("accelerator.DeepSpeedAccelerator", "set_visible_devices_envs", _BUILD),
     **_under("accelerator.DeepSpeedAccelerator", "visible_devices_envs", _BUILD),
-    **_under("runtime.utils", "torch_memory_reserved torch_max_memory_reserved", _MEMORY),
     **_under("DeepSpeedEngine", "offload_states reload_states", _OFFLOAD_STATES),
     **_under("DeepSpeedEngine", "empty_partition_cache", _STAGE_3),
     **_under("DeepSpeedEngine", "all_gather_scalar allreduce_and_copy", _BUFFERS),
@@ -234,3 +220,18 @@ def placeholder(package: str, name: str) -> Any:
         refuse(path)
 
     return type(name, (), {"__new__": new, "__doc__": REFUSALS[path].reason})
+
+
+def refused_methods(path: str) -> type:
+    """A base class with a method that raises for each name of the table below `path`."""
+
+    def method(name: str) -> Any:
+        def refused(*_: Any, **__: Any) -> NoReturn:
+            refuse(f"{path}.{name}")
+
+        refused.__name__ = name
+        refused.__doc__ = f"Refused: {REFUSALS[f'{path}.{name}'].reason}."
+        return refused
+
+    names = [key.removeprefix(f"{path}.") for key in REFUSALS if key.startswith(f"{path}.")]
+    return type(f"Refused{path.rsplit('.', 1)[-1]}", (), {name: method(name) for name in names})

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-
 from spmdzero.config import load_config
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.xla import recomputed

@@ -31,6 +31,7 @@ from spmdzero.comm._moves import (
     scatter,
 )
 from spmdzero.comm._processes import (
+    connect,
     destroy_process_group,
     get_all_ranks_from_group,
     get_global_rank,
@@ -45,7 +46,6 @@ from spmdzero.comm._processes import (
     is_available,
     is_initialized,
     new_group,
-    require_connected_devices,
 )
 from spmdzero.comm._reduce_op import ReduceOp
 from spmdzero.comm._reductions import (
@@ -74,6 +74,7 @@ __all__ = [
     "batch_isend_irecv",
     "broadcast",
     "broadcast_object_list",
+    "connect",
     "destroy_process_group",
     "gather",
     "get_all_ranks_from_group",
@@ -102,7 +103,6 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_fn",
     "reduce_scatter_tensor",
-    "require_connected_devices",
     "scatter",
     "send",
 ]

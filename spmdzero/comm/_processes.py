@@ -71,12 +71,17 @@ def init_distributed(
         )
 
 
-def require_connected_devices() -> None:
-    """Checks that the device runtime connects the processes that the launcher started.
+def connect(*, dist_init_required: bool | None) -> None:
+    """What `initialize` does: `init_distributed`, unless this process is alone.
 
     Raises:
-        SpmdZeroRuntimeError: it does not: each process would train a model of its own.
+        SpmdZeroRuntimeError: the device runtime does not connect the processes that the launcher
+            started: each would train a model of its own. Or as `init_distributed`.
+        SpmdZeroUsageError: as `init_distributed`.
     """
+    runtime.start()
+    if dist_init_required is not None or not _is_alone():
+        init_distributed(dist_init_required=dist_init_required)
     launched, connected = get_world_size(), runtime.process_count()
     if launched != connected:
         raise SpmdZeroRuntimeError(
@@ -84,6 +89,11 @@ def require_connected_devices() -> None:
             f"{connected}: they would not train one model. Start one process per host, which "
             "drives all its devices; on one host without a launcher: python train.py"
         )
+
+
+def _is_alone() -> bool:
+    launched = dist.is_initialized() or all(name in os.environ for name in _LAUNCHER)
+    return not launched and runtime.process_count() == 1
 
 
 def is_initialized() -> bool:
@@ -107,6 +117,9 @@ def get_rank(group: dist.ProcessGroup | None = None) -> int:
 
     One process drives all devices of its host, so this is not the rank of a device.
     """
+    runtime.start()
+    if group is None and _is_alone():
+        return 0
     ensure_initialized()
     return dist.get_rank(group)
 
@@ -117,6 +130,9 @@ def get_world_size(group: dist.ProcessGroup | None = None) -> int:
     Not devices: their number is `engine.dp_world_size`, or `get_accelerator().device_count()` on
     this host.
     """
+    runtime.start()
+    if group is None and _is_alone():
+        return 1
     ensure_initialized()
     return dist.get_world_size(group)
 

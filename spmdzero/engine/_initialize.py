@@ -98,8 +98,7 @@ def initialize(
             reason="with a global forward the compiler reduces in the gradient's own dtype",
             fix='Leave it out, or write "spmd": {"forward": "region"}.',
         )
-    comm.init_distributed(dist_init_required=dist_init_required)
-    comm.require_connected_devices()
+    comm.connect(dist_init_required=dist_init_required)
     spec = MeshSpec.resolve(settings.spmd.mesh, device_count=runtime.device_count())
     batch = resolve_batch_sizes(settings, dp_world_size=spec.size)
     _log_keys_without_meaning(settings)
