@@ -75,6 +75,10 @@ _CHECKPOINT_FILES = Refusal(
     "it names the files of one rank; spmdzero has one process per host and no ranks of devices",
     "Use `engine.save_checkpoint` and `engine.load_checkpoint`",
 )
+_FP32_FILES = Refusal(
+    "spmdzero writes no partitioned checkpoints",
+    "Save `{name: safe_get_full_fp32_param(p).cpu() for name, p in ...}`",
+)
 _SPARSE = Refusal(
     "XLA has no sparse gradients; embeddings have dense ones",
     "Leave `sparse_gradients` out",
@@ -129,6 +133,9 @@ REFUSALS: dict[str, Refusal] = {
     **_under("utils", "lazy_init_hp_params_optimizer_state map_to_flat_opt_states", _BUFFERS),
     **_under("utils", "fragment_address", _BUFFERS),
     **_under("utils", "get_numactl_cmd", _BUILD),
+    **_under("utils.zero_to_fp32", "get_fp32_state_dict_from_zero_checkpoint", _FP32_FILES),
+    **_under("utils.zero_to_fp32", "load_state_dict_from_zero_checkpoint", _FP32_FILES),
+    **_under("utils.zero_to_fp32", "convert_zero_checkpoint_to_fp32_state_dict", _FP32_FILES),
     **_under("utils", "get_caller_func", _COMM_LOG),
     **_under("utils", "initialize set_tensor_model_parallel_rank", _PARALLEL),
     **_under("utils", "set_tensor_model_parallel_world_size DeprecatedException", _PARALLEL),

@@ -16,6 +16,7 @@ from spmdzero.engine._inputs import InputPlacer
 from spmdzero.engine._loader import ZeroDataLoader
 from spmdzero.engine._loss import as_positional, check_loss, find_loss
 from spmdzero.engine._optimizer import ZeroOptimizer
+from spmdzero.engine._refused import RefusedMethods
 from spmdzero.engine._schedule import Scheduler, require_metrics
 from spmdzero.engine._snapshot import StepGraph
 from spmdzero.engine._state import EngineState
@@ -26,7 +27,7 @@ from spmdzero.xla import DeviceMesh, GlobalForward, ReplicaRegion, record_scopes
 logger = logging.getLogger("spmdzero")
 
 
-class Engine(EngineState):
+class Engine(EngineState, RefusedMethods):
     """Trains `module` under a sharding plan, called as a DeepSpeedEngine is.
 
     Made by `spmdzero.initialize`. Unknown attributes fall through to the module.
