@@ -8,7 +8,8 @@ from spmdzero import refusals
 
 
 def clone_tensors_for_torch_save(
-    item: Any, device: torch.device | str = torch.device("cpu")
+    item: Any,
+    device: torch.device | str = torch.device("cpu"),  # noqa: B008 (DeepSpeed's)
 ) -> Any:
     """A copy of nested lists, tuples and dicts whose tensors are clones on `device`.
 

@@ -15,6 +15,7 @@ from spmdzero.engine._health import LossHealth
 from spmdzero.engine._inputs import InputPlacer
 from spmdzero.engine._loader import ZeroDataLoader
 from spmdzero.engine._loss import as_positional, check_loss, find_loss
+from spmdzero.engine._module_methods import ModuleMethods
 from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.engine._refused import RefusedMethods
 from spmdzero.engine._schedule import Scheduler, require_metrics
@@ -27,7 +28,7 @@ from spmdzero.xla import DeviceMesh, GlobalForward, ReplicaRegion, record_scopes
 logger = logging.getLogger("spmdzero")
 
 
-class Engine(EngineState, RefusedMethods):
+class Engine(EngineState, ModuleMethods, RefusedMethods):
     """Trains `module` under a sharding plan, called as a DeepSpeedEngine is.
 
     Made by `spmdzero.initialize`. Unknown attributes fall through to the module.

@@ -40,13 +40,21 @@ CLASSES = {
 def parameters(value: Any) -> list[list[str]] | None:
     """Name, kind and default of each parameter; None for what has no signature of its own."""
     try:
-        signature = inspect.signature(value)
+        signature = inspect.signature(_unwrapped(value))
     except (TypeError, ValueError):
         return None
     return [
         [name, p.kind.name, "" if p.default is p.empty else written(p.default)]
         for name, p in signature.parameters.items()
     ]
+
+
+def _unwrapped(value: Any) -> Any:
+    """The function inside of DeepSpeed's timing decorators, which hide its signature."""
+    cells = getattr(value, "__closure__", None) or ()
+    names = getattr(getattr(value, "__code__", None), "co_freevars", ())
+    inner = dict(zip(names, cells, strict=True)).get("func")
+    return inner.cell_contents if inner is not None else value
 
 
 def written(default: Any) -> str:
@@ -63,11 +71,17 @@ def kind(value: Any) -> str:
     return "function" if callable(value) else "value"
 
 
-def is_own(value: Any) -> bool:
-    """Whether DeepSpeed defines it: its modules also show what they import."""
+def is_public(module: Any, value: Any) -> bool:
+    """Whether a module offers it: modules also show what they import, packages offer that."""
     if inspect.ismodule(value):
-        return value.__name__.startswith("deepspeed.")
-    return getattr(value, "__module__", "deepspeed").startswith("deepspeed")
+        # Of the top level's, generated files and constants are nobody's to import.
+        package = value.__name__.startswith("deepspeed.") and hasattr(value, "__path__")
+        return module is deepspeed and (package or value is deepspeed.checkpointing)
+    origin = getattr(value, "__module__", "deepspeed")
+    if value is deepspeed.get_accelerator and module not in (deepspeed, deepspeed.accelerator):
+        return False  # every module imports it
+    within = "deepspeed" if hasattr(module, "__path__") else module.__name__
+    return origin.startswith(within)
 
 
 def record() -> dict[str, dict[str, Any]]:
@@ -79,7 +93,7 @@ def record() -> dict[str, dict[str, Any]]:
         for name, value in sorted(vars(module).items()):
             if name.startswith("_") or not (callable(value) or inspect.ismodule(value)):
                 continue
-            if is_own(value):
+            if is_public(module, value):
                 found[f"{path}.{name}"] = {"kind": kind(value), "parameters": parameters(value)}
     for path, cls in CLASSES.items():
         for name in sorted(vars(cls)):
