@@ -80,9 +80,13 @@ class EngineState(nn.Module):
         return [group["lr"] for group in self.optimizer.param_groups] if self.optimizer else []
 
     def get_mom(self) -> list[Any]:
-        """The betas (Adam) or the momentum (SGD) of each param group."""
+        """The betas of each param group, or its momentum (SGD, RMSprop); 0.0 where it has none.
+
+        Muon's half of the parameters has 0.0 too, as in DeepSpeed.
+        """
         groups = self.optimizer.param_groups if self.optimizer else []
-        return [group["betas"] if "betas" in group else group.get("momentum") for group in groups]
+        momenta = (g.get("momentum", 0.0) if "use_muon" not in g else 0.0 for g in groups)
+        return [group.get("betas", mom) for group, mom in zip(groups, momenta, strict=True)]
 
     def get_global_grad_norm(self) -> float | None:
         """The L2 norm of all gradients of the latest step, unscaled and before clipping.

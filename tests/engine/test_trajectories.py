@@ -12,6 +12,8 @@ FP32 = [
     "z2_w2_fp32_adam_l2",
     "z2_w2_fp32_sgdm",
     "z2_w2_fp32_cosine",
+    "z2_w2_fp32_adagrad",
+    "z2_w2_fp32_onecycle",
 ]
 BF16 = [
     "z1_w2_bf16_gas1",
@@ -25,12 +27,16 @@ FP32_LOSS, FP32_NORM = 1e-5, 5e-5
 # bf16 rounds each operation to 3 digits; XLA and torch round at different places (fused or not).
 BF16_LOSS, BF16_NORM = 5e-3, 2e-2
 
+# Muon orthogonalises in bf16, which has 3 digits; each of the two frameworks rounds where it likes.
+MUON = "z2_w2_fp32_muon"
+MUON_LOSS, MUON_NORM = 2e-4, 4e-3
+
 Runs = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def runs() -> Runs:
-    names = FP32 + BF16
+    names = [*FP32, *BF16, MUON]
     # No flags: compiled as a user's run is, not as the rest of the suite.
     done = run([case_of(name) for name in names], devices=2, flags="")
     return dict(zip(names, done, strict=True))
@@ -60,6 +66,17 @@ def test_fp32_follows_deepspeed(runs: Runs, name: str) -> None:
 def test_bf16_follows_deepspeed(runs: Runs, name: str) -> None:
     recorded = recording(name)
     assert_follows(runs[name]["records"], recorded["records"], loss=BF16_LOSS, norm=BF16_NORM)
+
+
+def test_muon_follows_deepspeed(runs: Runs) -> None:
+    recorded = recording(MUON)
+    assert_follows(runs[MUON]["records"], recorded["records"], loss=MUON_LOSS, norm=MUON_NORM)
+
+
+@pytest.mark.parametrize("name", ["z2_w2_fp32_onecycle", MUON])
+def test_momentum_reads_as_deepspeed_writes_it(runs: Runs, name: str) -> None:
+    expected = [record["mom"] for record in recording(name)["records"]]
+    assert [record["mom"] for record in runs[name]["records"]] == expected
 
 
 @pytest.mark.parametrize("name", ["z2_w2_fp32_gas1", "z1_w2_fp32_gas4", "z2_w2_bf16_gas4"])

@@ -83,6 +83,7 @@ def train(case: Case) -> dict[str, Any]:
                 "micro_losses": losses,
                 "lr_used": lr_used,
                 "lr_after": engine.get_lr(),
+                "mom": str(engine.get_mom()),
                 "grad_norm": engine.get_global_grad_norm(),
                 "skipped_steps": engine.skipped_steps,
                 "global_steps": engine.global_steps,
