@@ -161,10 +161,8 @@ def _lamb(params: Mapping[str, Any]) -> tuple[Lamb, dict[str, Any]]:
 
 
 def _fill(defaults: dict[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
-    group = {name: params.get(name, default) for name, default in defaults.items()}
-    if isinstance(group.get("betas"), list):
-        group["betas"] = tuple(group["betas"])
-    return group
+    # Lists stay lists, as in DeepSpeed: get_mom shows the JSON's betas.
+    return {name: params.get(name, default) for name, default in defaults.items()}
 
 
 def _check_names(params: Mapping[str, Any], *, known: set[str]) -> None:
