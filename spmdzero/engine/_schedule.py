@@ -62,7 +62,7 @@ def make_schedule(
             "change nothing. Pass that optimizer too, or a callable: "
             "lr_scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 10)"
         )
-    # The schedule watches the user's own optimizer for a step before its first; without gradients
-    # there this changes no weight.
-    groups.client.step()
+    # The schedule watches the user's own optimizer for a step before its first. A real one could
+    # fail in a class that expects gradients.
+    groups.client._opt_called = True  # type: ignore[attr-defined]
     return given
