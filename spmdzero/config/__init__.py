@@ -1,27 +1,38 @@
 """The DeepSpeed JSON: what spmdzero honours, what has no meaning here, what it refuses."""
 
+from spmdzero.config._activation import ActivationCheckpointingConfig
 from spmdzero.config._keys import NO_MEANING
 from spmdzero.config._load import load_config
-from spmdzero.config._models import (
-    Bf16Config,
-    DataTypesConfig,
-    OptimizerConfig,
-    SchedulerConfig,
-    SpmdConfig,
-    SpmdZeroConfig,
+from spmdzero.config._models import OptimizerConfig, SchedulerConfig, SpmdZeroConfig
+from spmdzero.config._monitoring import (
+    CommsLoggerConfig,
+    CsvConfig,
+    FlopsProfilerConfig,
+    TensorBoardConfig,
+    WandbConfig,
 )
+from spmdzero.config._precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
+from spmdzero.config._spmd import SpmdConfig
 from spmdzero.config._triangle import BatchSizes, resolve_batch_sizes
 from spmdzero.config._zero import ZeroConfig
 
 __all__ = [
     "NO_MEANING",
+    "ActivationCheckpointingConfig",
     "BatchSizes",
     "Bf16Config",
+    "CommsLoggerConfig",
+    "CsvConfig",
     "DataTypesConfig",
+    "FlopsProfilerConfig",
+    "Fp16Config",
     "OptimizerConfig",
     "SchedulerConfig",
     "SpmdConfig",
     "SpmdZeroConfig",
+    "TensorBoardConfig",
+    "TorchAutocastConfig",
+    "WandbConfig",
     "ZeroConfig",
     "load_config",
     "resolve_batch_sizes",

@@ -2,14 +2,24 @@
 
 _BUCKETS = "the compiler schedules each collective, there are no communication buckets"
 _OVERLAP = "the compiler overlaps communication with computation by itself"
+_LAYOUT = "the compiler lays activations out in memory"
 _STAGE_3 = "a tuning of stage 3; at stages 0 to 2 parameters stay replicated"
 _SAVED_WHOLE = "parameters stay replicated, so a saved model is whole without a gather"
 
 NO_MEANING: dict[str, str] = {
+    "activation_checkpointing.contiguous_memory_optimization": _LAYOUT,
+    "activation_checkpointing.number_checkpoints": _LAYOUT,
+    "activation_checkpointing.partition_activations": (
+        "it splits activations over model parallelism, which spmdzero doesn't do"
+    ),
+    "activation_checkpointing.profile": "recomputation is inside one compiled program",
+    "activation_checkpointing.synchronize_checkpoint_boundary": (
+        "recomputation is inside one compiled program"
+    ),
     "bf16.immediate_grad_update": "a gradient always joins the accumulator during backward",
     "disable_allgather": "the compiler gathers the updated parameters, with no other way",
+    "disable_python_gc": "one process drives all devices, no rank waits for another's collection",
     "vocabulary_size": "DeepSpeed only checks its alignment for CUDA tensor cores",
-    "zero_allow_untested_optimizer": "every optimizer that is accepted is tested sharded",
     "zero_force_ds_cpu_optimizer": "it concerns offloading, which spmdzero doesn't do",
     "zero_optimization.allgather_bucket_size": _BUCKETS,
     "zero_optimization.allgather_partitions": _BUCKETS,

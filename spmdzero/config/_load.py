@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from spmdzero.config._combinations import check_combinations
 from spmdzero.config._errors import first_error
 from spmdzero.config._models import SECTIONS, SpmdZeroConfig
 from spmdzero.config._params import OPTIMIZERS, SCHEDULES, torch_schedule_params
@@ -38,6 +39,7 @@ def load_config(
     raw = screened(source)
     checked = _parse(SpmdZeroConfig, raw)
     _check_params(checked)
+    check_combinations(checked)
     checked._source = source
     checked._no_meaning = keys_without_meaning(source)
     return checked

@@ -3,25 +3,21 @@
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PrivateAttr,
-    field_validator,
-    model_validator,
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
+
+from spmdzero.config._activation import ActivationCheckpointingConfig
+from spmdzero.config._monitoring import (
+    CommsLoggerConfig,
+    CsvConfig,
+    FlopsProfilerConfig,
+    TensorBoardConfig,
+    WandbConfig,
 )
-
-from spmdzero.config._errors import RefusedValueError
 from spmdzero.config._params import check_schedule_name, optimizer_name
-from spmdzero.config._types import Count, Dtype, Natural, Rate, Section
+from spmdzero.config._precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
+from spmdzero.config._spmd import SpmdConfig
+from spmdzero.config._types import Count, Dtype, Natural, NullIsEmpty, Rate, Section
 from spmdzero.config._zero import ZeroConfig
-
-OutputRule = Literal["batch", "mean", "sum", "agree", "stack"]
-
-
-def _none_is_empty(value: object) -> object:
-    return {} if value is None else value
 
 
 def _never_is_none(value: object) -> object:
@@ -29,14 +25,20 @@ def _never_is_none(value: object) -> object:
     return None if isinstance(value, float) and value == math.inf else value
 
 
-_Params = Annotated[dict[str, Any], BeforeValidator(_none_is_empty)]
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
+_LOWER = BeforeValidator(_lower)
+LogLevel = Literal["debug", "info", "warning", "error", "critical"]
+_Params = Annotated[dict[str, Any], NullIsEmpty]
 
 
 class OptimizerConfig(Section):
     """The optimizer that the engine builds.
 
     Attributes:
-        type: "Adam", "AdamW" or "SGD"; "Adam" means AdamW unless ``adam_w_mode`` is false.
+        type: the optimizer's name; "Adam" means AdamW unless ``adam_w_mode`` is false.
         params: its parameters as the user wrote them, checked by `load_config`.
     """
 
@@ -56,95 +58,6 @@ class SchedulerConfig(Section):
     params: _Params = Field(default_factory=dict)
 
 
-class Bf16Config(Section):
-    """bf16 parameters and gradients with fp32 master weights.
-
-    Attributes:
-        enabled: whether parameters are bf16.
-        check_grad_overflow: whether a step with a non-finite gradient is skipped.
-        immediate_grad_update: no meaning here, see `NO_MEANING`.
-    """
-
-    enabled: bool = False
-    check_grad_overflow: bool = True
-    immediate_grad_update: bool = False
-
-
-class DataTypesConfig(Section):
-    """Dtypes of the tensors that live between micro-batches.
-
-    Attributes:
-        grad_accum_dtype: dtype of the gradient accumulator; None means the parameter's.
-    """
-
-    grad_accum_dtype: Dtype | None = None
-
-
-class SpmdConfig(Section):
-    """What DeepSpeed has no key for.
-
-    Attributes:
-        mesh: devices on each mesh axis, "data" before "fsdp"; -1 takes the devices that are left.
-        forward: "region" runs the module on each replica's rows, "global" on the global batch.
-        reduction: who reduces a gradient: the compiler ("annotated"), a call in the replica
-            region ("explicit"), or whichever keeps a reduce-scatter ("auto").
-        batch_dim: the tensor dim of the batch, for all inputs or by an input's name.
-        outputs: how an output leaves the region, by its dotted path such as "attentions.0".
-        min_shard_elements: tensors with fewer elements are replicated.
-        check_finite: whether a non-finite loss or gradient raises before the update.
-    """
-
-    mesh: dict[str, int] = Field(default_factory=lambda: {"fsdp": -1})
-    forward: Literal["region", "global"] = "region"
-    reduction: Literal["annotated", "explicit", "auto"] = "auto"
-    batch_dim: int | dict[str, int] = 0
-    outputs: dict[str, OutputRule] = Field(default_factory=dict)
-    min_shard_elements: Natural = 2048
-    check_finite: bool = False
-
-    @field_validator("mesh")
-    @classmethod
-    def _axes(cls, mesh: dict[str, int]) -> dict[str, int]:
-        example = 'Write {"fsdp": -1}, or {"data": 2, "fsdp": -1} for two replicas of the shards.'
-        if not {"fsdp"} <= mesh.keys() <= {"data", "fsdp"}:
-            raise RefusedValueError("the mesh axes are 'fsdp' and, if wanted, 'data'", fix=example)
-        if list(mesh.values()).count(-1) > 1:
-            raise RefusedValueError("only one axis can take the devices that are left", fix=example)
-        if any(size < 1 and size != -1 for size in mesh.values()):
-            raise RefusedValueError(
-                "an axis has 1 device or more, or -1 for what is left", fix=example
-            )
-        return {axis: mesh[axis] for axis in ("data", "fsdp") if axis in mesh}
-
-    # A union would put the name of its branch into the error's key.
-    @field_validator("batch_dim", mode="plain")
-    @classmethod
-    def _dims(cls, batch_dim: object) -> object:
-        dims = list(batch_dim.values()) if isinstance(batch_dim, dict) else [batch_dim]
-        if any(isinstance(dim, bool) or not isinstance(dim, int) or dim < 0 for dim in dims):
-            raise RefusedValueError(
-                "this is not a tensor dim from 0, nor an object of them by input name",
-                fix='Write 0, or for example {"input_ids": 0, "hidden": 1}.',
-            )
-        return batch_dim
-
-    @model_validator(mode="after")
-    def _reduction_has_a_place(self) -> "SpmdConfig":
-        if self.forward == "global" and self.reduction == "explicit":
-            raise RefusedValueError(
-                "explicit reduction happens in the replica region, which a global forward lacks",
-                fix='Write "auto", or "forward": "region".',
-                at=("reduction",),
-            )
-        if self.forward == "global" and self.outputs:
-            raise RefusedValueError(
-                "outputs leave no replica region when the forward is global",
-                fix='Leave it out, or write "forward": "region".',
-                at=("outputs",),
-            )
-        return self
-
-
 class SpmdZeroConfig(Section):
     """A checked config; build it with `load_config`.
 
@@ -152,30 +65,62 @@ class SpmdZeroConfig(Section):
         train_batch_size: samples that one optimizer step consumes on all devices.
         train_micro_batch_size_per_gpu: samples that one device sees in one forward.
         gradient_accumulation_steps: micro-batches between two optimizer steps.
+        managed_gradient_accumulation: whether the engine counts micro-batches; else each step()
+            is a gradient accumulation boundary.
         steps_per_print: optimizer steps between two progress lines; None prints none.
         gradient_clipping: largest global L2 norm of the gradient; 0 turns clipping off.
+        prescale_gradients: whether gradients are divided by the data-parallel size before they
+            are summed rather than afterwards.
+        gradient_predivide_factor: what gradients are divided by before they are summed, when
+            they aren't prescaled; the rest of the division follows the sum.
+        gradient_allreduce_op: whether the gradient is the data-parallel mean or the sum.
         communication_data_type: dtype of the collectives; None means the gradient's.
         dataloader_drop_last: whether the loader drops the last incomplete batch.
-        disable_allgather, vocabulary_size, zero_allow_untested_optimizer,
-            zero_force_ds_cpu_optimizer: see `NO_MEANING`.
+        zero_allow_untested_optimizer: whether ZeRO takes an optimizer that DeepSpeed hasn't
+            tested with it.
+        wall_clock_breakdown: whether the time of forward, backward and step is logged.
+        memory_breakdown: whether memory is logged at each of them.
+        dump_state: whether the config and the engine's state are logged at construction.
+        log_level: level of the logger "spmdzero"; None leaves it.
+        disable_allgather, disable_python_gc, vocabulary_size, zero_force_ds_cpu_optimizer: see
+            `NO_MEANING`.
     """
 
     train_batch_size: Count | None = None
     train_micro_batch_size_per_gpu: Count | None = None
     gradient_accumulation_steps: Count | None = None
+    managed_gradient_accumulation: bool = True
     steps_per_print: Annotated[Count | None, BeforeValidator(_never_is_none)] = None
     gradient_clipping: Rate = 1.0
+    prescale_gradients: bool = False
+    gradient_predivide_factor: Annotated[float, Field(gt=0)] = 1.0
+    gradient_allreduce_op: Annotated[Literal["mean", "sum"], _LOWER] = "mean"
     communication_data_type: Dtype | None = None
     zero_allow_untested_optimizer: bool = False
     dataloader_drop_last: bool = False
     disable_allgather: bool = False
+    disable_python_gc: bool = False
     vocabulary_size: Natural | None = None
     zero_force_ds_cpu_optimizer: bool = True
+    wall_clock_breakdown: bool = False
+    memory_breakdown: bool = False
+    dump_state: bool = False
+    log_level: Annotated[LogLevel | None, _LOWER] = None
     optimizer: OptimizerConfig | None = None
     scheduler: SchedulerConfig | None = None
-    zero_optimization: ZeroConfig = ZeroConfig()
-    bf16: Annotated[Bf16Config, BeforeValidator(_none_is_empty)] = Bf16Config()
-    data_types: DataTypesConfig = DataTypesConfig()
+    zero_optimization: Annotated[ZeroConfig, NullIsEmpty] = ZeroConfig()
+    bf16: Annotated[Bf16Config, NullIsEmpty] = Bf16Config()
+    fp16: Annotated[Fp16Config, NullIsEmpty] = Fp16Config()
+    torch_autocast: Annotated[TorchAutocastConfig, NullIsEmpty] = TorchAutocastConfig()
+    data_types: Annotated[DataTypesConfig, NullIsEmpty] = DataTypesConfig()
+    activation_checkpointing: Annotated[ActivationCheckpointingConfig, NullIsEmpty] = (
+        ActivationCheckpointingConfig()
+    )
+    tensorboard: Annotated[TensorBoardConfig, NullIsEmpty] = TensorBoardConfig()
+    wandb: Annotated[WandbConfig, NullIsEmpty] = WandbConfig()
+    csv_monitor: Annotated[CsvConfig, NullIsEmpty] = CsvConfig()
+    flops_profiler: Annotated[FlopsProfilerConfig, NullIsEmpty] = FlopsProfilerConfig()
+    comms_logger: Annotated[CommsLoggerConfig, NullIsEmpty] = CommsLoggerConfig()
     spmd: SpmdConfig = SpmdConfig()
 
     _source: dict[str, Any] = PrivateAttr(default_factory=dict)
@@ -198,7 +143,15 @@ SECTIONS: dict[str, type[Section]] = {
     "scheduler": SchedulerConfig,
     "zero_optimization": ZeroConfig,
     "bf16": Bf16Config,
+    "fp16": Fp16Config,
+    "torch_autocast": TorchAutocastConfig,
     "data_types": DataTypesConfig,
+    "activation_checkpointing": ActivationCheckpointingConfig,
+    "tensorboard": TensorBoardConfig,
+    "wandb": WandbConfig,
+    "csv_monitor": CsvConfig,
+    "flops_profiler": FlopsProfilerConfig,
+    "comms_logger": CommsLoggerConfig,
     "spmd": SpmdConfig,
 }
 """The model of each section, by the section's path."""

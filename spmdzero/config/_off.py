@@ -55,28 +55,7 @@ _OFFLOAD_KEYS = _names(
 )
 
 _PRECISION: dict[str, OffValue | OffSection] = {
-    "fp16": OffSection(
-        off=_ENABLED,
-        idle=_names(
-            "auto_cast loss_scale initial_scale_power loss_scale_window hysteresis "
-            "consecutive_hysteresis min_loss_scale fp16_master_weights_and_grads"
-        ),
-        reason="fp16 is not in this release",
-        fix='Use "bf16": {"enabled": true}; TPUs compute in bf16.',
-    ),
-    "torch_autocast": OffSection(
-        off=_ENABLED,
-        idle=_names("dtype lower_precision_safe_modules"),
-        fix='Use "bf16": {"enabled": true}.',
-    ),
-    "bf16.bf16_master_weights_and_grads": OffValue(
-        reason="master weights are fp32", fix="Write false."
-    ),
-    "bf16.bf16_optimizer_states": OffValue(reason="moments are fp32", fix="Write false."),
     "data_types.buffer_dtype": OffValue(off=None, reason="buffers keep the model's dtype"),
-    "data_types.param_dtype": OffValue(
-        off=None, reason="the bf16 section decides the parameters' dtype"
-    ),
 }
 
 _ZERO: dict[str, OffValue | OffSection] = {
@@ -106,15 +85,7 @@ _ZERO: dict[str, OffValue | OffSection] = {
 }
 
 _TOP_LEVEL: dict[str, OffValue | OffSection] = {
-    "dump_state": OffValue(),
-    "gradient_allreduce_op": OffValue(off="mean", fix=_KEEP_DEFAULT),
-    "gradient_predivide_factor": OffValue(off=1.0, fix=_KEEP_DEFAULT),
-    "log_level": OffValue(off=None, fix="Set the level of Python's logger 'spmdzero'."),
-    "managed_gradient_accumulation": OffValue(off=True, fix=_KEEP_DEFAULT),
-    "memory_breakdown": OffValue(),
     "optimizer.legacy_fusion": OffValue(reason="XLA compiles the update", fix="Write false."),
-    "prescale_gradients": OffValue(),
-    "wall_clock_breakdown": OffValue(),
 }
 
 _PARALLELISM: dict[str, OffValue | OffSection] = {
@@ -132,17 +103,6 @@ _PARALLELISM: dict[str, OffValue | OffSection] = {
 
 # A nested section stands before its parent, which must then be empty but for its own keys.
 _FEATURES: dict[str, OffValue | OffSection] = {
-    "activation_checkpointing": OffSection(
-        off={
-            "partition_activations": False,
-            "number_checkpoints": None,
-            "contiguous_memory_optimization": False,
-            "synchronize_checkpoint_boundary": False,
-            "profile": False,
-            "cpu_checkpointing": False,
-        },
-        fix="Checkpoint activations in the model and remove the section.",
-    ),
     "aio": OffSection(
         off={
             "block_size": 1048576,
@@ -174,7 +134,6 @@ _FEATURES: dict[str, OffValue | OffSection] = {
             "online mode"
         ),
     ),
-    "comms_logger": OffSection(off=_ENABLED, idle=_names("prof_all prof_ops verbose debug")),
     "compile": OffSection(
         off={"deepcompile": False},
         idle=_names(
@@ -186,15 +145,8 @@ _FEATURES: dict[str, OffValue | OffSection] = {
         ),
         reason="XLA compiles the step",
     ),
-    "csv_monitor": OffSection(off=_ENABLED, idle=_names("output_path job_name")),
     "data_efficiency": OffSection(off=_ENABLED, idle=None),
     "datastates_ckpt": OffValue(),
-    "flops_profiler": OffSection(
-        off=_ENABLED,
-        idle=_names(
-            "recompute_fwd_factor profile_step module_depth top_modules detailed output_file"
-        ),
-    ),
     "hybrid_engine": OffSection(
         off=_ENABLED,
         idle=_names(
@@ -202,10 +154,8 @@ _FEATURES: dict[str, OffValue | OffSection] = {
             "tp_gather_partition_size enable_cuda_graph"
         ),
     ),
-    "tensorboard": OffSection(off=_ENABLED, idle=_names("output_path job_name")),
     "timers.throughput": OffSection(off=_ENABLED, idle=("synchronized",)),
     "timers": OffSection(off={}),
-    "wandb": OffSection(off=_ENABLED, idle=_names("group team project")),
     "weight_quantization": OffValue(off={}, reason="it belongs to DeepSpeed's inference"),
 }
 

@@ -4,8 +4,6 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from spmdzero.config._errors import RefusedValueError
-
 
 class Section(BaseModel):
     """A frozen section that takes no unknown key and coerces nothing."""
@@ -13,28 +11,38 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
-def _integral(value: object) -> object:
+def whole(value: object) -> object:
+    """The value, as an int if it is a float without a fraction, else as it is."""
     # DeepSpeed's examples write bucket sizes and step counts as 5e8.
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _no_half(value: object) -> object:
-    name = value.lower() if isinstance(value, str) else value
-    if name == "fp16":
-        raise RefusedValueError(
-            "fp16 is not in this release", fix="Write 'bf16', which TPUs compute in."
-        )
-    return name
+_DTYPES = {
+    **dict.fromkeys(("fp32", "float32", "float", "torch.float32"), "fp32"),
+    **dict.fromkeys(("fp16", "float16", "half", "torch.float16"), "fp16"),
+    **dict.fromkeys(("bf16", "bfloat16", "torch.bfloat16"), "bf16"),
+}
 
 
-Natural = Annotated[int, BeforeValidator(_integral), Field(ge=0)]
+def _canonical_dtype(value: object) -> object:
+    return _DTYPES.get(value.lower(), value) if isinstance(value, str) else value
+
+
+def _empty(value: object) -> object:
+    return {} if value is None else value
+
+
+NullIsEmpty = BeforeValidator(_empty)
+"""Reads null as a section without keys."""
+
+Natural = Annotated[int, BeforeValidator(whole), Field(ge=0)]
 """A whole number from 0, which may be written as 5e8."""
 
-Count = Annotated[int, BeforeValidator(_integral), Field(gt=0)]
+Count = Annotated[int, BeforeValidator(whole), Field(gt=0)]
 """A whole number from 1, which may be written as 5e8."""
 
 Rate = Annotated[float, Field(ge=0)]
 """A finite number from 0."""
 
-Dtype = Annotated[Literal["fp32", "bf16"], BeforeValidator(_no_half)]
-"""A floating dtype by DeepSpeed's name."""
+Dtype = Annotated[Literal["fp32", "fp16", "bf16"], BeforeValidator(_canonical_dtype)]
+"""A floating dtype by one of DeepSpeed's names (its ``DtypeEnum``), in any case."""

@@ -134,6 +134,8 @@ def test_keys_without_meaning_are_reported_only_when_given():
         "zero_optimization.reduce_bucket_size",
         "zero_optimization.overlap_comm",
         "zero_optimization.contiguous_gradients",
+        "activation_checkpointing.number_checkpoints",
+        "activation_checkpointing.partition_activations",
     }
 
 

@@ -1,0 +1,73 @@
+"""What DeepSpeed refuses of keys that are each right alone."""
+
+from spmdzero.config._models import SpmdZeroConfig
+from spmdzero.errors import SpmdZeroConfigError
+
+
+def check_combinations(config: SpmdZeroConfig) -> None:
+    """Returns if the sections go together.
+
+    Raises:
+        SpmdZeroConfigError: two keys contradict each other, as in DeepSpeed's runtime/config.py
+            (``_do_error_check``), runtime/engine.py and zero/stage_1_and_2.py.
+    """
+    _one_precision(config)
+    _parameter_dtype(config)
+    _low_masters_need_zero(config)
+    _scaling_before_reduction(config)
+
+
+def _one_precision(config: SpmdZeroConfig) -> None:
+    if config.bf16.enabled and config.fp16.enabled:
+        raise SpmdZeroConfigError(
+            key="fp16.enabled",
+            value=True,
+            reason="bf16 is enabled too",
+            fix="Enable one of the two; bf16 needs no loss scale.",
+        )
+    if config.torch_autocast.enabled and (config.bf16.enabled or config.fp16.enabled):
+        name = "bf16" if config.bf16.enabled else "fp16"
+        raise SpmdZeroConfigError(
+            key="torch_autocast.enabled",
+            value=True,
+            reason=f"autocast computes over fp32 parameters, and {name} is enabled too",
+            fix=f"Turn off torch_autocast or {name}.",
+        )
+
+
+def _parameter_dtype(config: SpmdZeroConfig) -> None:
+    asked = config.data_types.param_dtype
+    chosen = "bf16" if config.bf16.enabled else "fp16" if config.fp16.enabled else "fp32"
+    if asked not in (None, chosen):
+        raise SpmdZeroConfigError(
+            key="data_types.param_dtype",
+            value=asked,
+            reason=f"the bf16 and fp16 sections choose {chosen}",
+            fix="Remove the key, or enable the section that chooses this dtype.",
+        )
+
+
+def _low_masters_need_zero(config: SpmdZeroConfig) -> None:
+    if config.bf16.bf16_master_weights_and_grads and not config.zero_optimization.stage:
+        raise SpmdZeroConfigError(
+            key="bf16.bf16_master_weights_and_grads",
+            value=True,
+            reason="master weights belong to ZeRO, and the stage is 0",
+            fix='Write "zero_optimization": {"stage": 1} or 2, or false here.',
+        )
+
+
+def _scaling_before_reduction(config: SpmdZeroConfig) -> None:
+    zero = config.zero_optimization
+    if zero.stage < 2 or not zero.reduce_scatter or config.gradient_allreduce_op == "sum":
+        return
+    fix = 'Keep the default, or write "reduce_scatter": false in zero_optimization, or use stage 1.'
+    for key, off in (("prescale_gradients", False), ("gradient_predivide_factor", 1.0)):
+        value = getattr(config, key)
+        if value != off:
+            raise SpmdZeroConfigError(
+                key=key,
+                value=value,
+                reason="DeepSpeed refuses it at stage 2 while reduce_scatter is on",
+                fix=fix,
+            )

@@ -1,0 +1,122 @@
+"""The sections that choose dtypes: ``bf16``, ``fp16``, ``torch_autocast``, ``data_types``."""
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from spmdzero.config._errors import RefusedValueError
+from spmdzero.config._types import Count, Dtype, Natural, Rate, Section, whole
+
+
+class Bf16Config(Section):
+    """bf16 parameters and gradients, with fp32 master weights unless they are turned off.
+
+    Attributes:
+        enabled: whether parameters are bf16.
+        check_grad_overflow: whether a step with a non-finite gradient is skipped.
+        immediate_grad_update: no meaning here, see `NO_MEANING`.
+        bf16_master_weights_and_grads: whether master weights are bf16; only together with
+            ``bf16_optimizer_states``, because with fp32 states DeepSpeed asks for CPU offload.
+        bf16_optimizer_states: whether the optimizer's states are bf16 too.
+    """
+
+    enabled: bool = False
+    check_grad_overflow: bool = True
+    immediate_grad_update: bool = False
+    bf16_master_weights_and_grads: bool = False
+    bf16_optimizer_states: bool = False
+
+    @model_validator(mode="after")
+    def _masters_and_states_together(self) -> "Bf16Config":
+        masters, states = self.bf16_master_weights_and_grads, self.bf16_optimizer_states
+        if states and not masters:
+            raise RefusedValueError(
+                "bf16 optimizer states need bf16 master weights, in DeepSpeed too",
+                fix='Write "bf16_master_weights_and_grads": true beside it, or false here.',
+                at=("bf16_optimizer_states",),
+            )
+        if masters and not states:
+            raise RefusedValueError(
+                "bf16 master weights beside fp32 optimizer states are an offloading feature of "
+                "DeepSpeedCPUAdam, and spmdzero doesn't offload",
+                fix='Write "bf16_optimizer_states": true beside it, or false here.',
+                at=("bf16_master_weights_and_grads",),
+            )
+        return self
+
+
+class Fp16Config(Section):
+    """fp16 parameters and gradients, fp32 master weights, and a loss scale.
+
+    The rules are those of DeepSpeed's runtime/precision_config.py and fp16/loss_scaler.py.
+
+    Attributes:
+        enabled: whether parameters are fp16.
+        auto_cast: whether floating inputs of forward are cast to fp16.
+        loss_scale: the scale; 0 means a dynamic one.
+        initial_scale_power: a dynamic scale starts at 2 to this power.
+        loss_scale_window: steps without overflow after which a dynamic scale doubles.
+        hysteresis: overflows from one refill to the next that leave the scale alone, plus one.
+        consecutive_hysteresis: whether each step without overflow refills the hysteresis.
+        min_loss_scale: the least dynamic scale; an overflow there is an error.
+        fp16_master_weights_and_grads: only false.
+    """
+
+    enabled: bool = False
+    auto_cast: bool = False
+    loss_scale: Rate = 0.0
+    # 2**127 is the largest power of two that the fp32 scale can hold.
+    initial_scale_power: Annotated[int, BeforeValidator(whole), Field(ge=0, le=127)] = 16
+    loss_scale_window: Natural = 1000
+    hysteresis: Count = 2
+    consecutive_hysteresis: bool = False
+    min_loss_scale: Natural = 1
+    fp16_master_weights_and_grads: bool = False
+
+    @model_validator(mode="after")
+    def _dynamic_scale_is_possible(self) -> "Fp16Config":
+        if self.fp16_master_weights_and_grads:
+            raise RefusedValueError(
+                "fp16 master weights are an offloading feature of DeepSpeedCPUAdam, and spmdzero "
+                "doesn't offload",
+                fix="Write false, which keeps fp32 master weights on the devices.",
+                at=("fp16_master_weights_and_grads",),
+            )
+        # A static scale leaves these unread, and real files keep any value there.
+        if self.enabled and not self.loss_scale:
+            for name in ("loss_scale_window", "min_loss_scale"):
+                if not getattr(self, name):
+                    raise RefusedValueError(
+                        "a dynamic loss scale needs a number greater than 0 here",
+                        fix='Write 1 or more, or a "loss_scale" other than 0, which is static.',
+                        at=(name,),
+                    )
+        return self
+
+
+class TorchAutocastConfig(Section):
+    """Forward under torch.autocast, over fp32 parameters.
+
+    Attributes:
+        enabled: whether forward runs under torch.autocast.
+        dtype: what autocast computes in; None means the device's default.
+        lower_precision_safe_modules: paths of module classes whose gradients are reduced in
+            ``dtype``, such as "torch.nn.modules.linear.Linear"; None means linear layers and
+            convolutions.
+    """
+
+    enabled: bool = False
+    dtype: Dtype | None = None
+    lower_precision_safe_modules: list[str] | None = None
+
+
+class DataTypesConfig(Section):
+    """Dtypes of the tensors that live between micro-batches.
+
+    Attributes:
+        grad_accum_dtype: dtype of the gradient accumulator; None means the parameter's.
+        param_dtype: the parameters' dtype; only the one that the bf16 and fp16 sections choose.
+    """
+
+    grad_accum_dtype: Dtype | None = None
+    param_dtype: Dtype | None = None

@@ -1,0 +1,75 @@
+"""The section ``spmd``."""
+
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from spmdzero.config._errors import RefusedValueError
+from spmdzero.config._types import Natural, Section
+
+OutputRule = Literal["batch", "mean", "sum", "agree", "stack"]
+
+
+class SpmdConfig(Section):
+    """What DeepSpeed has no key for.
+
+    Attributes:
+        mesh: devices on each mesh axis, "data" before "fsdp"; -1 takes the devices that are left.
+        forward: "region" runs the module on each replica's rows, "global" on the global batch.
+        reduction: who reduces a gradient: the compiler ("annotated"), a call in the replica
+            region ("explicit"), or whichever keeps a reduce-scatter ("auto").
+        batch_dim: the tensor dim of the batch, for all inputs or by an input's name.
+        outputs: how an output leaves the region, by its dotted path such as "attentions.0".
+        min_shard_elements: tensors with fewer elements are replicated.
+        check_finite: whether a non-finite loss or gradient raises before the update.
+    """
+
+    mesh: dict[str, int] = Field(default_factory=lambda: {"fsdp": -1})
+    forward: Literal["region", "global"] = "region"
+    reduction: Literal["annotated", "explicit", "auto"] = "auto"
+    batch_dim: int | dict[str, int] = 0
+    outputs: dict[str, OutputRule] = Field(default_factory=dict)
+    min_shard_elements: Natural = 2048
+    check_finite: bool = False
+
+    @field_validator("mesh")
+    @classmethod
+    def _axes(cls, mesh: dict[str, int]) -> dict[str, int]:
+        example = 'Write {"fsdp": -1}, or {"data": 2, "fsdp": -1} for two replicas of the shards.'
+        if not {"fsdp"} <= mesh.keys() <= {"data", "fsdp"}:
+            raise RefusedValueError("the mesh axes are 'fsdp' and, if wanted, 'data'", fix=example)
+        if list(mesh.values()).count(-1) > 1:
+            raise RefusedValueError("only one axis can take the devices that are left", fix=example)
+        if any(size < 1 and size != -1 for size in mesh.values()):
+            raise RefusedValueError(
+                "an axis has 1 device or more, or -1 for what is left", fix=example
+            )
+        return {axis: mesh[axis] for axis in ("data", "fsdp") if axis in mesh}
+
+    # A union would put the name of its branch into the error's key.
+    @field_validator("batch_dim", mode="plain")
+    @classmethod
+    def _dims(cls, batch_dim: object) -> object:
+        dims = list(batch_dim.values()) if isinstance(batch_dim, dict) else [batch_dim]
+        if any(isinstance(dim, bool) or not isinstance(dim, int) or dim < 0 for dim in dims):
+            raise RefusedValueError(
+                "this is not a tensor dim from 0, nor an object of them by input name",
+                fix='Write 0, or for example {"input_ids": 0, "hidden": 1}.',
+            )
+        return batch_dim
+
+    @model_validator(mode="after")
+    def _reduction_has_a_place(self) -> "SpmdConfig":
+        if self.forward == "global" and self.reduction == "explicit":
+            raise RefusedValueError(
+                "explicit reduction happens in the replica region, which a global forward lacks",
+                fix='Write "auto", or "forward": "region".',
+                at=("reduction",),
+            )
+        if self.forward == "global" and self.outputs:
+            raise RefusedValueError(
+                "outputs leave no replica region when the forward is global",
+                fix='Leave it out, or write "forward": "region".',
+                at=("outputs",),
+            )
+        return self
