@@ -8,12 +8,13 @@ With `import deepspeed` instead it runs under DeepSpeed's launcher, and trains t
 import argparse
 from pathlib import Path
 
-import spmdzero as deepspeed
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import spmdzero as deepspeed
 
 TRAIN = 1536
 

@@ -9,12 +9,13 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-import spmdzero as deepspeed
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
+
+import spmdzero as deepspeed
 
 TEMPERATURE = 2.0
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]

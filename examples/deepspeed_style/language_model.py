@@ -9,11 +9,12 @@ import argparse
 import sysconfig
 from pathlib import Path
 
-import spmdzero as deepspeed
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+import spmdzero as deepspeed
 
 VOCABULARY, WINDOW, WIDTH, HEADS, LAYERS = 256, 32, 64, 4, 2
 

@@ -73,7 +73,10 @@ def _rank_environment(rank: int, *, ranks: int, port: int) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        # DeepSpeed compiles its CPU kernels with `ninja`, which stands beside this Python.
+        # DeepSpeed compiles its CPU kernels in its first run, which takes a minute. Kept with this
+        # Python: another environment's DeepSpeed would compile over a shared copy.
+        "TORCH_EXTENSIONS_DIR": str(Path(sys.prefix) / "torch_extensions"),
+        # `ninja`, which does so, stands beside this Python.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
 
