@@ -6,17 +6,13 @@ training.
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tests.oracle.draws import Case
 from tests.oracle.model import ROWS, make_batch, make_model
-
-WORLD = 2
+from tests.oracle.peer import WORLD, Peer, this_process
 
 
 def train(engine: Any, case: Case, *, rows: slice) -> list[dict[str, Any]]:
@@ -52,8 +48,8 @@ def train(engine: Any, case: Case, *, rows: slice) -> list[dict[str, Any]]:
     return records
 
 
-def run(library: Any, case: Case, *, rows: slice, refusals: tuple[type[Exception], ...]) -> Any:
-    """The case's records, or why `library` refuses its config."""
+def run(peer: Peer, case: Case, *, refusals: tuple[type[Exception], ...]) -> dict[str, Any]:
+    """The case's records, or why the library refuses its config."""
     model = make_model()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in case.frozen)
@@ -64,14 +60,14 @@ def run(library: Any, case: Case, *, rows: slice, refusals: tuple[type[Exception
     ]
     config = case.config | {"train_micro_batch_size_per_gpu": ROWS // WORLD}
     try:
-        engine, *_ = library.initialize(
+        engine, *_ = peer.library.initialize(
             model=model,
             model_parameters=groups if case.groups else trained,
             config=json.loads(json.dumps(config)),
         )
     except refusals as error:
         return {"refused": f"{type(error).__name__}: {error}"}
-    return {"records": train(engine, case, rows=rows)}
+    return {"records": train(engine, case, rows=peer.rows)}
 
 
 def _plain(momentum: Any) -> Any:
@@ -83,25 +79,14 @@ def _plain(momentum: Any) -> Any:
 def main() -> None:
     """Runs the cases of argv[1] and writes their results to argv[2]."""
     cases = [Case(**case) for case in json.loads(Path(sys.argv[1]).read_text())]
-    results = {}
-    if "RANK" in os.environ:
-        import deepspeed
-
-        torch.set_num_threads(1)
-        deepspeed.init_distributed(dist_backend="gloo")
-        rank, share = int(os.environ["RANK"]), ROWS // WORLD
-        rows = slice(rank * share, (rank + 1) * share)
-        # Whatever DeepSpeed raises while it reads a config is its refusal; it has no own class.
-        refusals: tuple[type[Exception], ...] = (Exception,)
-        library = deepspeed
-        target = Path(f"{sys.argv[2]}.{rank}")
-    else:
-        import spmdzero
-
-        library, rows, refusals = spmdzero, slice(None), (spmdzero.SpmdZeroConfigError,)
+    peer = this_process()
+    if peer.rank is None:
+        refusals: tuple[type[Exception], ...] = (peer.library.SpmdZeroConfigError,)
         target = Path(sys.argv[2])
-    for case in cases:
-        results[case.name] = run(library, case, rows=rows, refusals=refusals)
+    else:
+        # Whatever DeepSpeed raises while it reads a config is its refusal; it has no own class.
+        refusals, target = (Exception,), Path(f"{sys.argv[2]}.{peer.rank}")
+    results = {case.name: run(peer, case, refusals=refusals) for case in cases}
     target.write_text(json.dumps(results))
 
 
