@@ -1,6 +1,7 @@
 """The DeepSpeed JSON: what spmdzero honours, what has no meaning here, what it refuses."""
 
 from spmdzero.config._activation import ActivationCheckpointingConfig
+from spmdzero.config._classes import KeyClass, key_class
 from spmdzero.config._keys import NO_MEANING
 from spmdzero.config._load import load_config
 from spmdzero.config._models import OptimizerConfig, SchedulerConfig, SpmdZeroConfig
@@ -26,6 +27,7 @@ __all__ = [
     "DataTypesConfig",
     "FlopsProfilerConfig",
     "Fp16Config",
+    "KeyClass",
     "OptimizerConfig",
     "SchedulerConfig",
     "SpmdConfig",
@@ -34,6 +36,7 @@ __all__ = [
     "TorchAutocastConfig",
     "WandbConfig",
     "ZeroConfig",
+    "key_class",
     "load_config",
     "resolve_batch_sizes",
 ]

@@ -6,6 +6,10 @@ _LAYOUT = "the compiler lays activations out in memory"
 _STAGE_3 = "a tuning of stage 3; at stages 0 to 2 parameters stay replicated"
 _SAVED_WHOLE = "parameters stay replicated, so a saved model is whole without a gather"
 
+_NO_CHECKPOINT = "it steers how a checkpoint is written or read, and this release has none"
+_NO_OFFLOAD = "it concerns offloading, which spmdzero doesn't do"
+_NO_TIMER = "no timer of its own: wall_clock_breakdown times each step"
+
 NO_MEANING: dict[str, str] = {
     "activation_checkpointing.contiguous_memory_optimization": _LAYOUT,
     "activation_checkpointing.number_checkpoints": _LAYOUT,
@@ -16,25 +20,53 @@ NO_MEANING: dict[str, str] = {
     "activation_checkpointing.synchronize_checkpoint_boundary": (
         "recomputation is inside one compiled program"
     ),
+    "aio.block_size": _NO_OFFLOAD,
+    "aio.intra_op_parallelism": _NO_OFFLOAD,
+    "aio.overlap_events": _NO_OFFLOAD,
+    "aio.queue_depth": _NO_OFFLOAD,
+    "aio.single_submit": _NO_OFFLOAD,
+    "aio.use_gds": _NO_OFFLOAD,
+    "allgather_size": _BUCKETS,
     "bf16.immediate_grad_update": "a gradient always joins the accumulator during backward",
+    "checkpoint.checkpoint_serialization": _NO_CHECKPOINT,
+    "checkpoint.parallel_write.pipeline_stage": _NO_CHECKPOINT,
+    "checkpoint.tag_validation": _NO_CHECKPOINT,
+    "checkpoint.use_node_local_storage": _NO_CHECKPOINT,
+    "checkpoint.writer": _NO_CHECKPOINT,
     "disable_allgather": "the compiler gathers the updated parameters, with no other way",
     "disable_python_gc": "one process drives all devices, no rank waits for another's collection",
+    "optimizer.legacy_fusion": "the compiler fuses the update",
+    "pipeline": "DeepSpeed reads it for a PipelineModule, which spmdzero doesn't train",
+    "seq_parallel_communication_data_type": "there is no sequence parallelism",
+    "timers.throughput.enabled": _NO_TIMER,
+    "timers.throughput.synchronized": _NO_TIMER,
+    "use_data_before_expert_parallelism": "there is no expert parallelism",
     "vocabulary_size": "DeepSpeed only checks its alignment for CUDA tensor cores",
-    "zero_force_ds_cpu_optimizer": "it concerns offloading, which spmdzero doesn't do",
+    "zero_force_ds_cpu_optimizer": _NO_OFFLOAD,
     "zero_optimization.allgather_bucket_size": _BUCKETS,
     "zero_optimization.allgather_partitions": _BUCKETS,
     "zero_optimization.contiguous_gradients": "the compiler lays gradients out in memory",
+    "zero_optimization.cpu_offload_use_pin_memory": _NO_OFFLOAD,
+    "zero_optimization.elastic_checkpoint": _NO_CHECKPOINT,
+    "zero_optimization.enable_sanity_checks": _STAGE_3,
+    "zero_optimization.ignore_unused_parameters": "DeepSpeed reads it only while it offloads",
     "zero_optimization.leaf_module": _STAGE_3,
+    "zero_optimization.load_from_fp32_weights": _NO_CHECKPOINT,
     "zero_optimization.log_trace_cache_warnings": _STAGE_3,
     "zero_optimization.memory_efficient_linear": _STAGE_3,
     "zero_optimization.overlap_comm": _OVERLAP,
     "zero_optimization.override_module_apply": _STAGE_3,
+    "zero_optimization.parameter_alignment": "the sharding plan decides the padding",
+    "zero_optimization.pipeline_loading_checkpoint": _NO_CHECKPOINT,
     "zero_optimization.reduce_bucket_size": _BUCKETS,
-    "zero_optimization.reduce_scatter": "the sharding plan decides which collective reduces",
+    "zero_optimization.reduce_scatter": (
+        "the sharding plan decides which collective reduces; false only permits prescaling at "
+        "stage 2"
+    ),
     "zero_optimization.round_robin_gradients": "it spreads copies to the host, of which none are",
+    "zero_optimization.save_muon_momentum_buffer_in_memory": _STAGE_3,
     "zero_optimization.stage3_allgather_sequential": _STAGE_3,
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": _SAVED_WHOLE,
-    "zero_optimization.stage3_gather_fp16_weights_on_model_save": _SAVED_WHOLE,
     "zero_optimization.stage3_max_live_parameters": _STAGE_3,
     "zero_optimization.stage3_max_reuse_distance": _STAGE_3,
     "zero_optimization.stage3_model_persistence_threshold": _STAGE_3,

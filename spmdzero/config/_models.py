@@ -16,7 +16,14 @@ from spmdzero.config._monitoring import (
 from spmdzero.config._params import check_schedule_name, optimizer_name
 from spmdzero.config._precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
 from spmdzero.config._spmd import SpmdConfig
-from spmdzero.config._types import Count, Dtype, Natural, NullIsEmpty, Rate, Section
+from spmdzero.config._types import Count, Dtype, Natural, NullIsEmpty, Rate, Section, lower
+from spmdzero.config._without_effect import (
+    AioConfig,
+    CheckpointConfig,
+    ParallelWriteConfig,
+    ThroughputTimerConfig,
+    TimersConfig,
+)
 from spmdzero.config._zero import ZeroConfig
 
 
@@ -25,11 +32,7 @@ def _never_is_none(value: object) -> object:
     return None if isinstance(value, float) and value == math.inf else value
 
 
-def _lower(value: object) -> object:
-    return value.lower() if isinstance(value, str) else value
-
-
-_LOWER = BeforeValidator(_lower)
+_LOWER = BeforeValidator(lower)
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 _Params = Annotated[dict[str, Any], NullIsEmpty]
 
@@ -40,17 +43,19 @@ class OptimizerConfig(Section):
     Attributes:
         type: the optimizer's name; "Adam" means AdamW unless ``adam_w_mode`` is false.
         params: its parameters as the user wrote them, checked by `load_config`.
+        legacy_fusion: no meaning here, see `NO_MEANING`.
     """
 
     type: Annotated[str, AfterValidator(optimizer_name)]
     params: _Params = Field(default_factory=dict)
+    legacy_fusion: bool = False
 
 
 class SchedulerConfig(Section):
     """The learning-rate schedule that the engine builds.
 
     Attributes:
-        type: one of DeepSpeed's schedules or a class name of torch.optim.lr_scheduler.
+        type: one of DeepSpeed's schedules or a class of torch.optim.lr_scheduler, by name.
         params: its parameters as the user wrote them, checked by `load_config`.
     """
 
@@ -67,7 +72,8 @@ class SpmdZeroConfig(Section):
         gradient_accumulation_steps: micro-batches between two optimizer steps.
         managed_gradient_accumulation: whether the engine counts micro-batches; else each step()
             is a gradient accumulation boundary.
-        steps_per_print: optimizer steps between two progress lines; None prints none.
+        steps_per_print: optimizer steps between two progress lines, where it is also checked that
+            the replicas agree; None prints none.
         gradient_clipping: largest global L2 norm of the gradient; 0 turns clipping off.
         prescale_gradients: whether gradients are divided by the data-parallel size before they
             are summed rather than afterwards.
@@ -82,8 +88,9 @@ class SpmdZeroConfig(Section):
         memory_breakdown: whether memory is logged at each of them.
         dump_state: whether the config and the engine's state are logged at construction.
         log_level: level of the logger "spmdzero"; None leaves it.
-        disable_allgather, disable_python_gc, vocabulary_size, zero_force_ds_cpu_optimizer: see
-            `NO_MEANING`.
+        allgather_size, disable_allgather, disable_python_gc, pipeline,
+            seq_parallel_communication_data_type, use_data_before_expert_parallelism,
+            vocabulary_size, zero_force_ds_cpu_optimizer: see `NO_MEANING`.
     """
 
     train_batch_size: Count | None = None
@@ -98,8 +105,12 @@ class SpmdZeroConfig(Section):
     communication_data_type: Dtype | None = None
     zero_allow_untested_optimizer: bool = False
     dataloader_drop_last: bool = False
+    allgather_size: Natural = 500_000_000
     disable_allgather: bool = False
     disable_python_gc: bool = False
+    pipeline: dict[str, Any] | None = None
+    seq_parallel_communication_data_type: Dtype | None = "fp32"
+    use_data_before_expert_parallelism: bool = False
     vocabulary_size: Natural | None = None
     zero_force_ds_cpu_optimizer: bool = True
     wall_clock_breakdown: bool = False
@@ -121,6 +132,9 @@ class SpmdZeroConfig(Section):
     csv_monitor: Annotated[CsvConfig, NullIsEmpty] = CsvConfig()
     flops_profiler: Annotated[FlopsProfilerConfig, NullIsEmpty] = FlopsProfilerConfig()
     comms_logger: Annotated[CommsLoggerConfig, NullIsEmpty] = CommsLoggerConfig()
+    aio: Annotated[AioConfig, NullIsEmpty] = AioConfig()
+    checkpoint: Annotated[CheckpointConfig, NullIsEmpty] = CheckpointConfig()
+    timers: Annotated[TimersConfig, NullIsEmpty] = TimersConfig()
     spmd: SpmdConfig = SpmdConfig()
 
     _source: dict[str, Any] = PrivateAttr(default_factory=dict)
@@ -152,6 +166,11 @@ SECTIONS: dict[str, type[Section]] = {
     "csv_monitor": CsvConfig,
     "flops_profiler": FlopsProfilerConfig,
     "comms_logger": CommsLoggerConfig,
+    "aio": AioConfig,
+    "checkpoint": CheckpointConfig,
+    "checkpoint.parallel_write": ParallelWriteConfig,
+    "timers": TimersConfig,
+    "timers.throughput": ThroughputTimerConfig,
     "spmd": SpmdConfig,
 }
 """The model of each section, by the section's path."""

@@ -3,21 +3,19 @@
 from dataclasses import dataclass
 from typing import Any
 
-_LATER = "this is not in this release"
-
 
 @dataclass(frozen=True, kw_only=True)
 class OffValue:
     """A key that is accepted only with a value that asks for nothing.
 
     Attributes:
-        off: the value that asks for nothing; None always does.
+        off: the value that asks for nothing, or a tuple of such values; None always does.
         reason: why another value can't be honoured.
         fix: what to do instead.
     """
 
     off: Any = False
-    reason: str = _LATER
+    reason: str
     fix: str = "Remove the key."
 
 
@@ -26,15 +24,15 @@ class OffSection:
     """A section that is accepted only while every key in ``off`` asks for nothing.
 
     Attributes:
-        off: the keys that decide, each with the value that asks for nothing.
-        idle: keys that may hold anything while the section is off; None allows any key.
+        off: the keys that decide, each with the value, or a tuple of values, that ask for nothing.
+        idle: keys that may hold anything while the section is off.
         reason: why the section can't be honoured.
         fix: what to do instead.
     """
 
     off: dict[str, Any]
-    idle: tuple[str, ...] | None = ()
-    reason: str = _LATER
+    idle: tuple[str, ...] = ()
+    reason: str
     fix: str = "Turn it off or remove the section."
 
 
@@ -47,7 +45,8 @@ _NO_OFFLOAD = "optimizer states are sharded over the devices' memory, spmdzero d
 _NO_PARAM_OFFLOAD = "parameters stay replicated in the devices' memory, spmdzero doesn't offload"
 _MORE_DEVICES = "Turn it off, and use stage 2 or more devices where memory is short."
 _ONE_PARALLELISM = "spmdzero shards the states of data parallelism and knows no other parallelism"
-_KEEP_DEFAULT = "Keep DeepSpeed's default or remove the key."
+_COLLECTIVES = "collectives run in fp32, bf16 or fp16"
+_COMM_DTYPE = 'Remove the key; "communication_data_type": "bf16" halves what is sent.'
 
 _OFFLOAD_KEYS = _names(
     "nvme_path buffer_count buffer_size max_in_cpu pin_memory pipeline_read pipeline_write "
@@ -55,13 +54,29 @@ _OFFLOAD_KEYS = _names(
 )
 
 _PRECISION: dict[str, OffValue | OffSection] = {
-    "data_types.buffer_dtype": OffValue(off=None, reason="buffers keep the model's dtype"),
+    "data_types.buffer_dtype": OffValue(
+        off=None,
+        reason="buffers keep the model's dtype",
+        fix="Remove the key and convert the buffers of the model.",
+    ),
+    "data_types.keep_in_fp32_modules": OffValue(
+        off=("auto", []),
+        reason="buffers keep the model's dtype, no buffer is cast",
+        fix="Remove the key and convert the buffers of the model.",
+    ),
+    "fp16.fp16_master_weights_and_grads": OffValue(
+        reason="it is an offloading feature of DeepSpeedCPUAdam, and spmdzero doesn't offload",
+        fix="Write false, which keeps fp32 master weights on the devices.",
+    ),
+    "fp32_allreduce": OffValue(
+        reason="DeepSpeed ignores this old key",
+        fix='Write "communication_data_type": "fp32".',
+    ),
 }
 
 _ZERO: dict[str, OffValue | OffSection] = {
     "cpu_offload": OffValue(reason=_NO_OFFLOAD, fix=_MORE_DEVICES),
     "cpu_offload_param": OffValue(reason=_NO_PARAM_OFFLOAD, fix=_MORE_DEVICES),
-    "cpu_offload_use_pin_memory": OffValue(reason=_NO_OFFLOAD, fix=_MORE_DEVICES),
     "offload_optimizer": OffSection(
         off={"device": "none"}, idle=_OFFLOAD_KEYS, reason=_NO_OFFLOAD, fix=_MORE_DEVICES
     ),
@@ -69,70 +84,71 @@ _ZERO: dict[str, OffValue | OffSection] = {
         off={"device": "none"}, idle=_OFFLOAD_KEYS, reason=_NO_PARAM_OFFLOAD, fix=_MORE_DEVICES
     ),
     "zenflow": OffValue(off=None, reason=_NO_OFFLOAD, fix=_MORE_DEVICES),
-    "compute_grad_norm": OffValue(off=True, fix=_KEEP_DEFAULT),
-    "elastic_checkpoint": OffValue(),
-    "enable_sanity_checks": OffValue(fix='Use "spmd": {"check_finite": true} or remove the key.'),
-    "ignore_unused_parameters": OffValue(off=True, fix=_KEEP_DEFAULT),
-    "legacy_stage1": OffValue(reason="there is one implementation of stage 1"),
-    "load_from_fp32_weights": OffValue(off=True, fix=_KEEP_DEFAULT),
-    "parameter_alignment": OffValue(reason="the sharding plan decides the padding"),
-    "pipeline_loading_checkpoint": OffValue(),
-    "save_muon_momentum_buffer_in_memory": OffValue(),
+    "compute_grad_norm": OffValue(
+        off=True,
+        reason="the compiled step always has the norm, which costs one scalar reduction",
+        fix='Write true; "gradient_clipping": 0 turns clipping off.',
+    ),
+    "legacy_stage1": OffValue(reason="DeepSpeed removed its first implementation of stage 1"),
     "zero_hpz_partition_size": OffValue(off=1, reason="parameters stay replicated"),
-    "zero_quantized_gradients": OffValue(reason="collectives run in fp32 or bf16"),
-    "zero_quantized_nontrainable_weights": OffValue(reason="collectives run in fp32 or bf16"),
-    "zero_quantized_weights": OffValue(reason="collectives run in fp32 or bf16"),
-}
-
-_TOP_LEVEL: dict[str, OffValue | OffSection] = {
-    "optimizer.legacy_fusion": OffValue(reason="XLA compiles the update", fix="Write false."),
+    "zero_quantized_gradients": OffValue(reason=_COLLECTIVES, fix=_COMM_DTYPE),
+    "zero_quantized_nontrainable_weights": OffValue(reason="parameters stay replicated"),
+    "zero_quantized_weights": OffValue(reason="parameters stay replicated"),
 }
 
 _PARALLELISM: dict[str, OffValue | OffSection] = {
-    key: OffValue(off=off, reason=_ONE_PARALLELISM)
-    for key, off in {
-        "pipeline": {},
-        "seq_parallel_communication_data_type": "fp32",
-        "sequence_parallel_size": 1,
-        "use_data_before_expert_parallelism": False,
-    }.items()
-} | {
-    "expert_parallel": OffSection(off=_ENABLED, idle=None, reason=_ONE_PARALLELISM),
-    "tensor_parallel": OffSection(off={"autotp_size": 0}, idle=None, reason=_ONE_PARALLELISM),
+    "expert_parallel": OffSection(
+        off=_ENABLED,
+        idle=_names(
+            "async_split_plan autoep_size combine_impl comm_backend "
+            "comm_max_tokens_per_rank comm_num_sm comm_qp_margin disable_triton_grouped_mm "
+            "expert_activation expert_pattern expert_tensor_parallel_size expert_w1 "
+            "expert_w2 expert_w3 gate_up_impl has_shared_experts load_balance_coeff "
+            "moe_layer_pattern num_expert_groups num_experts_attr num_limited_groups "
+            "preset_model route_norm route_scale routed_scaling_factor router_pattern "
+            "row_weighting_impl score_apply score_func shared_experts_gate_pattern "
+            "shared_experts_pattern top_k top_k_attr use_grouped_mm "
+            "validate_folding_routing"
+        ),
+        reason=_ONE_PARALLELISM,
+    ),
+    "sequence_parallel_size": OffValue(off=1, reason=_ONE_PARALLELISM),
+    "tensor_parallel": OffSection(
+        off={"autotp_size": (0, 1)},
+        idle=_names(
+            "dtype injection_policy_tuple keep_module_on_host kernel_inject "
+            "partition_config preset_model replace_with_kernel_inject tensor_parallel tp "
+            "tp_overlap_comm vocab_parallel_ce_backend vocab_parallel_lm_head"
+        ),
+        reason=_ONE_PARALLELISM,
+    ),
 }
 
-# A nested section stands before its parent, which must then be empty but for its own keys.
 _FEATURES: dict[str, OffValue | OffSection] = {
-    "aio": OffSection(
-        off={
-            "block_size": 1048576,
-            "queue_depth": 8,
-            "intra_op_parallelism": 1,
-            "single_submit": False,
-            "overlap_events": True,
-            "use_gds": False,
-        },
-        reason="it tunes offloading to NVMe, which spmdzero doesn't do",
-        fix="Remove the section.",
+    "activation_checkpointing.cpu_checkpointing": OffValue(
+        reason="activations stay in the devices' memory, spmdzero doesn't offload them",
+        fix="Write false, and checkpoint more of the model where memory is short.",
     ),
-    "autotuning": OffSection(off=_ENABLED, idle=None),
-    "checkpoint.parallel_write": OffSection(off={"pipeline_stage": False}),
-    "checkpoint": OffSection(
-        off={
-            "tag_validation": "WARN",
-            "load_universal": False,
-            "use_node_local_storage": False,
-            "checkpoint_serialization": True,
-            "writer": None,
-        },
-        fix=_KEEP_DEFAULT,
+    "autotuning": OffSection(
+        off=_ENABLED,
+        idle=_names(
+            "arg_mappings end_profile_step exps_dir fast max_train_batch_size "
+            "max_train_micro_batch_size_per_gpu metric metric_path min_train_batch_size "
+            "min_train_micro_batch_size_per_gpu model_info model_info_path mp_size "
+            "num_tuning_micro_batch_sizes overwrite results_dir start_profile_step "
+            "tuner_early_stopping tuner_num_trials tuner_type"
+        ),
+        reason="it tunes DeepSpeed's own knobs, which change nothing here",
     ),
+    "checkpoint.load_universal": OffValue(reason="this release loads no checkpoints"),
     "comet": OffSection(
         off=_ENABLED,
         idle=_names(
             "samples_log_interval project workspace api_key experiment_name experiment_key "
             "online mode"
         ),
+        reason="spmdzero doesn't write to Comet",
+        fix="Use tensorboard, wandb or csv_monitor.",
     ),
     "compile": OffSection(
         off={"deepcompile": False},
@@ -145,24 +161,31 @@ _FEATURES: dict[str, OffValue | OffSection] = {
         ),
         reason="XLA compiles the step",
     ),
-    "data_efficiency": OffSection(off=_ENABLED, idle=None),
-    "datastates_ckpt": OffValue(),
+    "data_efficiency": OffSection(
+        off=_ENABLED,
+        idle=_names("data_routing data_sampling seed"),
+        reason="spmdzero's loader reads the dataset in the sampler's order",
+        fix="Turn it off, and pass a DataLoader with a sampler of your own.",
+    ),
+    "datastates_ckpt": OffValue(reason="this release saves no checkpoints"),
     "hybrid_engine": OffSection(
         off=_ENABLED,
         idle=_names(
             "max_out_tokens inference_tp_size release_inference_cache pin_parameters "
             "tp_gather_partition_size enable_cuda_graph"
         ),
+        reason="spmdzero trains, it has no inference engine",
     ),
-    "timers.throughput": OffSection(off=_ENABLED, idle=("synchronized",)),
-    "timers": OffSection(off={}),
-    "weight_quantization": OffValue(off={}, reason="it belongs to DeepSpeed's inference"),
+    "weight_quantization": OffSection(
+        off={"enabled": False, "quantized_initialization": {}, "post_init_quant": {}},
+        idle=_names("num_bits q_type q_groups"),
+        reason="it belongs to DeepSpeed's inference",
+    ),
 }
 
 OFF_ONLY: dict[str, OffValue | OffSection] = {
     **_PRECISION,
     **{f"zero_optimization.{key}": rule for key, rule in _ZERO.items()},
-    **_TOP_LEVEL,
     **_PARALLELISM,
     **_FEATURES,
 }

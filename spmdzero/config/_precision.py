@@ -56,10 +56,10 @@ class Fp16Config(Section):
         loss_scale: the scale; 0 means a dynamic one.
         initial_scale_power: a dynamic scale starts at 2 to this power.
         loss_scale_window: steps without overflow after which a dynamic scale doubles.
-        hysteresis: overflows from one refill to the next that leave the scale alone, plus one.
+        hysteresis: the overflow since the last refill that first halves a dynamic scale.
         consecutive_hysteresis: whether each step without overflow refills the hysteresis.
         min_loss_scale: the least dynamic scale; an overflow there is an error.
-        fp16_master_weights_and_grads: only false.
+        fp16_master_weights_and_grads: always false, `load_config` refuses it.
     """
 
     enabled: bool = False
@@ -75,13 +75,6 @@ class Fp16Config(Section):
 
     @model_validator(mode="after")
     def _dynamic_scale_is_possible(self) -> "Fp16Config":
-        if self.fp16_master_weights_and_grads:
-            raise RefusedValueError(
-                "fp16 master weights are an offloading feature of DeepSpeedCPUAdam, and spmdzero "
-                "doesn't offload",
-                fix="Write false, which keeps fp32 master weights on the devices.",
-                at=("fp16_master_weights_and_grads",),
-            )
         # A static scale leaves these unread, and real files keep any value there.
         if self.enabled and not self.loss_scale:
             for name in ("loss_scale_window", "min_loss_scale"):

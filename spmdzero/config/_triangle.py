@@ -38,7 +38,7 @@ def resolve_batch_sizes(config: SpmdZeroConfig, *, dp_world_size: int) -> BatchS
         if train is None:
             raise SpmdZeroConfigError(
                 key="train_batch_size",
-                value=None,
+                value=config.source.get("train_batch_size"),
                 reason="neither train_batch_size nor train_micro_batch_size_per_gpu is given",
                 fix="Give at least one of the two.",
             )

@@ -28,6 +28,16 @@ def _canonical_dtype(value: object) -> object:
     return _DTYPES.get(value.lower(), value) if isinstance(value, str) else value
 
 
+def lower(value: object) -> object:
+    """The value, in lower case if it is a string."""
+    return value.lower() if isinstance(value, str) else value
+
+
+def upper(value: object) -> object:
+    """The value, in upper case if it is a string."""
+    return value.upper() if isinstance(value, str) else value
+
+
 def _empty(value: object) -> object:
     return {} if value is None else value
 

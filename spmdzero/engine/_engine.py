@@ -1,32 +1,37 @@
 """The engine: DeepSpeed's forward / backward / step over a module that lives on a mesh."""
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from spmdzero.config import BatchSizes, SpmdZeroConfig
+from spmdzero.engine._backward import BackwardWatch
 from spmdzero.engine._counters import Counters
 from spmdzero.engine._gradients import GradientStore
 from spmdzero.engine._health import LossHealth
-from spmdzero.engine._inputs import InputPlacer
+from spmdzero.engine._inputs import InputPlacer, to_half
+from spmdzero.engine._launching import Launching
 from spmdzero.engine._loader import ZeroDataLoader
-from spmdzero.engine._loss import as_positional, check_loss, find_loss
+from spmdzero.engine._loss import check_loss, find_loss, micro_batches
 from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.engine._schedule import Scheduler, require_metrics
-from spmdzero.engine._snapshot import StepGraph
-from spmdzero.engine._state import EngineState
 from spmdzero.errors import NonFiniteError, SpmdZeroUsageError
 from spmdzero.plan import ShardingPlan
-from spmdzero.xla import DeviceMesh, GlobalForward, ReplicaRegion, record_scopes, runtime
+from spmdzero.xla import (
+    DeviceMesh,
+    GlobalForward,
+    ReplicaRegion,
+    map_tensors,
+    runtime,
+)
 
 logger = logging.getLogger("spmdzero")
 
 
-class Engine(EngineState):
+class Engine(Launching):
     """Trains `module` under a sharding plan, called as a DeepSpeedEngine is.
 
     Made by `spmdzero.initialize`. Unknown attributes fall through to the module.
@@ -61,17 +66,20 @@ class Engine(EngineState):
         self.module = module
         self.spmd_config, self.plan, self.mesh = config, plan, mesh
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
+        self._observers, self._losses, self.donated_inputs = [], [], {}
         self.training_dataloader: ZeroDataLoader | None = None
         self._own_data: Iterator[Any] | None = None
         self._batch, self._placer, self._forward = batch, placer, forward
         self._region = forward if isinstance(forward, ReplicaRegion) else None
         self._gradients, self._health = gradients, health
         self._counters = Counters()
+        self._watch = BackwardWatch(
+            region=self._region,
+            accumulation=self.gradient_accumulation_steps,
+            needs_scale=config.fp16.enabled,
+        )
         self._backward_done = False
         self._step_applied = False
-        self._observers: list[Callable[[StepGraph], None]] = []
-        self._losses: list[torch.Tensor] = []
-        self.donated_inputs: dict[str, int] = {}
 
     # -- the three calls -------------------------------------------------------------------
 
@@ -93,8 +101,17 @@ class Engine(EngineState):
                 evaluation: rows that the devices can share equally).
             ReplicaRegionError: the module does what can't be done per replica.
         """
+        if self._backward_done and self._gradients.accumulators and not self._unreduced:
+            # The caller goes on without a step, which would have ended this micro-batch's program.
+            self._launch("micro")
+            self._backward_done = False
+        if self.spmd_config.fp16.auto_cast:
+            args, kwargs = map_tensors((args, kwargs), lambda _, tensor: to_half(tensor))
         placed_args, placed_kwargs = self._placer(args, kwargs, training=self.module.training)
-        return self._forward(placed_args, placed_kwargs)
+        output = self._forward(placed_args, placed_kwargs)
+        if torch.is_grad_enabled():
+            self._watch.watch(output)
+        return output
 
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
@@ -113,18 +130,35 @@ class Engine(EngineState):
             SpmdZeroUsageError: not a scalar, or not made by a forward of this engine.
         """
         check_loss(loss)
-        scaled = loss / self._batch.accumulation if scale_wrt_gas else loss
-        region = self._region.backward() if self._region else contextlib.nullcontext()
-        # In this thread: autograd's own may let go of a last pending tensor only after the step's
-        # program was cut, which then has one output more and compiles once more.
-        with region, torch.autograd.set_multithreading_enabled(False):
-            scaled.backward(retain_graph=retain_graph)
+        averaged = loss / self._batch.accumulation if scale_wrt_gas else loss
+        with self._watch.by_engine():
+            self._times_loss_scale(averaged).backward(retain_graph=retain_graph)
         self._collect_global_gradients()
         detached = self.mesh.mark(loss.detach().reshape(()).clone())
         self._health.watch(detached, step=self.global_steps)
         self._losses.append(detached)
         self._backward_done = True
-        return scaled.detach()
+        self._counters.backwards += 1
+        return averaged.detach()
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """`loss` times the loss scale, for `engine.scale(loss).backward()`.
+
+        Only fp16 has a scale other than 1. A plain backward is divided by
+        `gradient_accumulation_steps` as `engine.backward` is.
+
+        Raises:
+            SpmdZeroUsageError: not a scalar, not made by a forward, or no optimizer.
+        """
+        check_loss(loss)
+        self._require_optimizer("scale")
+        self._watch.expect_scaled()
+        return self._times_loss_scale(loss)
+
+    def _times_loss_scale(self, loss: torch.Tensor) -> torch.Tensor:
+        scaler = self.optimizer.loss_scaler if self.optimizer else None
+        # As data: a Python number would be another program at each change of the scale.
+        return loss if scaler is None else loss * self.mesh.place(torch.tensor(scaler.cur_scale))
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
         """Ends a micro-batch; at the gradient accumulation boundary, updates the parameters.
@@ -138,33 +172,33 @@ class Engine(EngineState):
                 not finite; parameters and states are as before.
             ReplicaRegionError: an integer output or buffer differs between replicas.
         """
-        if not self._backward_done:
+        self._refuse_inside("step")
+        optimizer = self._require_optimizer("step")
+        self._collect_global_gradients()
+        if not self._backward_done and not self._gradients.waiting:
             raise SpmdZeroUsageError(
                 "engine.step() before engine.backward(loss): there is no gradient to use. Each "
                 "micro-batch is loss = engine(...); engine.backward(loss); engine.step()"
             )
-        if self.optimizer is None:
-            raise SpmdZeroUsageError(
-                "engine.step() without an optimizer: name one in the config "
-                '("optimizer": {"type": "AdamW", ...}) or pass optimizer= to initialize'
-            )
-        boundary = self.is_gradient_accumulation_boundary()
+        boundary = self._step_is_boundary()
         if boundary:
             require_metrics(self.lr_scheduler, lr_kwargs or {})
         self._step_applied = False
         if boundary:
-            self.optimizer.step()
+            optimizer.step()
         self._backward_done = False
         self._launch("boundary" if boundary else "micro")
         try:
-            self._health.raise_if_asked(self.optimizer.grad_norm if boundary else None)
+            self._health.raise_if_asked(optimizer.grad_norm if boundary else None)
         except NonFiniteError:
+            if boundary:
+                optimizer.forget_skip()
             self._restart_step()
             raise
         self._step_applied = boundary
         self._counters.micro_steps += 1
         if boundary:
-            self._finish_step(lr_kwargs or {})
+            self._finish_step(optimizer, lr_kwargs or {})
         self._losses = [] if boundary else self._losses
 
     def train_batch(self, data_iter: Iterator[Any] | None = None) -> torch.Tensor:
@@ -187,44 +221,33 @@ class Engine(EngineState):
                 "train_batch in the middle of a gradient accumulation: finish the micro-batches "
                 "with backward and step first"
             )
-        if data_iter is None:
-            if self.training_dataloader is None:
-                raise SpmdZeroUsageError(
-                    "train_batch() without data: pass data_iter, or training_data= to initialize"
-                )
-            if self._own_data is None:
-                self._own_data = self.training_dataloader.endless()
-            data_iter = self._own_data
-        if not isinstance(data_iter, Iterator):
-            raise SpmdZeroUsageError(
-                f"train_batch takes an iterator, got {type(data_iter).__name__}: make one with "
-                "iter(...) once, before the training loop"
-            )
+        batches = micro_batches(self._data(data_iter), self._batch.accumulation)
         # Uploaded, so that each micro-batch adds to it by the same graph.
         total = self.mesh.place(torch.zeros(()))
         try:
-            total = self._micro_batches(data_iter, total)
+            for args, kwargs in batches:
+                loss = find_loss(self(*args, **kwargs))
+                self.backward(loss)
+                total = self.mesh.mark(total + loss.detach() / self._batch.accumulation)
+                if self.spmd_config.managed_gradient_accumulation:
+                    self.step()
+            if not self.spmd_config.managed_gradient_accumulation:
+                self.step()
         finally:
             if not self.is_first_micro_batch():
                 self._restart_step()
         return total
 
-    def _micro_batches(self, data_iter: Iterator[Any], total: torch.Tensor) -> torch.Tensor:
-        for index in range(self._batch.accumulation):
-            try:
-                batch = next(data_iter)
-            except StopIteration:
-                raise SpmdZeroUsageError(
-                    f"the data ended after {index} of {self._batch.accumulation} micro-batches of "
-                    "one step"
-                ) from None
-            loss = find_loss(
-                self(**batch) if isinstance(batch, Mapping) else self(*as_positional(batch))
+    def _data(self, given: Iterator[Any] | None) -> Iterator[Any]:
+        if given is not None:
+            return given
+        if self.training_dataloader is None:
+            raise SpmdZeroUsageError(
+                "train_batch() without data: pass data_iter, or training_data= to initialize"
             )
-            self.backward(loss)
-            total = self.mesh.mark(total + loss.detach() / self._batch.accumulation)
-            self.step()
-        return total
+        if self._own_data is None:
+            self._own_data = self.training_dataloader.endless()
+        return self._own_data
 
     # -- what the three calls are made of --------------------------------------------------
 
@@ -236,40 +259,27 @@ class Engine(EngineState):
                 self._gradients.add_global(name, parameter.grad)
                 parameter.grad = None
 
-    def _launch(self, kind: str) -> None:
-        if self._observers:
-            outputs = self.named_tensors()
-            outputs |= {f"loss/{i}": loss for i, loss in enumerate(self._losses)}
-            if kind == "boundary" and self.optimizer and self.optimizer.grad_norm is not None:
-                outputs["norm/global"] = self.optimizer.grad_norm
-            for observer in self._observers:
-                observer(StepGraph(kind=kind, outputs=outputs))
-        compiled = runtime.compile_count()
-        runtime.sync()
-        if runtime.compile_count() > compiled:
-            self.donated_inputs[kind] = runtime.aliased_inputs()
-        if self._region is not None and self._counters.micro_steps < 2:
-            # Later disagreements are read at the print steps, so as not to stall every step.
-            self._region.check_agreement()
-
     def _restart_step(self) -> None:
         self._gradients.clear()
         self._backward_done = False
-        self._counters.micro_steps -= self.micro_steps % self._batch.accumulation
+        self._counters.micro_steps -= self._within_step()
         self._losses = []
 
-    def named_tensors(self) -> dict[str, torch.Tensor]:
-        """Every live tensor under ``<role>/<name>``: parameters, buffers, accumulators, states."""
-        tensors = {f"parameter/{n}": p for n, p in self.module.named_parameters()}
-        tensors |= {f"buffer/{n}": b for n, b in self.module.named_buffers()}
-        tensors |= {f"accumulator/{n}": a for n, a in self._gradients.accumulators.items()}
-        return tensors | (self.optimizer.named_states() if self.optimizer else {})
-
-    def _finish_step(self, lr_kwargs: dict[str, Any]) -> None:
+    def _finish_step(self, optimizer: ZeroOptimizer, lr_kwargs: dict[str, Any]) -> None:
+        skipped = False
+        if optimizer.loss_scaler is not None:
+            # The one read of a step: the scale and the schedule depend on it.
+            skipped = optimizer.overflow
+            optimizer.loss_scaler.update_scale(skipped)
+            self._counters.skipped_steps += skipped
+            self._step_applied = not skipped
         self._counters.global_steps += 1
-        self._counters.global_samples += self._batch.train
-        if self.lr_scheduler is not None:
-            self.lr_scheduler.step(**lr_kwargs)
+        self._counters.global_samples += self._samples_of_step()
+        self._counters.backwards = 0
+        if self.lr_scheduler is not None and not skipped:
+            hold = optimizer.hold
+            if hold is None or hold.advance():
+                self.lr_scheduler.step(**lr_kwargs)
         every = self.spmd_config.steps_per_print
         if every and self.global_steps % every == 0:
             self._report()
@@ -283,14 +293,3 @@ class Engine(EngineState):
                 "step=%d, skipped=%d, lr=%s, mom=%s",
                 self.global_steps, self.skipped_steps, self.get_lr(), self.get_mom(),
             )  # fmt: skip
-
-    @contextlib.contextmanager
-    def observe(self, observer: Callable[[StepGraph], None]) -> Iterator[None]:
-        """Hands `observer` each program's pending graph just before it is compiled and run."""
-        self._observers.append(observer)
-        try:
-            record_scopes(True)
-            yield
-        finally:
-            record_scopes(False)
-            self._observers.remove(observer)

@@ -10,10 +10,12 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from spmdzero.config import NO_MEANING, SpmdZeroConfig, load_config, resolve_batch_sizes
+from spmdzero.engine._autocast import autocast_wire
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._gradients import GradientStore
 from spmdzero.engine._groups import Groups, Members, groups_from_config, groups_from_torch
 from spmdzero.engine._health import LossHealth
+from spmdzero.engine._hold import ScheduleHold
 from spmdzero.engine._inputs import InputPlacer
 from spmdzero.engine._loader import ZeroDataLoader
 from spmdzero.engine._module import move_module
@@ -22,7 +24,7 @@ from spmdzero.engine._schedule import Scheduler
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.optim import schedule_from_config
 from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan
-from spmdzero.precision import PrecisionPolicy
+from spmdzero.precision import GradientScaling, LossScaler, PrecisionPolicy
 from spmdzero.xla import (
     DeviceMesh,
     GlobalForward,
@@ -114,14 +116,25 @@ def initialize(
         min_shard_elements=settings.spmd.min_shard_elements,
         master=precision.master,
         moments=groups.rule.slots if groups else (),
+        moment_dtype=_name(precision.moment),
         accumulator_dtype=_name(precision.accumulate),
-        accumulation_steps=batch.accumulation,
+        # Who says himself where a step ends may always have more than one micro-batch in it.
+        accumulation_steps=batch.accumulation
+        if settings.managed_gradient_accumulation
+        else max(2, batch.accumulation),
         partial=in_region,
     )
     reduction = GradientReduction(
         mesh=mesh, method=_reduction_method(settings, spec), dtype=precision.communicate
     )
-    gradients = GradientStore(plan=plan, mesh=mesh, reduction=reduction)
+    scaling = GradientScaling.from_config(settings, devices=spec.size)
+    gradients = GradientStore(
+        plan=plan,
+        mesh=mesh,
+        reduction=reduction,
+        scaling=scaling,
+        wire=autocast_wire(model, settings.torch_autocast, precision),
+    )
     health = LossHealth(mesh=mesh, check=settings.spmd.check_finite)
     zero = None
     if groups is not None:
@@ -135,14 +148,22 @@ def initialize(
             gradients=gradients,
             clip=settings.gradient_clipping,
             finite=health.finite,
+            scaler=LossScaler.from_config(settings.fp16) if settings.fp16.enabled else None,
         )
     rules = _region_rules(settings)
     placer = InputPlacer(mesh=mesh, module=model, rules=rules, micro_batch=batch.micro)
     forward: ReplicaRegion | GlobalForward
     if in_region:
-        forward = ReplicaRegion(mesh=mesh, module=model, sink=gradients.add_local, rules=rules)
+        forward = ReplicaRegion(
+            mesh=mesh,
+            module=model,
+            sink=gradients.add_local,
+            rules=rules,
+            seed=scaling.seed,
+            autocast=precision.autocast,
+        )
     else:
-        forward = GlobalForward(mesh=mesh, module=model)
+        forward = GlobalForward(mesh=mesh, module=model, autocast=precision.autocast)
     engine = Engine(
         module=model,
         config=settings,
@@ -156,6 +177,9 @@ def initialize(
         lr_scheduler=_scheduler(settings, lr_scheduler, zero, groups),
         health=health,
     )
+    if zero is not None and engine.lr_scheduler is not None and zero.can_skip:
+        # fp16 reads whether a step was skipped, nothing else does.
+        zero.hold = None if zero.loss_scaler else ScheduleHold()
     if training_data is not None:
         engine.training_dataloader = ZeroDataLoader(
             training_data,

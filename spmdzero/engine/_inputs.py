@@ -113,3 +113,10 @@ def _host_rows(tensor: torch.Tensor, dim: int) -> int:
     """Rows of this host: a CPU tensor holds only them, a tensor on the devices those of all."""
     rows = tensor.shape[dim]
     return rows if tensor.device.type == "cpu" else rows // runtime.process_count()
+
+
+def to_half(tensor: Any) -> Any:
+    """The input in fp16 if it is floating, for `"fp16": {"auto_cast": true}`."""
+    if isinstance(tensor, Replicated):
+        return Replicated(to_half(tensor.tensor))
+    return tensor.half() if tensor.is_floating_point() else tensor

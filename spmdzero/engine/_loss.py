@@ -1,5 +1,6 @@
-"""Finding the loss in what a module returned, and checking that it can be differentiated."""
+"""The inputs and the loss of a micro-batch, found and checked."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -41,6 +42,25 @@ def find_loss(output: Any) -> torch.Tensor:
     return loss
 
 
-def as_positional(batch: Any) -> tuple[Any, ...]:
-    """A batch as the positional inputs of one call."""
-    return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+def micro_batches(data: Any, count: int) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
+    """`count` micro-batches of one step, each as the positional and keyword inputs of a forward.
+
+    Raises:
+        SpmdZeroUsageError: `data` is no iterator, or ends before.
+    """
+    if not isinstance(data, Iterator):
+        raise SpmdZeroUsageError(
+            f"train_batch takes an iterator, got {type(data).__name__}: make one with "
+            "iter(...) once, before the training loop"
+        )
+    for index in range(count):
+        try:
+            batch = next(data)
+        except StopIteration:
+            raise SpmdZeroUsageError(
+                f"the data ended after {index} of {count} micro-batches of one step"
+            ) from None
+        if isinstance(batch, Mapping):
+            yield (), batch
+        else:
+            yield tuple(batch) if isinstance(batch, tuple | list) else (batch,), {}

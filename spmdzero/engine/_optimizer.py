@@ -1,5 +1,6 @@
 """The optimizer that updates shards: masters, moments and the gather of parameters."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -7,9 +8,11 @@ import torch
 from torch import nn
 
 from spmdzero.engine._gradients import GradientStore
+from spmdzero.engine._hold import ROWS, ScheduleHold
+from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import UpdateRule, clip_coefficient
 from spmdzero.plan import Placement, Role, ShardingPlan
-from spmdzero.precision import PrecisionPolicy
+from spmdzero.precision import LossScaler, PrecisionPolicy
 from spmdzero.xla import global_norm, scope
 from spmdzero.xla.mesh import DeviceMesh
 
@@ -30,6 +33,12 @@ class ZeroOptimizer(torch.optim.Optimizer):
         clip: largest global gradient norm, 0 for none.
         finite: a 0-dim bool on the device that must hold for the step to apply, None if the
             caller has no condition of its own.
+        scaler: fp16's loss scale, by which the gradients are too large.
+
+    Attributes:
+        grad_norm: the global gradient norm of the latest step, 0-dim fp32 on the device,
+            unscaled and before clipping; infinity where it was not finite.
+        hold: what holds a schedule back for skipped steps, None without a schedule.
     """
 
     def __init__(
@@ -44,6 +53,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         gradients: GradientStore,
         clip: float,
         finite: Callable[[], torch.Tensor | None],
+        scaler: LossScaler | None = None,
     ) -> None:
         super().__init__(param_groups, dict(rule.defaults))
         # torch copies the dicts; a schedule made on the user's own optimizer must reach ours.
@@ -56,6 +66,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._names, self._gradients, self._clip, self._finite = names, gradients, clip, finite
         self._applied = mesh.place(torch.zeros(()))
         self._skipped = mesh.place(torch.zeros((), dtype=torch.int32))
+        self._not_counted = 0
+        self.loss_scaler = scaler
+        self.hold: ScheduleHold | None = None
         self.grad_norm: torch.Tensor | None = None
         for parameter in self._trainable():
             self._allocate(parameter)
@@ -63,12 +76,42 @@ class ZeroOptimizer(torch.optim.Optimizer):
     @property
     def skipped_steps(self) -> int:
         """Steps that left the weights alone, for a norm that was not finite; reads one scalar."""
-        return int(self._skipped.item())
+        skipped = int(self._skipped.item()) - self._not_counted
+        if self.hold is not None:
+            self.hold.settle(skipped)
+        return skipped
+
+    def forget_skip(self) -> None:
+        """Doesn't count the latest skipped step: it raised, and will be done again."""
+        self._not_counted += 1
 
     @property
     def can_skip(self) -> bool:
         """Whether a gradient norm that is not finite keeps a step from the weights."""
         return self._precision.skip_nonfinite
+
+    @property
+    def overflow(self) -> bool:
+        """Whether the latest step was skipped for a norm that was not finite; reads one scalar."""
+        return self.can_skip and self.grad_norm is not None and self.grad_norm.item() == math.inf
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss is multiplied by before backward; 1.0 but for fp16."""
+        return self.loss_scaler.cur_scale if self.loss_scaler else 1.0
+
+    @loss_scale.setter
+    def loss_scale(self, value: float) -> None:
+        if self.loss_scaler is None:
+            raise SpmdZeroUsageError("only fp16 has a loss scale, this run has none to set")
+        self.loss_scaler.cur_scale = value
+
+    cur_scale = loss_scale
+
+    @property
+    def dynamic_loss_scale(self) -> bool:
+        """Whether the loss scale follows the overflows."""
+        return self.loss_scaler is not None and self.loss_scaler.dynamic
 
     def named_states(self) -> dict[str, torch.Tensor]:
         """Every state tensor under ``<slot>/<parameter name>``, and the counters."""
@@ -102,16 +145,18 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
         Order and formulas are DeepSpeed's (runtime/zero/stage_1_and_2.py, `step`).
         """
+        self._gradients.reduce_deferred()
         gradients = {p: self._gradients.take(self._names[p]) for p in self._trainable()}
         placements = {p: self._final_placement(p) for p in gradients}
-        norm = global_norm(
+        scaled = global_norm(
             [(g, self._spec(p, placements[p])) for p, g in gradients.items()], self._mesh
         )
+        norm, coefficient = self._unscale(scaled)
         self.grad_norm = norm
-        coefficient = clip_coefficient(norm, self._clip) if self._clip > 0 else None
-        apply = self._condition(norm)
+        apply, behind = self._condition(norm), self._behind()
         self._count(apply)
-        for group, factors in zip(self.param_groups, self._factors(), strict=True):
+        all_factors = self._factors(behind)
+        for group, factors in zip(self.param_groups, all_factors, strict=True):
             for parameter in group["params"]:
                 if parameter in gradients:
                     grad = gradients[parameter].float()
@@ -120,11 +165,32 @@ class ZeroOptimizer(torch.optim.Optimizer):
                     self._update(parameter, grad, placements[parameter], factors, apply)
         self._gradients.clear()
 
+    def _unscale(self, scaled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The norm without the loss scale, and what gradients are to be multiplied by."""
+        mesh, clip = self._mesh, self._clip
+        if self.loss_scaler is None:
+            coefficient = clip_coefficient(scaled, clip) if clip > 0 else None
+            return mesh.mark(_infinite_if_invalid(scaled)), coefficient
+        # As data: the scale changes, and a Python number would be another program.
+        scales = torch.tensor([self.loss_scaler.cur_scale, self.loss_scaler.scale_if_applied()])
+        now, if_applied = mesh.place(scales).unbind()
+        coefficient = 1.0 / if_applied
+        if clip > 0:
+            coefficient = coefficient * clip_coefficient(scaled / if_applied, clip)
+        return mesh.mark(_infinite_if_invalid(scaled) / now), coefficient
+
     def _condition(self, norm: torch.Tensor) -> torch.Tensor | None:
         finite = self._finite()
         if finite is not None:
             return self._mesh.mark(torch.isfinite(norm) & finite)
         return self._mesh.mark(torch.isfinite(norm)) if self._precision.skip_nonfinite else None
+
+    def _behind(self) -> torch.Tensor | None:
+        """How many positions the schedule is ahead of the steps that were not skipped."""
+        if self.hold is None:
+            return None
+        held = torch.tensor(self.hold.held + self._not_counted, dtype=torch.int32)
+        return (self._skipped - self._mesh.place(held)).clamp(0, ROWS - 1)
 
     def _count(self, apply: torch.Tensor | None) -> None:
         if apply is None:
@@ -135,12 +201,17 @@ class ZeroOptimizer(torch.optim.Optimizer):
             self._mesh.mark(self._skipped)
         self._mesh.mark(self._applied)
 
-    def _factors(self) -> list[dict[str, torch.Tensor]]:
+    def _factors(self, behind: torch.Tensor | None) -> list[dict[str, torch.Tensor]]:
         hypers = [self.rule.hyper(group) for group in self.param_groups]
         # One upload for all numbers of all groups: as Python floats they would be a transfer
         # each, and 0.0 and 1.0 would be constants, which recompiles when a schedule hits them.
         numbers = [value for hyper in hypers for value in hyper.values()]
-        on_device = iter(self._mesh.place(torch.tensor(numbers, dtype=torch.float32)).unbind())
+        if self.hold is None or behind is None:
+            row = self._mesh.place(torch.tensor(numbers, dtype=torch.float32))
+        else:
+            table = self._mesh.place(self.hold.table(numbers, self.param_groups))
+            row = table.index_select(0, behind.reshape(1).long())[0]
+        on_device = iter(row.unbind())
         return [
             self.rule.prepare({key: next(on_device) for key in hyper}, self._applied)
             for hyper in hypers
@@ -196,3 +267,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients summed so far."""
         self._gradients.clear()
+
+
+def _infinite_if_invalid(norm: torch.Tensor) -> torch.Tensor:
+    # DeepSpeed reports infinity for a norm that is NaN too.
+    return torch.where(torch.isfinite(norm), norm, torch.full_like(norm, math.inf))

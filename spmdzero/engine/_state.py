@@ -1,6 +1,5 @@
 """What an engine tells about itself, by DeepSpeed's names."""
 
-import math
 from typing import Any, Self
 
 import torch
@@ -51,38 +50,50 @@ class EngineState(nn.Module):
 
     @property
     def skipped_steps(self) -> int:
-        """Steps that a non-finite gradient kept from the weights; bf16 reads one scalar."""
-        skips = self.optimizer is not None and self.optimizer.can_skip
-        return self.optimizer.skipped_steps if skips and self.optimizer else 0
+        """Steps that a non-finite gradient kept from the weights; reads one scalar but in fp16."""
+        if self.optimizer is None or not self.optimizer.can_skip:
+            return 0
+        known = self.optimizer.loss_scaler is not None
+        return self._counters.skipped_steps if known else self.optimizer.skipped_steps
 
     @property
     def config(self) -> dict[str, Any]:
         """The config as the user wrote it."""
         return self.spmd_config.source
 
-    def is_gradient_accumulation_boundary(self) -> bool:
-        """Whether the current micro-batch is the last of its step."""
-        return (self.micro_steps + 1) % self._batch.accumulation == 0
-
-    def is_first_micro_batch(self) -> bool:
-        """Whether the current micro-batch is the first of its step and has no gradient yet."""
-        return self.micro_steps % self._batch.accumulation == 0 and not self._backward_done
-
     def was_step_applied(self) -> bool:
         """Whether the latest `step()` was a boundary whose update was not skipped."""
-        if not self._step_applied or self.optimizer is None or not self.optimizer.can_skip:
+        if not self._step_applied or self.optimizer is None or self.optimizer.loss_scaler:
             return self._step_applied
-        norm = self.optimizer.grad_norm
-        return norm is not None and math.isfinite(norm.item())
+        return not self.optimizer.overflow
 
     def get_lr(self) -> list[float]:
-        """The lr of each param group, for the next step."""
-        return [group["lr"] for group in self.optimizer.param_groups] if self.optimizer else []
+        """The lr of each param group, for the next step.
+
+        With a schedule this reads one scalar, but in fp16: skipped steps hold the schedule back.
+        """
+        return [group["lr"] for group in self._groups_now()]
 
     def get_mom(self) -> list[Any]:
-        """The betas (Adam) or the momentum (SGD) of each param group."""
-        groups = self.optimizer.param_groups if self.optimizer else []
-        return [group["betas"] if "betas" in group else group.get("momentum") for group in groups]
+        """The betas (Adam) or the momentum (SGD) of each param group, for the next step."""
+        return [
+            group["betas"] if "betas" in group else group.get("momentum", 0.0)
+            for group in self._groups_now()
+        ]
+
+    def _groups_now(self) -> list[dict[str, Any]]:
+        if self.optimizer is None:
+            return []
+        groups = self.optimizer.param_groups
+        if self.optimizer.hold is None:
+            return groups
+        self.optimizer.hold.settle(self.skipped_steps)
+        return self.optimizer.hold.groups_now(groups)
+
+    @property
+    def cur_scale(self) -> float:
+        """What the loss is multiplied by before backward; 1.0 but for fp16."""
+        return self.optimizer.loss_scale if self.optimizer else 1.0
 
     def get_global_grad_norm(self) -> float | None:
         """The L2 norm of all gradients of the latest step, unscaled and before clipping.

@@ -123,6 +123,13 @@ class ShardingPlan:
 
     def at_stage(self, stage: int) -> "ShardingPlan":
         """The same parameters and settings planned for another stage."""
+        return self._rebuilt(stage=stage, accumulation_steps=self.accumulation_steps)
+
+    def with_accumulation(self, accumulation_steps: int) -> "ShardingPlan":
+        """The same parameters and settings planned for another number of micro-batches a step."""
+        return self._rebuilt(stage=self.stage, accumulation_steps=accumulation_steps)
+
+    def _rebuilt(self, *, stage: int, accumulation_steps: int) -> "ShardingPlan":
         return self.build(
             (tensor.param for tensor in self.tensors),
             stage=stage,
@@ -133,7 +140,7 @@ class ShardingPlan:
             moments=self.moments,
             moment_dtype=self.moment_dtype,
             accumulator_dtype=self.accumulator_dtype,
-            accumulation_steps=self.accumulation_steps,
+            accumulation_steps=accumulation_steps,
             partial=self.partial,
         )
 

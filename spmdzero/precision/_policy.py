@@ -6,7 +6,7 @@ import torch
 
 from spmdzero.config import SpmdZeroConfig
 
-_NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def dtype_named(name: str) -> torch.dtype:
@@ -23,6 +23,8 @@ class PrecisionPolicy:
         accumulate: of gradients between and after micro-batches.
         communicate: of the gradient reduction.
         master: whether parameters have fp32 master weights beside them.
+        moment: of the optimizer's states.
+        autocast: what `torch.autocast` computes in, None without ``torch_autocast``.
         skip_nonfinite: whether a step whose gradient norm is not finite leaves the weights alone.
     """
 
@@ -30,18 +32,34 @@ class PrecisionPolicy:
     accumulate: torch.dtype
     communicate: torch.dtype
     master: bool
+    moment: torch.dtype
+    autocast: torch.dtype | None
     skip_nonfinite: bool
 
     @classmethod
     def from_config(cls, config: SpmdZeroConfig) -> "PrecisionPolicy":
-        """The policy that `bf16`, `data_types` and `communication_data_type` ask for."""
-        parameter = torch.bfloat16 if config.bf16.enabled else torch.float32
+        """The policy that `fp16`, `bf16`, `torch_autocast`, `data_types` and
+        `communication_data_type` ask for.
+        """
+        parameter = torch.float32
+        if config.fp16.enabled:
+            parameter = torch.float16
+        elif config.bf16.enabled:
+            parameter = torch.bfloat16
         accumulate = config.data_types.grad_accum_dtype
         communicate = config.communication_data_type
+        # DeepSpeed's BF16_Optimizer and ZeRO check the norm in every dtype; only bf16 can opt out,
+        # and stage 0 in fp32 has neither (runtime/zero/stage_1_and_2.py, `step`).
+        checked = config.bf16.check_grad_overflow if config.bf16.enabled else True
+        sharded = config.zero_optimization.stage > 0
+        autocast = config.torch_autocast
+        low = config.bf16.enabled and config.bf16.bf16_master_weights_and_grads
         return cls(
             parameter=parameter,
             accumulate=dtype_named(accumulate) if accumulate else parameter,
             communicate=dtype_named(communicate) if communicate else parameter,
-            master=parameter != torch.float32,
-            skip_nonfinite=config.bf16.enabled and config.bf16.check_grad_overflow,
+            master=parameter != torch.float32 and not low,
+            moment=torch.bfloat16 if low and config.bf16.bf16_optimizer_states else torch.float32,
+            autocast=dtype_named(autocast.dtype or "bf16") if autocast.enabled else None,
+            skip_nonfinite=checked and (sharded or parameter != torch.float32),
         )

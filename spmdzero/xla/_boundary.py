@@ -8,42 +8,53 @@ import torch
 from spmdzero.xla import _manual
 from spmdzero.xla.mesh import DeviceMesh
 
+# `seed` in all of these: gradients inside the region are that many times those of the global loss.
+# With 1 they are the global loss's; with the number of devices they are those of the replica's own
+# loss, as on a DeepSpeed rank, which decides when fp16 overflows.
+
 
 class _EnterBatch(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
+    def forward(
+        ctx: Any, tensor: torch.Tensor, dim: int, mesh: DeviceMesh, seed: int
+    ) -> torch.Tensor:
         ctx.shape, ctx.mesh, ctx.spec = tensor.shape, mesh, mesh.batch_spec(tensor.dim(), dim)
+        ctx.seed = seed
         return _manual.enter(tensor, mesh, ctx.spec)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         (grad,) = grads
-        return _manual.leave(grad, ctx.mesh, ctx.spec, ctx.shape), None, None
+        whole = _manual.leave(grad, ctx.mesh, ctx.spec, ctx.shape)
+        return _times(whole, 1 / ctx.seed), None, None, None
 
 
 class _LeaveBatch(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
-        ctx.mesh, ctx.spec = mesh, mesh.batch_spec(tensor.dim(), dim)
+    def forward(
+        ctx: Any, tensor: torch.Tensor, dim: int, mesh: DeviceMesh, seed: int
+    ) -> torch.Tensor:
+        ctx.mesh, ctx.spec, ctx.seed = mesh, mesh.batch_spec(tensor.dim(), dim), seed
         shape = [size * mesh.size if i == dim else size for i, size in enumerate(tensor.shape)]
         return _manual.leave(tensor, mesh, ctx.spec, tuple(shape))
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         (grad,) = grads
-        return _manual.enter(grad, ctx.mesh, ctx.spec), None, None
+        return _times(_manual.enter(grad, ctx.mesh, ctx.spec), ctx.seed), None, None, None
 
 
 class _EnterWhole(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-        ctx.mesh = mesh
+    def forward(ctx: Any, tensor: torch.Tensor, mesh: DeviceMesh, seed: int) -> torch.Tensor:
+        ctx.mesh, ctx.seed = mesh, seed
         return _manual.enter(tensor, mesh, (None,) * tensor.dim())
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (grad,) = grads
-        return ctx.mesh.mark(_manual.leave_stacked(grad, ctx.mesh).sum(0)), None
+        total = ctx.mesh.mark(_manual.leave_stacked(grad, ctx.mesh).sum(0))
+        return _times(total, 1 / ctx.seed), None, None
 
 
 class _EnterParameter(torch.autograd.Function):
@@ -67,31 +78,36 @@ class _EnterParameter(torch.autograd.Function):
 
 class _LeaveMean(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-        ctx.mesh = mesh
+    def forward(ctx: Any, tensor: torch.Tensor, mesh: DeviceMesh, seed: int) -> torch.Tensor:
+        ctx.mesh, ctx.seed = mesh, seed
         return mesh.mark(_manual.leave_stacked(tensor, mesh).mean(0))
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (grad,) = grads
-        # DeepSpeed divides each rank's gradient by the world size; here it happens once, at the
-        # loss, so that the parameters' Partials have only to be summed.
-        return _manual.enter(grad, ctx.mesh, (None,) * grad.dim()) / ctx.mesh.size, None
+        # DeepSpeed divides each rank's gradient by the world size. With a seed of 1 that happens
+        # once, at the loss, so that the parameters' Partials have only to be summed.
+        own = _manual.enter(grad, ctx.mesh, (None,) * grad.dim())
+        return _times(own, ctx.seed / ctx.mesh.size), None, None
 
 
-def enter_batch(tensor: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
+def _times(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    return tensor if factor == 1 else tensor * factor
+
+
+def enter_batch(tensor: torch.Tensor, dim: int, mesh: DeviceMesh, seed: int) -> torch.Tensor:
     """`[b, ...]` to this replica's `[b/n, ...]`."""
-    return cast(torch.Tensor, _EnterBatch.apply(tensor, dim, mesh))
+    return cast(torch.Tensor, _EnterBatch.apply(tensor, dim, mesh, seed))
 
 
-def leave_batch(tensor: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
+def leave_batch(tensor: torch.Tensor, dim: int, mesh: DeviceMesh, seed: int) -> torch.Tensor:
     """This replica's `[b/n, ...]` to `[b, ...]`."""
-    return cast(torch.Tensor, _LeaveBatch.apply(tensor, dim, mesh))
+    return cast(torch.Tensor, _LeaveBatch.apply(tensor, dim, mesh, seed))
 
 
-def enter_whole(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+def enter_whole(tensor: torch.Tensor, mesh: DeviceMesh, seed: int) -> torch.Tensor:
     """Every replica's copy; the gradient of `tensor` is the sum of the copies' gradients."""
-    return cast(torch.Tensor, _EnterWhole.apply(tensor, mesh))
+    return cast(torch.Tensor, _EnterWhole.apply(tensor, mesh, seed))
 
 
 def enter_parameter(
@@ -104,6 +120,6 @@ def enter_parameter(
     return cast(torch.Tensor, _EnterParameter.apply(parameter, name, mesh, sink))
 
 
-def leave_mean(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+def leave_mean(tensor: torch.Tensor, mesh: DeviceMesh, seed: int) -> torch.Tensor:
     """The mean over replicas of a tensor that each of them has, `[...]` to `[...]`."""
-    return cast(torch.Tensor, _LeaveMean.apply(tensor, mesh))
+    return cast(torch.Tensor, _LeaveMean.apply(tensor, mesh, seed))

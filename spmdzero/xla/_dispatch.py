@@ -42,6 +42,10 @@ class RegionDispatch(TorchDispatchMode):
         read: `[*shape]` in replica space -> the values of all replicas, `[n, *shape]` on the CPU.
         upload: a CPU tensor made inside the region -> every replica's copy of it.
         owner: the module whose forward runs, to name submodules in errors.
+
+    Attributes:
+        recomputes: whether something hooks the tensors that autograd saves, as activation
+            checkpointing does.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class RegionDispatch(TorchDispatchMode):
         super().__init__()
         self._random, self._read, self._upload, self._owner = random, read, upload, owner
         self._written: list[torch.Tensor] = []
+        self.recomputes = False
 
     def wrote(self, tensor: torch.Tensor) -> bool:
         """Whether a batch norm updated `tensor`, which leaves its version counter alone."""
@@ -67,6 +72,8 @@ class RegionDispatch(TorchDispatchMode):
         kwargs = kwargs or {}
         if not _touches_xla(args, kwargs):
             return func(*args, **kwargs)
+        # Not only asked where an operation saves: which do is not known here.
+        self.recomputes = self.recomputes or _saved_tensors_are_hooked()
         if func is _aten._local_scalar_dense.default:
             return self._agreed(args[0]).item()
         if func is _aten.equal.default:
@@ -233,3 +240,7 @@ def _place(owner: nn.Module) -> str:
     if module is None:
         return where
     return f"{where} (in {'submodule ' + repr(module) if module else 'the model'})"
+
+
+def _saved_tensors_are_hooked() -> bool:
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from spmdzero.xla import _tree
+from spmdzero.xla._autocast import autocast
+from spmdzero.xla._wide_norms import WideNorms
 from spmdzero.xla.mesh import DeviceMesh, fresh
 
 # Propagation gathers the whole batch around these (measured on torch_xla 2.9, CPU).
@@ -37,10 +39,13 @@ class GlobalForward:
     Args:
         mesh: the devices; every axis carries the batch.
         module: its parameters live on the device, replicated.
+        autocast: dtype of `torch.autocast` around the module's forward, None for none.
     """
 
-    def __init__(self, *, mesh: DeviceMesh, module: nn.Module) -> None:
-        self._mesh, self._module = mesh, module
+    def __init__(
+        self, *, mesh: DeviceMesh, module: nn.Module, autocast: torch.dtype | None = None
+    ) -> None:
+        self._mesh, self._module, self._autocast = mesh, module, autocast
         self._rows: set[tuple[int, int]] = set()
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -61,6 +66,8 @@ class GlobalForward:
                     after = part.register_forward_hook(lambda _, args, out: self._keep_split(out))
                     hooks.callback(before.remove)
                     hooks.callback(after.remove)
+            hooks.enter_context(WideNorms())
+            hooks.enter_context(autocast(self._autocast))
             return self._module(*args, **kwargs)
 
     def _keep_split(self, tree: Any) -> Any:

@@ -19,7 +19,8 @@ class GradientReduction:
         mesh: the devices.
         method: ``"annotated"`` sums the Partial rows in global space and marks the sum, GSPMD
             chooses the collective; ``"explicit"`` calls reduce-scatter inside the region.
-        dtype: the dtype that crosses the wire, None for the gradient's own.
+        dtype: the dtype that crosses the wire, None for the gradient's own; each call may name
+            another for its tensor.
     """
 
     mesh: DeviceMesh
@@ -30,16 +31,18 @@ class GradientReduction:
         """`[n, *shape]` in global space, row i being device i's own gradient: nothing moves."""
         return _manual.leave_stacked(local, self.mesh)
 
-    def reduce_local(self, local: torch.Tensor, placement: Placement) -> torch.Tensor:
+    def reduce_local(
+        self, local: torch.Tensor, placement: Placement, *, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         """The sum over replicas of each device's `local` gradient, placed as planned.
 
         Returns a global tensor of the placement's stored shape: the parameter's shape, or
         `[padded]` where the plan flattens.
         """
         if self.method == "annotated":
-            return self.reduce_partial(self.partial(local), placement)
-        spec = self.mesh.spec
-        moved = local if self.dtype is None else local.to(self.dtype)
+            return self.reduce_partial(self.partial(local), placement, dtype=dtype)
+        spec, dtype = self.mesh.spec, dtype or self.dtype
+        moved = local if dtype is None else local.to(dtype)
         shape = tuple(local.shape)
         stored = placement.stored_shape(shape, spec)
         if placement.kind == "replicate":
@@ -57,14 +60,16 @@ class GradientReduction:
         placed = placement.partition_spec(shape, spec)
         return _manual.leave(total.to(local.dtype), self.mesh, placed, stored)
 
-    def reduce_partial(self, partial: torch.Tensor, placement: Placement) -> torch.Tensor:
+    def reduce_partial(
+        self, partial: torch.Tensor, placement: Placement, *, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         """The sum over dim 0 of a Partial `[n, *shape]`, placed as planned."""
         if self.method == "explicit":
             entered = _manual.enter(partial, self.mesh, self.mesh.batch_spec(partial.dim()))
-            return self.reduce_local(entered.squeeze(0), placement)
-        spec = self.mesh.spec
+            return self.reduce_local(entered.squeeze(0), placement, dtype=dtype)
+        spec, dtype = self.mesh.spec, dtype or self.dtype
         shape = tuple(partial.shape[1:])
-        moved = partial if self.dtype is None else partial.to(self.dtype)
+        moved = partial if dtype is None else partial.to(dtype)
         if placement.kind == "flat":
             moved = moved.reshape(self.mesh.size, -1)
             (padded,) = placement.stored_shape(shape, spec)

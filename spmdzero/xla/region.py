@@ -18,6 +18,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from spmdzero.errors import ReplicaRegionError, SpmdZeroUsageError
 from spmdzero.xla import _manual, _private, _tree, runtime
+from spmdzero.xla._autocast import autocast
 from spmdzero.xla._boundary import (
     enter_batch,
     enter_parameter,
@@ -28,6 +29,7 @@ from spmdzero.xla._boundary import (
 from spmdzero.xla._buffers import leave_buffers
 from spmdzero.xla._dispatch import RegionDispatch
 from spmdzero.xla._random import ReplicaRandom
+from spmdzero.xla._wide_norms import WideNorms
 from spmdzero.xla.mesh import DeviceMesh
 
 logger = logging.getLogger("spmdzero")
@@ -59,18 +61,34 @@ class ReplicaRegion:
         sink: called in backward with each trainable parameter's name and this replica's
             gradient, in replica space; several calls for one name are to be summed.
         rules: declared exceptions to the rules of entering and leaving.
+        seed: how many times the global loss's gradients those inside the region, and so those
+            that reach `sink`, are: 1, or the number of devices, which makes each replica
+            differentiate its own loss.
+        autocast: dtype of `torch.autocast` around the module's forward, None for none.
+
+    Attributes:
+        recomputes: whether the latest forward checkpoints activations.
     """
 
     def __init__(
-        self, *, mesh: DeviceMesh, module: nn.Module, sink: GradientSink, rules: RegionRules
+        self,
+        *,
+        mesh: DeviceMesh,
+        module: nn.Module,
+        sink: GradientSink,
+        rules: RegionRules,
+        seed: int = 1,
+        autocast: torch.dtype | None = None,
     ) -> None:
         self._mesh, self._module, self._sink, self._rules = mesh, module, sink, rules
+        self._seed, self._autocast = seed, autocast
         first = runtime.process_index() * runtime.local_device_count()
         ids = torch.arange(first, first + runtime.local_device_count(), dtype=torch.int32)
         self._ids = mesh.place(ids, mesh.batch_spec(1))
         self._state: dict[str, torch.Tensor] = {}
         self._named: set[str] = set()
         self.disagreements: dict[str, torch.Tensor] = {}
+        self.recomputes = False
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Runs the module on global tensors: `Batch` enters as shards, a plain tensor whole.
@@ -84,9 +102,9 @@ class ReplicaRegion:
 
         def enter_input(_: str, tensor: Any) -> torch.Tensor:
             if not isinstance(tensor, _tree.Batch):
-                return enter_whole(tensor, self._mesh)
+                return enter_whole(tensor, self._mesh, self._seed)
             replica_rows.add(tensor.tensor.shape[tensor.dim] // self._mesh.size)
-            return enter_batch(tensor.tensor, tensor.dim, self._mesh)
+            return enter_batch(tensor.tensor, tensor.dim, self._mesh, self._seed)
 
         parameters, buffers = self._enter_state()
         entered_args, entered_kwargs = _tree.map_tensors((args, dict(kwargs)), enter_input)
@@ -95,8 +113,9 @@ class ReplicaRegion:
         if torch.is_grad_enabled():
             self._state = {**parameters, **buffers}
         kept = _kept_tensors(self._module)
-        with self._dispatch() as dispatch:
+        with self._dispatch() as dispatch, WideNorms(), autocast(self._autocast):
             output = functional_call(self._module, state, entered_args, entered_kwargs)
+        self.recomputes = dispatch.recomputes
         _refuse_new(kept, _kept_tensors(self._module))
         changed = {
             name: state[name]
@@ -120,7 +139,8 @@ class ReplicaRegion:
         It then finds the replicas' parameters, random numbers and checked reads of the forward.
         """
         state, self._state = self._state, {}
-        with self._dispatch(), _reparametrize_module(self._module, state, tie_weights=True):
+        own = _reparametrize_module(self._module, state, tie_weights=True)
+        with self._dispatch(), WideNorms(), own:
             yield
 
     def _dispatch(self) -> RegionDispatch:
@@ -157,14 +177,14 @@ class ReplicaRegion:
                 f'output {path!r} carries a gradient, which "agree" would cut: declare "mean"'
             )
         if rule == "batch":
-            return leave_batch(tensor, self._rules.batch_dim, self._mesh)
+            return leave_batch(tensor, self._rules.batch_dim, self._mesh, self._seed)
         if rule == "mean":
             with _private.scope(f"zero.output/{path or 'loss'}"):
-                return leave_mean(tensor, self._mesh)
+                return leave_mean(tensor, self._mesh, self._seed)
         if rule == "sum" and tensor.is_floating_point():
             with _private.scope(f"zero.output/{path}"):
-                return leave_mean(tensor, self._mesh) * self._mesh.size
-        stacked = leave_batch(tensor[None], 0, self._mesh)
+                return leave_mean(tensor, self._mesh, self._seed) * self._mesh.size
+        stacked = leave_batch(tensor[None], 0, self._mesh, self._seed)
         if rule == "stack":
             return stacked
         if rule == "sum":

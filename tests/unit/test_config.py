@@ -1,9 +1,7 @@
 """What a config file turns into."""
 
-import argparse
 import copy
 import json
-import logging
 
 import pydantic
 import pytest
@@ -197,38 +195,6 @@ def test_a_torch_schedule_is_accepted_with_its_parameters():
 
 def test_infinite_steps_per_print_means_never():
     assert load_config({"steps_per_print": float("inf")}).steps_per_print is None
-
-
-def test_the_boolean_zero_form_false_is_stage_0():
-    assert load_config({"zero_optimization": False}).zero_optimization.stage == 0
-
-
-def test_the_old_spelling_bfloat16_works_and_warns(caplog):
-    with caplog.at_level(logging.WARNING, logger="spmdzero"):
-        assert load_config({"bfloat16": {"enabled": True}}).bf16.enabled
-    assert "write 'bf16'" in caplog.text
-
-
-def test_args_may_carry_the_path(tmp_path):
-    path = write(tmp_path, '{"train_batch_size": 8}')
-    args = argparse.Namespace(deepspeed_config=str(path))
-    assert load_config(None, args=args).train_batch_size == 8
-
-
-def test_the_same_path_twice_is_one_config(tmp_path, monkeypatch):
-    path = write(tmp_path, '{"train_batch_size": 8}')
-    monkeypatch.chdir(tmp_path)
-    args = argparse.Namespace(deepspeed_config=path.name)
-    assert load_config(path, args=args).train_batch_size == 8
-
-
-def test_args_without_a_config_leave_the_given_one():
-    args = argparse.Namespace(deepspeed_config=None)
-    assert load_config({"train_batch_size": 8}, args=args).train_batch_size == 8
-
-
-def test_a_byte_order_mark_is_not_content(tmp_path):
-    assert load_config(write(tmp_path, '\ufeff{"train_batch_size": 8}')).train_batch_size == 8
 
 
 OFF = [

@@ -1,12 +1,17 @@
-"""Whatever JSON object comes in, a config or an `SpmdZeroConfigError` comes out."""
+"""Whatever JSON object or text comes in, a config or an `SpmdZeroConfigError` comes out."""
 
+import base64
+import contextlib
 import copy
 import json
+from pathlib import Path
 
-from hypothesis import given, settings
+import hjson
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spmdzero.config import SpmdZeroConfig, load_config
+from spmdzero.config import SpmdZeroConfig, load_config, resolve_batch_sizes
 from spmdzero.config._keys import NO_MEANING, REMOVED
 from spmdzero.config._models import SECTIONS
 from spmdzero.config._off import OFF_ONLY
@@ -58,15 +63,68 @@ def _configs(draw):
     return config
 
 
+_FILES = [
+    hjson.loads(path.read_text())
+    for path in sorted((Path(__file__).parents[1] / "data" / "configs").iterdir())
+]
+
+
+def _places(config, at=()):
+    for name, value in config.items():
+        yield (*at, name)
+        if isinstance(value, dict):
+            yield from _places(value, (*at, name))
+
+
+@st.composite
+def _mutated_files(draw):
+    """A real config with keys dropped, renamed, or given another value."""
+    config = copy.deepcopy(draw(st.sampled_from(_FILES)))
+    for _ in range(draw(st.integers(1, 3))):
+        places = sorted(_places(config))
+        if not places:
+            break
+        *sections, name = draw(st.sampled_from(places))
+        holder = config
+        for section in sections:
+            holder = holder[section]
+        value = holder.pop(name)
+        change = draw(st.sampled_from(["drop", "rename", "replace", "auto"]))
+        if change == "rename":
+            holder[draw(_NAMES)] = value
+        elif change == "replace":
+            holder[name] = draw(_VALUES)
+        elif change == "auto":
+            holder[name] = "auto"
+    return config
+
+
+@st.composite
+def _texts(draw):
+    """The text of a config, with a few characters changed or the end cut off."""
+    config = draw(_mutated_files() | _configs())
+    write = draw(st.sampled_from([json.dumps, hjson.dumps]))
+    # Python writes no integer of more than 4300 digits; 10**400 has fewer.
+    text = write(config)
+    for _ in range(draw(st.integers(0, 2))):
+        place = draw(st.integers(0, len(text)))
+        inserted = draw(st.text(max_size=2) | st.sampled_from(list("{}[]:,'\"#/*\\\n")))
+        text = text[:place] + inserted + text[place + draw(st.integers(0, 2)) :]
+    return text if draw(st.booleans()) else text[: draw(st.integers(0, len(text)))]
+
+
 def outcome(source):
     try:
-        return load_config(source)
+        config = load_config(source)
     except SpmdZeroConfigError as error:
         return str(error)
+    with contextlib.suppress(SpmdZeroConfigError):
+        resolve_batch_sizes(config, dp_world_size=8)
+    return config
 
 
 @settings(max_examples=300, deadline=None)
-@given(_configs())
+@given(_configs() | _mutated_files())
 def test_any_object_gives_a_config_or_a_config_error_and_stays_as_it_was(source):
     before = copy.deepcopy(source)
     result = outcome(source)
@@ -82,3 +140,45 @@ def test_a_file_and_its_dict_have_the_same_outcome(tmp_path_factory, source):
     path = tmp_path_factory.getbasetemp() / "fuzz.json"
     path.write_text(json.dumps(source), encoding="utf-8")
     assert repr(outcome(path)) == repr(outcome(source))
+
+
+@settings(max_examples=100, deadline=None)
+@given(_texts())
+def test_any_base64_gives_a_config_or_a_config_error(text):
+    outcome(base64.urlsafe_b64encode(text.encode("utf-8", "replace")).decode())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text() | st.binary() | _SCALARS | st.lists(_VALUES))
+def test_anything_else_gives_a_config_error(source):
+    assert isinstance(outcome(source), str)
+
+
+# Together 12,000 cases, about a minute on 2 cores; each size was chosen by what finds most.
+
+
+@pytest.mark.slow
+@settings(max_examples=5000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(_configs())
+def test_slow_any_object(source):
+    outcome(source)
+
+
+@pytest.mark.slow
+@settings(max_examples=4000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(_mutated_files())
+def test_slow_any_change_of_a_real_file(source):
+    outcome(source)
+
+
+@pytest.mark.slow
+@settings(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(source=_texts(), encoded=st.booleans())
+def test_slow_any_text(tmp_path_factory, source, encoded):
+    data = source.encode("utf-8", "replace")
+    if encoded:
+        outcome(base64.b64encode(data).decode())
+    else:
+        path = tmp_path_factory.getbasetemp() / "fuzz_text.json"
+        path.write_bytes(data)
+        outcome(path)

@@ -1,0 +1,91 @@
+"""The value "auto", which Hugging Face's integration fills in before DeepSpeed sees the config."""
+
+import logging
+from typing import Any
+
+from spmdzero.config._models import SECTIONS
+from spmdzero.errors import SpmdZeroConfigError
+
+_logger = logging.getLogger("spmdzero")
+
+AUTO = "auto"
+
+# transformers.TrainingArguments' defaults, which its Trainer fills in
+# (transformers/integrations/deepspeed.py, HfTrainerDeepSpeedConfig.trainer_config_process).
+_OPTIMIZER = {"betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
+
+_UNKNOWN = {
+    "optimizer.params.lr": ("the learning rate", "learning_rate"),
+    "scheduler.params.total_num_steps": ("the number of steps", "max_steps"),
+    "scheduler.params.warmup_num_steps": ("the length of the warm-up", "warmup_steps"),
+}
+
+
+def resolve_auto(config: dict[str, Any]) -> None:
+    """Replaces, in place, each "auto" outside the section ``spmd``, and logs what it became.
+
+    The optimizer's ``betas``, ``eps`` and ``weight_decay`` get the values of Hugging Face's
+    TrainingArguments, ``warmup_min_lr`` 0 and ``warmup_max_lr`` the optimizer's learning rate.
+    Each other "auto" is its key's default, as in DeepSpeed's runtime/config_utils.py. A batch
+    size then follows from the others or is missing in `resolve_batch_sizes`.
+
+    Raises:
+        SpmdZeroConfigError: "auto" stands for a number that only the user knows.
+    """
+    chosen = {
+        key: value
+        for section in ("optimizer", "scheduler")
+        for key, value in _resolve_params(config, section).items()
+    }
+    for name in config.keys() - {"spmd"}:
+        chosen |= _drop(config, name, path=name)
+    for key, value in chosen.items():
+        _logger.info('the config key %r is "auto", which is read as %s', key, value)
+
+
+def _resolve_params(config: dict[str, Any], section: str) -> dict[str, str]:
+    holder = config.get(section)
+    params = holder.get("params") if isinstance(holder, dict) else None
+    if not isinstance(params, dict):
+        return {}
+    chosen = {}
+    for name in [name for name, value in params.items() if value == AUTO]:
+        key = f"{section}.params.{name}"
+        if key in _UNKNOWN:
+            what, argument = _UNKNOWN[key]
+            raise SpmdZeroConfigError(
+                key=key,
+                value=AUTO,
+                reason=f"nothing here tells {what}; Hugging Face's Trainer takes it from its "
+                f"argument {argument}",
+                fix="Write the number.",
+            )
+        if section == "optimizer" and name in _OPTIMIZER:
+            params[name] = _OPTIMIZER[name]
+        elif key == "scheduler.params.warmup_min_lr":
+            params[name] = 0.0
+        elif key == "scheduler.params.warmup_max_lr":
+            params[name] = _learning_rate(config)
+        else:
+            continue
+        chosen[key] = repr(params[name])
+    return chosen
+
+
+def _learning_rate(config: dict[str, Any]) -> object:
+    optimizer = config.get("optimizer")
+    params = optimizer.get("params") if isinstance(optimizer, dict) else None
+    # The schedules read null as the learning rate of the optimizer they are given.
+    return params.get("lr") if isinstance(params, dict) else None
+
+
+def _drop(holder: dict[str, Any], name: str, *, path: str) -> dict[str, str]:
+    value = holder[name]
+    if isinstance(value, dict):
+        dropped = [_drop(value, inner, path=f"{path}.{inner}") for inner in list(value)]
+        return {key: read for each in dropped for key, read in each.items()}
+    # A whole section or the name of a class has no default that "auto" could mean.
+    if value != AUTO or path in SECTIONS or path in ("optimizer.type", "scheduler.type"):
+        return {}
+    del holder[name]
+    return {path: "its default"}

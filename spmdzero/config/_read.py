@@ -1,0 +1,162 @@
+"""Finding a config and reading it: a dict, a file in JSON or Hjson, or base64 of one."""
+
+import base64
+import binascii
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import hjson
+
+from spmdzero.errors import SpmdZeroConfigError
+
+_LONGEST_SHOWN = 80
+
+
+def one_of(config: Any, from_args: Any) -> Any:
+    """The config that is given, when it is given once.
+
+    Raises:
+        SpmdZeroConfigError: there is none, or two different ones.
+    """
+    if config is None and from_args is None:
+        raise SpmdZeroConfigError(
+            key="config",
+            value=None,
+            reason="there is no config",
+            fix="Pass config= a dict or the path of a JSON file, or --deepspeed_config a path.",
+        )
+    if config is None or from_args is None:
+        return from_args if config is None else config
+    if _comparable(config) != _comparable(from_args):
+        raise SpmdZeroConfigError(
+            key="config",
+            value=config,
+            reason=f"args.deepspeed_config names another one, {from_args!r}",
+            fix="Pass only one of the two.",
+        )
+    return config
+
+
+def _comparable(config: Any) -> Any:
+    return os.path.abspath(config) if isinstance(config, str | os.PathLike) else config
+
+
+def read(config: Any) -> dict[str, Any]:
+    """The content of a config, as DeepSpeed's runtime/config.py finds it.
+
+    Args:
+        config: a dict, which is returned as it is; the path of a file in JSON or Hjson; or the
+            base64 encoding of such a file's text.
+
+    Raises:
+        SpmdZeroConfigError: there is no such file, it can't be read, it is malformed, a key
+            stands twice in one object, or the top level is no object.
+    """
+    if isinstance(config, dict):
+        return config
+    if not isinstance(config, str | os.PathLike):
+        raise SpmdZeroConfigError(
+            key="config",
+            value=config,
+            reason="a config is a dict, the path of a JSON file, or base64 of its text",
+            fix="Pass one of them.",
+        )
+    text = None if os.path.exists(config) else _decoded(config)
+    if text is not None:
+        name = "base64"
+    else:
+        path = Path(config).absolute()
+        name, text = str(path), _text(path)
+    content = _parsed(text, name=name)
+    if not isinstance(content, dict):
+        raise SpmdZeroConfigError(
+            key=name,
+            value=content,
+            reason="the top level of a config is an object",
+            fix='Write {"train_batch_size": ..., ...}.',
+        )
+    return content
+
+
+def _decoded(config: object) -> str | None:
+    """The text that the string encodes; None if it is no base64 of an object's text."""
+    if not isinstance(config, str):
+        return None
+    # urlsafe_b64encode and b64encode differ in two characters.
+    plain = config.strip().translate(str.maketrans("-_", "+/"))
+    try:
+        text = base64.b64decode(plain, validate=True).decode("utf-8")
+    except (binascii.Error, ValueError):
+        return None
+    # A path made of base64's letters decodes too, but hardly to text of this kind.
+    return text if any(mark in text for mark in "{:") else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise SpmdZeroConfigError(
+            key="config",
+            value=str(path),
+            reason="there is no file at this path, and it is not base64 of a config",
+            fix="Correct the path.",
+        ) from None
+    except (OSError, ValueError) as error:
+        raise SpmdZeroConfigError(
+            key="config",
+            value=str(path),
+            reason=f"the file can't be read ({error})",
+            fix="Pass the path of a readable JSON file in UTF-8.",
+        ) from error
+
+
+def _parsed(text: str, *, name: str) -> Any:
+    if not text.strip():
+        raise _malformed("", name=name, cause="it is empty")
+    try:
+        # Hjson would read Infinity and NaN as strings.
+        return json.loads(text, object_pairs_hook=_without_duplicates)
+    except SpmdZeroConfigError:
+        raise
+    except (ValueError, RecursionError):
+        return _parsed_hjson(text, name=name)
+
+
+def _parsed_hjson(text: str, *, name: str) -> Any:
+    try:
+        return hjson.loads(text, object_pairs_hook=_without_duplicates)
+    except SpmdZeroConfigError:
+        raise
+    except hjson.HjsonDecodeError as error:
+        lines = text.splitlines()
+        line = lines[error.lineno - 1] if error.lineno <= len(lines) else ""
+        where = f"line {error.lineno}, column {error.colno}"
+        raise _malformed(line, name=name, cause=f"{where}: {error.msg}") from error
+    # hjson turns 1e400 into an int, and long digits and deep nesting fail in Python itself.
+    except (OverflowError, ValueError, RecursionError) as error:
+        raise _malformed(text, name=name, cause=str(error)) from error
+
+
+def _malformed(shown: str, *, name: str, cause: str) -> SpmdZeroConfigError:
+    return SpmdZeroConfigError(
+        key=name,
+        value=shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}...",
+        reason=f"this is neither JSON nor Hjson ({cause})",
+        fix="Correct that place.",
+    )
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    for key, count in Counter(key for key, _ in pairs).items():
+        if count > 1:
+            raise SpmdZeroConfigError(
+                key=key,
+                value=[value for name, value in pairs if name == key],
+                reason=f"the key stands {count} times in one object",
+                fix="Keep one of them.",
+            )
+    return dict(pairs)

@@ -1,0 +1,87 @@
+"""What happens around a backward pass, whoever started it."""
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.xla import ReplicaRegion, map_tensors
+
+_running = threading.local()
+_watches: "weakref.WeakSet[BackwardWatch]" = weakref.WeakSet()
+
+
+class BackwardWatch:
+    """Notices a backward pass by the gradient that reaches what forward returned.
+
+    So `loss.backward()` works as `engine.backward(loss)` does, and a backward that one engine
+    starts runs through another's module (a GAN's generator is trained through its discriminator).
+
+    Args:
+        region: recomputes checkpointed modules in its own context; None with a global forward.
+        accumulation: micro-batches in one step, by which a plain `loss.backward()` is divided.
+        needs_scale: whether the loss has to be scaled before a backward (fp16).
+    """
+
+    def __init__(
+        self,
+        *,
+        region: ReplicaRegion | None,
+        accumulation: Callable[[], int],
+        needs_scale: bool,
+    ) -> None:
+        self._region, self._accumulation, self._needs_scale = region, accumulation, needs_scale
+        self._scaled = False
+        _watches.add(self)
+
+    def watch(self, output: Any) -> None:
+        """Hooks the differentiable tensors in what forward returned."""
+        # From now on backward runs in this thread: autograd's own may let go of a last pending
+        # tensor only after the step's program was cut, which then has one output more and compiles
+        # once more.
+        torch.autograd.set_multithreading_enabled(False)
+        map_tensors(output, lambda _, tensor: self._hook(tensor))
+
+    def _hook(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.requires_grad:
+            tensor.register_hook(self._arrived)
+        return tensor
+
+    def expect_scaled(self) -> None:
+        """The next plain backward starts from a loss that `engine.scale` returned."""
+        self._scaled = True
+
+    @contextlib.contextmanager
+    def by_engine(self) -> Iterator[None]:
+        """Around a backward pass that `engine.backward` starts, with everything scaled already."""
+        with contextlib.ExitStack() as regions:
+            for watch in [*_watches]:
+                if watch._region is not None and (watch is self or watch._region.recomputes):
+                    regions.enter_context(watch._region.backward())
+            _running.engine = True
+            regions.callback(setattr, _running, "engine", False)
+            yield
+
+    def _arrived(self, grad: torch.Tensor) -> torch.Tensor:
+        if getattr(_running, "engine", False):
+            return grad
+        if self._needs_scale and not self._scaled:
+            raise SpmdZeroUsageError(
+                "fp16 scales its loss, and this backward started from one that is not scaled: "
+                "call engine.backward(loss), or engine.scale(loss).backward()"
+            )
+        if self._region is not None and self._region.recomputes:
+            raise SpmdZeroUsageError(
+                "loss.backward() with activation checkpointing: what is recomputed would run "
+                "outside of the replica region. Call engine.backward(loss)"
+            )
+        torch.autograd.Variable._execution_engine.queue_callback(self._finished)
+        steps = self._accumulation()
+        return grad if steps == 1 else grad / steps
+
+    def _finished(self) -> None:
+        self._scaled = False

@@ -1,0 +1,72 @@
+"""Holding a learning-rate schedule back for skipped steps that nobody has read from the devices."""
+
+from collections import deque
+from typing import Any
+
+import torch
+
+ROWS = 8
+
+
+class ScheduleHold:
+    """The numbers of the schedule's last positions, for the devices to choose from.
+
+    A skipped step must not move the schedule on (DeepSpeed, runtime/engine.py,
+    `_take_model_step`), but whether a step was skipped is known on the devices only, and reading
+    it would stall every step. So the host moves on, each step uploads the numbers of the last
+    `ROWS` positions, and the devices take the row that is as far back as there are skipped steps
+    which the schedule was not held back for yet. When somebody reads the count of skipped steps,
+    the host makes up for them by standing still.
+
+    More than `ROWS - 1` skipped steps that nobody looks at leave the schedule that much ahead.
+
+    Attributes:
+        held: steps for which the host's schedule stood still.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: deque[list[float]] = deque(maxlen=ROWS)
+        self._groups: deque[list[dict[str, Any]]] = deque(maxlen=ROWS)
+        self._moved = True
+        self._debt = 0
+        self.held = 0
+
+    def table(self, numbers: list[float], groups: list[dict[str, Any]]) -> torch.Tensor:
+        """`[ROWS, len(numbers)]` fp32: the current numbers first, then those of positions before.
+
+        Args:
+            numbers: what the update needs of all param groups, at the current position.
+            groups: the param groups, whose lr and momentum `group_at` returns later.
+        """
+        if not self._moved:
+            self._numbers.popleft()
+            self._groups.popleft()
+        self._moved = False
+        self._numbers.appendleft(numbers)
+        self._groups.appendleft([_schedulable(group) for group in groups])
+        rows = list(self._numbers)
+        return torch.tensor(rows + [rows[-1]] * (ROWS - len(rows)), dtype=torch.float32)
+
+    def advance(self) -> bool:
+        """Ends a step; returns whether the schedule is to be moved on, or owes a step."""
+        if self._debt:
+            self._debt -= 1
+            self.held += 1
+            return False
+        self._moved = True
+        return True
+
+    def settle(self, skipped: int) -> None:
+        """Takes note of the count of skipped steps, as read from the devices."""
+        self._debt = skipped - self.held
+
+    def groups_now(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The param groups as the next step will see them, the owed steps taken back."""
+        back = self._debt - (1 if self._moved else 0)
+        if not self._debt or not self._groups:
+            return groups
+        return self._groups[min(back, len(self._groups) - 1)]
+
+
+def _schedulable(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: group[key] for key in ("lr", "betas", "momentum") if key in group}

@@ -1,0 +1,53 @@
+"""Starting a step's programs on the devices, and showing them to those who want to see."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+
+from spmdzero.engine._accumulation import Accumulation
+from spmdzero.engine._snapshot import StepGraph
+from spmdzero.xla import ReplicaRegion, record_scopes, runtime
+
+
+class Launching(Accumulation):
+    """What the engine hands to the compiler."""
+
+    donated_inputs: dict[str, int]
+    _region: ReplicaRegion | None
+    _observers: list[Callable[[StepGraph], None]]
+    _losses: list[torch.Tensor]
+
+    def _launch(self, kind: str) -> None:
+        if self._observers:
+            outputs = self.named_tensors()
+            outputs |= {f"loss/{i}": loss for i, loss in enumerate(self._losses)}
+            if kind == "boundary" and self.optimizer and self.optimizer.grad_norm is not None:
+                outputs["norm/global"] = self.optimizer.grad_norm
+            for observer in self._observers:
+                observer(StepGraph(kind=kind, outputs=outputs))
+        compiled = runtime.compile_count()
+        runtime.sync()
+        if runtime.compile_count() > compiled:
+            self.donated_inputs[kind] = runtime.aliased_inputs()
+        if self._region is not None and self._counters.micro_steps < 2:
+            # Later disagreements are read at the print steps, so as not to stall every step.
+            self._region.check_agreement()
+
+    def named_tensors(self) -> dict[str, torch.Tensor]:
+        """Every live tensor under ``<role>/<name>``: parameters, buffers, accumulators, states."""
+        tensors = {f"parameter/{n}": p for n, p in self.module.named_parameters()}
+        tensors |= {f"buffer/{n}": b for n, b in self.module.named_buffers()}
+        tensors |= {f"accumulator/{n}": a for n, a in self._gradients.accumulators.items()}
+        return tensors | (self.optimizer.named_states() if self.optimizer else {})
+
+    @contextlib.contextmanager
+    def observe(self, observer: Callable[[StepGraph], None]) -> Iterator[None]:
+        """Hands `observer` each program's pending graph just before it is compiled and run."""
+        self._observers.append(observer)
+        try:
+            record_scopes(True)
+            yield
+        finally:
+            record_scopes(False)
+            self._observers.remove(observer)

@@ -1,0 +1,44 @@
+"""What gradients are multiplied by on their way to the mean (or the sum) over devices."""
+
+import dataclasses
+
+from spmdzero.config import SpmdZeroConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GradientScaling:
+    """The factors around the reduction; DeepSpeed's order of them decides when fp16 overflows.
+
+    Attributes:
+        seed: gradients inside the replica region are this many times the global loss's.
+        before: factor of each device's own gradient before the reduction.
+        after: factor of the reduced gradient.
+    """
+
+    seed: int = 1
+    before: float = 1.0
+    after: float = 1.0
+
+    @property
+    def whole(self) -> float:
+        """Factor of a gradient of the global loss that never was in the region."""
+        return self.seed * self.before * self.after
+
+    @classmethod
+    def from_config(cls, config: SpmdZeroConfig, *, devices: int) -> "GradientScaling":
+        """The factors of `gradient_allreduce_op`, `prescale_gradients`,
+        `gradient_predivide_factor` and `zero_optimization.reduce_scatter`.
+
+        Source: DeepSpeed, runtime/zero/stage_1_and_2.py, `average_tensor` and
+        `gradient_reduction_w_predivide`. In fp32 and bf16 the orders of a mean differ by less than
+        a rounding, so there the mean is taken once, at the loss.
+        """
+        if config.gradient_allreduce_op == "sum":
+            return cls(seed=devices)
+        if not config.fp16.enabled:
+            return cls()
+        zero = config.zero_optimization
+        if config.prescale_gradients or (zero.stage > 0 and zero.reduce_scatter):
+            return cls(seed=devices, before=1 / devices)
+        first = config.gradient_predivide_factor
+        return cls(seed=devices, before=1 / first, after=first / devices)
