@@ -1,10 +1,26 @@
 """ZeRO-1/2 as sharding annotations: DeepSpeed's engine on PyTorch/XLA SPMD."""
 
 from importlib.metadata import version
+from typing import Any
 
-from spmdzero._arguments import add_config_arguments, init_distributed
+from spmdzero import (
+    accelerator,
+    checkpoint,
+    checkpointing,
+    comm,
+    launcher,
+    ops,
+    refusals,
+    runtime,
+    utils,
+    zero,
+)
+from spmdzero._arguments import add_config_arguments
+from spmdzero._initialize import initialize
 from spmdzero._logging import show_log_lines
-from spmdzero.engine import Engine, initialize
+from spmdzero.accelerator import get_accelerator
+from spmdzero.comm import init_distributed
+from spmdzero.engine import Engine
 from spmdzero.errors import (
     NonFiniteError,
     ReplicaRegionError,
@@ -15,6 +31,10 @@ from spmdzero.errors import (
 )
 from spmdzero.inspect import CollectiveLedger, measure, record_ledgers
 from spmdzero.plan import ShardingPlan
+from spmdzero.runtime.base_optimizer import DeepSpeedOptimizer
+from spmdzero.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
+from spmdzero.runtime.engine import DeepSpeedEngine
+from spmdzero.utils import OnDevice, log_dist, logger
 from spmdzero.xla import local_shards, replicated
 
 __version__ = version("spmdzero")
@@ -22,19 +42,40 @@ show_log_lines()
 
 __all__ = [
     "CollectiveLedger",
+    "DeepSpeedConfig",
+    "DeepSpeedConfigError",
+    "DeepSpeedEngine",
+    "DeepSpeedOptimizer",
     "Engine",
     "NonFiniteError",
+    "OnDevice",
     "ReplicaRegionError",
     "ShardingPlan",
     "SpmdZeroConfigError",
     "SpmdZeroError",
     "SpmdZeroRuntimeError",
     "SpmdZeroUsageError",
+    "accelerator",
     "add_config_arguments",
+    "checkpoint",
+    "checkpointing",
+    "comm",
+    "get_accelerator",
     "init_distributed",
     "initialize",
+    "launcher",
     "local_shards",
+    "log_dist",
+    "logger",
     "measure",
+    "ops",
     "record_ledgers",
     "replicated",
+    "runtime",
+    "utils",
+    "zero",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    return refusals.placeholder("", name)

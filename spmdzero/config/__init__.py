@@ -13,12 +13,14 @@ from spmdzero.config._monitoring import (
     WandbConfig,
 )
 from spmdzero.config._precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
+from spmdzero.config._refused_optimizers import REFUSED_OPTIMIZERS
 from spmdzero.config._spmd import SpmdConfig
 from spmdzero.config._triangle import BatchSizes, resolve_batch_sizes
 from spmdzero.config._zero import ZeroConfig
 
 __all__ = [
     "NO_MEANING",
+    "REFUSED_OPTIMIZERS",
     "ActivationCheckpointingConfig",
     "BatchSizes",
     "Bf16Config",

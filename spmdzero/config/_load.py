@@ -12,7 +12,12 @@ from spmdzero.config._combinations import check_combinations
 from spmdzero.config._deprecated import modernise
 from spmdzero.config._errors import first_error
 from spmdzero.config._models import SECTIONS, SpmdZeroConfig
-from spmdzero.config._params import OPTIMIZERS, SCHEDULES, torch_schedule_params
+from spmdzero.config._params import (
+    OPTIMIZERS,
+    SCHEDULES,
+    torch_optimizer_params,
+    torch_schedule_params,
+)
 from spmdzero.config._read import one_of, read
 from spmdzero.config._screen import keys_without_meaning, off_names, screen
 from spmdzero.config._types import Section
@@ -52,7 +57,8 @@ def load_config(
 
 def _check_params(config: SpmdZeroConfig) -> None:
     if config.optimizer:
-        _parse(OPTIMIZERS[config.optimizer.type], config.optimizer.params, at="optimizer.params")
+        name, params = config.optimizer.type, config.optimizer.params
+        _parse(OPTIMIZERS.get(name) or torch_optimizer_params(name), params, at="optimizer.params")
     if config.scheduler:
         name, params = config.scheduler.type, config.scheduler.params
         _parse(SCHEDULES.get(name) or torch_schedule_params(name), params, at="scheduler.params")

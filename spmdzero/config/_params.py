@@ -6,9 +6,11 @@ from typing import Annotated, Any, Literal, TypeGuard
 
 import torch
 from pydantic import AfterValidator, Field, create_model, field_validator, model_validator
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from spmdzero.config._errors import RefusedValueError
+from spmdzero.config._refused_optimizers import REFUSED_OPTIMIZERS
 from spmdzero.config._types import Rate, Section
 
 
@@ -73,29 +75,100 @@ class SGDParams(_OptimizerParams):
     nesterov: bool = False
 
 
-OPTIMIZERS: dict[str, type[Section]] = {"Adam": AdamParams, "AdamW": AdamParams, "SGD": SGDParams}
-"""The optimizers of this release and the parameters of each."""
+class AdagradParams(_OptimizerParams):
+    """Parameters of Adagrad, as in torch.optim.Adagrad."""
 
-_USE_ONE_OF = f"Use one of {', '.join(OPTIMIZERS)}."
-_LATER_OPTIMIZERS = {"adagrad", "lion", "lamb", "muon"}
-_COMPRESSED_OPTIMIZERS = {"onebitadam", "onebitlamb", "zerooneadam"}
-_HOST_OPTIMIZERS = {"cpuadam", "deepspeedcpuadam", "deepspeedcpuadagrad", "deepspeedcpulion"}
+    lr: Rate = 1e-2
+    lr_decay: Rate = 0.0
+    weight_decay: Rate = 0.0
+    initial_accumulator_value: Rate = 0.0
+    eps: Rate = 1e-10
+
+
+class LionParams(_OptimizerParams):
+    """Parameters of Lion, with FusedLion's defaults."""
+
+    betas: _Betas = (0.9, 0.999)
+    weight_decay: Rate = 0.0
+
+
+class LambParams(_OptimizerParams):
+    """Parameters of Lamb, with FusedLamb's defaults."""
+
+    betas: _Betas = (0.9, 0.999)
+    eps: Rate = 1e-8
+    weight_decay: Rate = 0.0
+    bias_correction: bool = True
+    eps_inside_sqrt: bool = False
+    max_coeff: Rate = 10.0
+    min_coeff: Rate = 0.01
+
+
+class MuonParams(_OptimizerParams):
+    """Parameters of Muon and of the Adam that trains what is no matrix."""
+
+    lr: Rate | None = None
+    muon_lr: Rate | None = None
+    adam_lr: Rate | None = None
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    weight_decay: Rate = 0.0
+    ns_method: Literal["gram", "standard"] = "gram"
+    betas: _Betas = (0.9, 0.95)
+    eps: Rate = 1e-10
+    adam_w_mode: bool = True
+    torch_adam: bool = False
+    per_head_muon: bool = False
+
+    @field_validator("per_head_muon")
+    @classmethod
+    def _whole_matrices(cls, per_head: bool) -> bool:
+        if per_head:
+            raise RefusedValueError(
+                "Muon orthogonalises whole matrices here, not one attention head at a time",
+                fix="Write false, or leave it out.",
+            )
+        return per_head
+
+
+OPTIMIZERS: dict[str, type[Section]] = {
+    "Adam": AdamParams,
+    "AdamW": AdamParams,
+    "SGD": SGDParams,
+    "Adagrad": AdagradParams,
+    "Lion": LionParams,
+    "Lamb": LambParams,
+    "Muon": MuonParams,
+}
+"""DeepSpeed's optimizers of this release and the parameters of each."""
+
+
+def torch_optimizer(name: str) -> type[Optimizer] | None:
+    """The class of torch.optim of this name, if there is one."""
+    found = getattr(torch.optim, name, None)
+    if not inspect.isclass(found) or found is Optimizer or not issubclass(found, Optimizer):
+        return None
+    return found
 
 
 def optimizer_name(name: str) -> str:
-    """The canonical spelling of an optimizer's name, which DeepSpeed reads in any case."""
+    """The canonical spelling of an optimizer's name; DeepSpeed reads its own in any case."""
     canonical = {known.lower(): known for known in OPTIMIZERS}.get(name.lower())
     if canonical:
         return canonical
-    if name.lower() in _LATER_OPTIMIZERS:
-        reason = "this optimizer comes in a later release"
-    elif name.lower() in _COMPRESSED_OPTIMIZERS:
-        reason = "1-bit optimizers compress messages that the XLA compiler sends, not spmdzero"
-    elif name.lower() in _HOST_OPTIMIZERS:
-        reason = "the optimizer state is sharded over the devices' memory and never on the host"
-    else:
-        reason = "spmdzero has no optimizer of this name"
-    raise RefusedValueError(reason, fix=_USE_ONE_OF)
+    if name.lower() in REFUSED_OPTIMIZERS:
+        reason, fix = REFUSED_OPTIMIZERS[name.lower()]
+        raise RefusedValueError(reason, fix=fix)
+    if torch_optimizer(name):
+        return name
+    raise RefusedValueError(
+        "spmdzero has no optimizer of this name",
+        fix=f"Use one of {', '.join(OPTIMIZERS)}, or a class of torch.optim.",
+    )
+
+
+def torch_optimizer_params(name: str) -> type[Section]:
+    """The parameters of a torch.optim class, by name only: torch checks the values."""
+    return _arguments(name, torch_optimizer(name) or Optimizer, without="params")
 
 
 def _rates(value: object) -> object:
@@ -143,14 +216,42 @@ class WarmupCosineLRParams(_Warmup):
     cos_min_ratio: Rate = 0.0001
 
 
+class OneCycleParams(Section):
+    """Parameters of OneCycle."""
+
+    cycle_min_lr: _Rates
+    cycle_max_lr: _Rates
+    decay_lr_rate: Rate = 0.0
+    cycle_first_step_size: Annotated[float, Field(gt=0)] = 2000
+    cycle_second_step_size: Rate | None = None
+    cycle_first_stair_count: Annotated[int, Field(ge=0)] = 0
+    cycle_second_stair_count: Annotated[int, Field(ge=0)] | None = None
+    decay_step_size: Rate = 0
+    cycle_momentum: bool = True
+    cycle_min_mom: _Rates = 0.8
+    cycle_max_mom: _Rates = 0.9
+    decay_mom_rate: Rate = 0.0
+    last_batch_iteration: int = -1
+
+
+class LRRangeTestParams(Section):
+    """Parameters of LRRangeTest."""
+
+    lr_range_test_min_lr: _Rates = 1e-3
+    lr_range_test_step_size: _Steps = 2000
+    lr_range_test_step_rate: Rate = 1.0
+    lr_range_test_staircase: bool = False
+    last_batch_iteration: int = -1
+
+
 SCHEDULES: dict[str, type[Section]] = {
     "WarmupLR": WarmupLRParams,
     "WarmupDecayLR": WarmupDecayLRParams,
     "WarmupCosineLR": WarmupCosineLRParams,
+    "OneCycle": OneCycleParams,
+    "LRRangeTest": LRRangeTestParams,
 }
 """DeepSpeed's own schedules of this release and the parameters of each."""
-
-_LATER_SCHEDULES = {"OneCycle", "LRRangeTest"}
 
 
 def _torch_schedule(name: str) -> type[LRScheduler] | None:
@@ -164,19 +265,21 @@ def check_schedule_name(name: str) -> str:
     """The name, if DeepSpeed or torch has a schedule of that name that this release runs."""
     if name in SCHEDULES or _torch_schedule(name):
         return name
-    later = name in _LATER_SCHEDULES
     raise RefusedValueError(
-        "this schedule comes in a later release" if later else "there is no schedule of this name",
+        "there is no schedule of this name",
         fix=f"Use {', '.join(SCHEDULES)} or a class of torch.optim.lr_scheduler.",
     )
 
 
 def torch_schedule_params(name: str) -> type[Section]:
     """The parameters of a torch.optim.lr_scheduler class, by name only: torch checks the values."""
-    signature = inspect.signature(_torch_schedule(name) or LRScheduler)
+    return _arguments(name, _torch_schedule(name) or LRScheduler, without="optimizer")
+
+
+def _arguments(name: str, cls: type, *, without: str) -> type[Section]:
     fields: dict[str, Any] = {
         parameter.name: (Any, ... if parameter.default is parameter.empty else parameter.default)
-        for parameter in signature.parameters.values()
-        if parameter.name != "optimizer"
+        for parameter in inspect.signature(cls).parameters.values()
+        if parameter.name != without
     }
     return create_model(name, __base__=Section, **fields)

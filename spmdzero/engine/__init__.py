@@ -1,9 +1,18 @@
 """The DeepSpeed-compatible engine."""
 
+from spmdzero.engine._access import (
+    read_gradient,
+    read_master,
+    read_state,
+    write_gradient,
+    write_master,
+    write_state,
+)
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._initialize import initialize
 from spmdzero.engine._loader import ZeroDataLoader
 from spmdzero.engine._optimizer import ZeroOptimizer
+from spmdzero.engine._parameter import ZeroParameter, membership
 from spmdzero.engine._sampler import ReplicaBatchSampler
 from spmdzero.engine._snapshot import StepGraph
 
@@ -13,5 +22,13 @@ __all__ = [
     "StepGraph",
     "ZeroDataLoader",
     "ZeroOptimizer",
+    "ZeroParameter",
     "initialize",
+    "membership",
+    "read_gradient",
+    "read_master",
+    "read_state",
+    "write_gradient",
+    "write_master",
+    "write_state",
 ]

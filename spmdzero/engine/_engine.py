@@ -1,7 +1,7 @@
 """The engine: DeepSpeed's forward / backward / step over a module that lives on a mesh."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,13 +10,15 @@ from torch import nn
 from spmdzero.config import BatchSizes, SpmdZeroConfig
 from spmdzero.engine._backward import BackwardWatch
 from spmdzero.engine._counters import Counters
-from spmdzero.engine._gradients import GradientStore
+from spmdzero.engine._gradients import GradientStore, autograd_grad, set_autograd_grad
 from spmdzero.engine._health import LossHealth
 from spmdzero.engine._inputs import InputPlacer, to_half
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._loader import ZeroDataLoader
 from spmdzero.engine._loss import check_loss, find_loss, micro_batches
+from spmdzero.engine._module_methods import ModuleMethods
 from spmdzero.engine._optimizer import ZeroOptimizer
+from spmdzero.engine._refused import RefusedMethods
 from spmdzero.engine._schedule import Scheduler, require_metrics
 from spmdzero.errors import NonFiniteError, SpmdZeroUsageError
 from spmdzero.plan import ShardingPlan
@@ -31,7 +33,7 @@ from spmdzero.xla import (
 logger = logging.getLogger("spmdzero")
 
 
-class Engine(Launching):
+class Engine(Launching, ModuleMethods, RefusedMethods):
     """Trains `module` under a sharding plan, called as a DeepSpeedEngine is.
 
     Made by `spmdzero.initialize`. Unknown attributes fall through to the module.
@@ -80,6 +82,7 @@ class Engine(Launching):
         )
         self._backward_done = False
         self._step_applied = False
+        self.after_step: list[Callable[[Engine], None]] = []
 
     # -- the three calls -------------------------------------------------------------------
 
@@ -255,9 +258,9 @@ class Engine(Launching):
         # With a global forward these are all gradients; otherwise what a loss term that was
         # computed outside of the module, such as a weight penalty, gives.
         for name, parameter in self.module.named_parameters():
-            if parameter.grad is not None:
-                self._gradients.add_global(name, parameter.grad)
-                parameter.grad = None
+            if (grad := autograd_grad(parameter)) is not None:
+                self._gradients.add_global(name, grad)
+                set_autograd_grad(parameter, None)
 
     def _restart_step(self) -> None:
         self._gradients.clear()
@@ -283,6 +286,8 @@ class Engine(Launching):
         every = self.spmd_config.steps_per_print
         if every and self.global_steps % every == 0:
             self._report()
+        for hook in self.after_step:
+            hook(self)
 
     def _report(self) -> None:
         if self._region is not None:

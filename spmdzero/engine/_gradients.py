@@ -1,13 +1,14 @@
 """Where gradients wait between the backward pass and the step."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
 from spmdzero.plan import Placement, Role, ShardingPlan
 from spmdzero.precision import GradientScaling, dtype_named
-from spmdzero.xla import scope
-from spmdzero.xla.mesh import DeviceMesh
+from spmdzero.xla import scope, write_stamp
+from spmdzero.xla.mesh import DeviceMesh, fresh
 from spmdzero.xla.reduction import GradientReduction
 
 
@@ -28,6 +29,7 @@ class GradientStore:
         scaling: what they are multiplied by on the way.
         wire: parameter name -> the dtype in which its gradient crosses the wire, where that is
             not the reduction's.
+        loss_scale: the factor that is in every gradient, 1.0 but for fp16.
     """
 
     def __init__(
@@ -38,12 +40,15 @@ class GradientStore:
         reduction: GradientReduction,
         scaling: GradientScaling,
         wire: Mapping[str, torch.dtype],
+        loss_scale: Callable[[], float],
     ) -> None:
         self._plan, self._mesh, self._reduction = plan, mesh, reduction
-        self._scaling, self._wire = scaling, wire
+        self._scaling, self._wire, self._loss_scale = scaling, wire, loss_scale
         self._pending: dict[str, torch.Tensor] = {}
         self._deferred: dict[str, torch.Tensor] = {}
-        self._summed = False
+        self._summed: set[str] = set()
+        # What `read` returned, and its stamp: whoever holds one may write into it.
+        self._handed: dict[str, tuple[torch.Tensor, Any]] = {}
         self.deferring = False
         self.accumulators: dict[str, torch.Tensor] = {}
         self.replan(plan)
@@ -69,7 +74,7 @@ class GradientStore:
         if name in self._deferred:
             grad = self._deferred.pop(name) + grad
         if self.deferring:
-            self._summed = True
+            self._summed.add(name)
             self._deferred[name] = grad
             return
         placement = self._waiting_placement(name)
@@ -91,20 +96,20 @@ class GradientStore:
 
     def add_global(self, name: str, grad: torch.Tensor) -> None:
         """Adds a gradient of the whole batch, `[*shape]` in global space; the compiler reduces."""
-        tensor = self._plan[name]
-        if not tensor.trainable:
+        if not self._plan[name].trainable:
             return
-        placement = self._waiting_placement(name)
         with scope(f"zero.gradient/{name}"):
-            scaling = self._scaling
-            grad = _times(grad.to(dtype_named(tensor.dtype(Role.GRADIENT))), scaling.whole)
-            if placement.kind == "partial":
-                # What `take` does to the sum of the shares is undone in each.
-                grad = _times(grad, 1 / (scaling.before * scaling.after))
-                share = (grad / self._mesh.size).expand(self._mesh.size, *grad.shape)
-                self._accumulate(name, share, placement)
-            else:
-                self._accumulate(name, self._mesh.store(grad, placement), placement)
+            stored = self._stored(name, _times(grad, self._scaling.whole))
+            self._accumulate(name, stored, self._waiting_placement(name))
+
+    def _stored(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        whole = whole.to(dtype_named(self._plan[name].dtype(Role.GRADIENT)))
+        placement = self._waiting_placement(name)
+        if placement.kind != "partial":
+            return self._mesh.store(whole, placement)
+        # What `take` does to the sum of the shares is undone in each.
+        share = _times(whole, 1 / (self._scaling.before * self._scaling.after)) / self._mesh.size
+        return share.expand(self._mesh.size, *whole.shape)
 
     def take(self, name: str) -> torch.Tensor:
         """The summed gradient as the step needs it, in its stored shape; zeros if there is none.
@@ -112,12 +117,18 @@ class GradientStore:
         A parameter that took no part in the loss has a zero gradient, as under DeepSpeed's ZeRO
         (runtime/zero/stage_1_and_2.py): weight decay and momentum still move it.
         """
+        self._take_back(name)
+        if name in self._pending:
+            return self._pending.pop(name)
+        return self._final(name)
+
+    def _final(self, name: str) -> torch.Tensor:
         tensor = self._plan[name]
         final = tensor.placement(Role.GRADIENT)
         assert final is not None
         if name not in self.accumulators:
             if name in self._pending:
-                return self._pending.pop(name)
+                return self._pending[name]
             dtype = dtype_named(tensor.dtype(Role.GRADIENT))
             return self._mesh.stored_zeros(tensor.shape, final, dtype)
         total = self.accumulators[name]
@@ -130,21 +141,76 @@ class GradientStore:
                 total = _times(total, self._scaling.after)
         return total
 
+    def read(self, name: str) -> torch.Tensor | None:
+        """The gradient summed so far, `[*shape]`, whole, without the loss scale; None for none.
+
+        Returns the same tensor until the gradient changes. What the caller writes into it is
+        taken over before the gradient is used or added to.
+        """
+        self.reduce_deferred()
+        if name not in self._summed:
+            return None
+        if name not in self._handed:
+            tensor = self._plan[name]
+            placement = tensor.placement(Role.GRADIENT)
+            assert placement is not None
+            whole = self._mesh.gather(self._final(name), placement, tensor.shape)
+            scale = self._loss_scale()
+            if scale != 1:
+                whole = whole.float() / scale
+            whole = self._mesh.mark(fresh(whole))
+            self._handed[name] = whole, write_stamp(whole)
+        return self._handed[name][0]
+
+    def write(self, name: str, whole: torch.Tensor) -> None:
+        """Replaces what was summed by a gradient `[*shape]` without the loss scale."""
+        self._handed.pop(name, None)
+        scale = self._loss_scale()
+        stored = self._stored(name, whole if scale == 1 else whole.float() * scale)
+        if name in self.accumulators:
+            self.accumulators[name].copy_(stored)
+            self._mark(name)
+        else:
+            self._pending[name] = stored
+        self._summed.add(name)
+
+    def _take_back(self, name: str) -> None:
+        if name in self._handed:
+            whole, stamp = self._handed.pop(name)
+            if write_stamp(whole) != stamp:
+                self.write(name, whole)
+
+    def discard(self, name: str) -> None:
+        """Forgets what was summed for one parameter."""
+        if name not in self._summed:
+            return  # zeroing zeros would be operations of the next micro-batch, and a recompile
+        self._summed.discard(name)
+        for kept in (self._handed, self._pending, self._deferred):
+            kept.pop(name, None)
+        if name in self.accumulators:
+            self._zero(name)
+
     @property
     def waiting(self) -> bool:
         """Whether a gradient was added since the last `clear`."""
-        return self._summed
+        return bool(self._summed)
 
     def clear(self) -> None:
         """Forgets what was summed: pending gradients, and accumulators by zeroing them."""
         if not self._summed:
-            return  # zeroing zeros would be operations of the next micro-batch, and a recompile
-        self._summed = False
-        self._pending.clear()
-        self._deferred.clear()
-        for name, accumulator in self.accumulators.items():
-            accumulator.zero_()
-            self._mesh.mark(accumulator, self._spec(name, self._waiting_placement(name)))
+            return
+        for kept in (self._summed, self._handed, self._pending, self._deferred):
+            kept.clear()
+        for name in self.accumulators:
+            self._zero(name)
+
+    def _zero(self, name: str) -> None:
+        self.accumulators[name].zero_()
+        self._mark(name)
+
+    def _mark(self, name: str) -> None:
+        placement = self._waiting_placement(name)
+        self._mesh.mark(self.accumulators[name], self._spec(name, placement))
 
     def _waiting_placement(self, name: str) -> Placement:
         tensor = self._plan[name]
@@ -156,7 +222,8 @@ class GradientStore:
         return placement.partition_spec(self._plan[name].shape, self._mesh.spec)
 
     def _accumulate(self, name: str, grad: torch.Tensor, placement: Placement) -> None:
-        self._summed = True
+        self._take_back(name)
+        self._summed.add(name)
         if name in self.accumulators:
             self.accumulators[name].add_(grad)
             self._mesh.mark(self.accumulators[name], self._spec(name, placement))
@@ -170,3 +237,13 @@ class GradientStore:
 
 def _times(tensor: torch.Tensor, factor: float) -> torch.Tensor:
     return tensor if factor == 1 else tensor * factor
+
+
+def autograd_grad(parameter: torch.Tensor) -> torch.Tensor | None:
+    """What autograd itself summed into a parameter, whatever its class calls `grad`."""
+    return torch.Tensor.grad.__get__(parameter)  # type: ignore[missing-attribute]
+
+
+def set_autograd_grad(parameter: torch.Tensor, value: torch.Tensor | None) -> None:
+    """Sets what `autograd_grad` returns."""
+    torch.Tensor.grad.__set__(parameter, value)  # type: ignore[missing-attribute]

@@ -7,8 +7,15 @@ from typing import Any
 import torch
 
 from spmdzero.config import OptimizerConfig
-from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.optim import UpdateRule, rule_from_config, rule_from_torch
+from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
+from spmdzero.optim import (
+    DEEPSPEED_OPTIMIZERS,
+    UpdateRule,
+    is_tested,
+    muon_groups,
+    rule_from_config,
+    rules_from_torch,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,14 +23,48 @@ class Groups:
     """What is trained, and how.
 
     Attributes:
-        rule: the update.
-        groups: torch param groups with every number that the rule needs.
+        rules: the update of each group.
+        groups: torch param groups with every number that their rules need.
+        name: the optimizer, as a message calls it.
+        tested: whether DeepSpeed has it among those that it tests with ZeRO.
         client: the user's own optimizer, which shares `groups`.
     """
 
-    rule: UpdateRule
+    rules: list[UpdateRule]
     groups: list[dict[str, Any]]
+    name: str
+    tested: bool
     client: torch.optim.Optimizer | None = None
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The slots of all rules together."""
+        return tuple(dict.fromkeys(slot for rule in self.rules for slot in rule.slots))
+
+    @property
+    def has_many_layouts(self) -> bool:
+        """Whether not all parameters have the same slots."""
+        return len({rule.slots for rule in self.rules}) > 1
+
+    def slots_by_parameter(self) -> dict[torch.Tensor, tuple[str, ...]]:
+        """The slots of each parameter."""
+        pairs = zip(self.rules, self.groups, strict=True)
+        return {p: rule.slots for rule, group in pairs for p in group["params"]}
+
+    def require_tested(self, *, stage: int, allowed: bool) -> None:
+        """Refuses with ZeRO what DeepSpeed refuses (runtime/engine.py).
+
+        Raises:
+            SpmdZeroConfigError: an optimizer that is not in DeepSpeed's list, and not `allowed`.
+        """
+        if stage > 0 and not self.tested and not allowed:
+            raise SpmdZeroConfigError(
+                key="zero_allow_untested_optimizer",
+                value=False,
+                reason=f"{self.name} is not among the optimizers that DeepSpeed tests with ZeRO, "
+                "which are Adam, AdamW, Adagrad, Lion and Muon",
+                fix='Write "zero_allow_untested_optimizer": true to use it all the same.',
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,25 +106,43 @@ class Members:
                 seen.add(parameter)
 
 
-def groups_from_torch(optimizer: torch.optim.Optimizer, members: Members) -> Groups:
-    """The groups of a user's Adam, AdamW or SGD; the same dicts, so that schedules reach them."""
+def groups_from_torch(
+    optimizer: torch.optim.Optimizer, members: Members, *, device: torch.device
+) -> Groups:
+    """The groups of a user's torch optimizer; the same dicts, so that schedules reach them.
+
+    Raises:
+        SpmdZeroConfigError: its class can't run on shards.
+        SpmdZeroUsageError: it has taken steps, or holds what is no parameter of the model.
+    """
     if optimizer.state:
         raise SpmdZeroUsageError(
             "the optimizer has taken steps already, and its states are not sharded. "
             "Hand a fresh one to initialize"
         )
-    rule = rule_from_torch(optimizer)
+    optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
+    rules = rules_from_torch(optimizer, device=device)
     for group in optimizer.param_groups:
         group["params"] = members.of(group)
     members.check(optimizer.param_groups)
-    return Groups(rule=rule, groups=optimizer.param_groups, client=optimizer)
+    return Groups(
+        rules=rules,
+        groups=optimizer.param_groups,
+        name=type(optimizer).__name__,
+        tested=is_tested(optimizer),
+        client=optimizer,
+    )
 
 
 def groups_from_config(
-    config: OptimizerConfig, given: list[Any] | None, members: Members
+    config: OptimizerConfig, given: list[Any] | None, members: Members, *, device: torch.device
 ) -> Groups:
-    """The config's optimizer over `given` parameters or groups, or all trainable parameters."""
-    rule, defaults = rule_from_config(config.type, config.params)
+    """The config's optimizer over `given` parameters or groups, or all trainable parameters.
+
+    Raises:
+        SpmdZeroConfigError: the optimizer can't run on shards, or its parameters are wrong.
+        SpmdZeroUsageError: there is nothing to train, or a stranger among the parameters.
+    """
     if given is None:
         given = [parameter for parameter in members.names if parameter.requires_grad]
     if not given:
@@ -92,6 +151,33 @@ def groups_from_config(
             "or every parameter is frozen"
         )
     groups = given if isinstance(given[0], dict) else [{"params": given}]
-    complete = [{**defaults, **group, "params": members.of(group)} for group in groups]
-    members.check(complete)
-    return Groups(rule=rule, groups=complete)
+    groups = [{**group, "params": members.of(group)} for group in groups]
+    members.check(groups)
+    if config.type not in DEEPSPEED_OPTIMIZERS:
+        return _torch_class(config, groups, members, device=device)
+    if config.type == "Muon":
+        pairs = list(muon_groups(groups, members.names, config.params))
+    else:
+        rule, defaults = rule_from_config(config.type, config.params)
+        pairs = [(rule, {**defaults, **group}) for group in groups]
+    return Groups(
+        rules=[rule for rule, _ in pairs],
+        groups=[group for _, group in pairs],
+        name=config.type,
+        tested=is_tested(config.type),
+    )
+
+
+def _torch_class(
+    config: OptimizerConfig, groups: list[Any], members: Members, *, device: torch.device
+) -> Groups:
+    try:
+        optimizer = getattr(torch.optim, config.type)(groups, **config.params)
+    except (TypeError, ValueError) as error:
+        raise SpmdZeroConfigError(
+            key="optimizer.params",
+            value=dict(config.params),
+            reason=f"torch.optim.{config.type} refuses them: {error}",
+            fix="See the documentation of the class.",
+        ) from error
+    return dataclasses.replace(groups_from_torch(optimizer, members, device=device), client=None)

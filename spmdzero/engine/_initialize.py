@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from spmdzero import comm
 from spmdzero.config import NO_MEANING, SpmdZeroConfig, load_config, resolve_batch_sizes
 from spmdzero.engine._autocast import autocast_wire
 from spmdzero.engine._engine import Engine
@@ -20,7 +21,10 @@ from spmdzero.engine._inputs import InputPlacer
 from spmdzero.engine._loader import ZeroDataLoader
 from spmdzero.engine._module import move_module
 from spmdzero.engine._optimizer import ZeroOptimizer
+from spmdzero.engine._parameter import MastersFollow, adopt_parameters
+from spmdzero.engine._reports import set_up_reports
 from spmdzero.engine._schedule import Scheduler
+from spmdzero.engine._timed import TimedEngine
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.optim import schedule_from_config
 from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan
@@ -61,14 +65,14 @@ def initialize(
         args: a namespace whose `deepspeed_config` names the JSON, where `config` is not given.
         model: on the CPU, or on the XLA device. It is moved in place: parameters replicated
             (bf16 when the config says so), optimizer states sharded by the config's ZeRO stage.
-        optimizer: None takes the config's; a torch.optim.Adam, AdamW or SGD, or a callable from
-            parameters (or groups) to one, brings its own param groups.
+        optimizer: None takes the config's; a torch optimizer whose update is elementwise, or a
+            callable from parameters (or groups) to one, brings its own param groups.
         model_parameters: parameters or param groups to train; the module's trainable ones.
         training_data: a dataset for the returned loader.
         lr_scheduler: None takes the config's; a schedule bound to `optimizer`, or a callable
             from the optimizer to one.
-        distributed_port, dist_init_required: without meaning, there is one process per host and
-            the TPU runtime connects them.
+        distributed_port: without meaning, the launcher's environment names the port.
+        dist_init_required: False requires that `init_distributed` was called before.
         mpu, mesh_param: refused, tensor parallelism is not ZeRO-1/2.
         collate_fn: samples -> batch, for the loader.
         config: path of a DeepSpeed JSON, or its dict. `config_params` is the old name.
@@ -98,7 +102,7 @@ def initialize(
             reason="with a global forward the compiler reduces in the gradient's own dtype",
             fix='Leave it out, or write "spmd": {"forward": "region"}.',
         )
-    runtime.start()
+    comm.connect(dist_init_required=dist_init_required)
     spec = MeshSpec.resolve(settings.spmd.mesh, device_count=runtime.device_count())
     batch = resolve_batch_sizes(settings, dp_world_size=spec.size)
     _log_keys_without_meaning(settings)
@@ -108,6 +112,10 @@ def initialize(
     renewed = move_module(model, mesh=mesh, dtype=precision.parameter)
     names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
     groups = _groups(settings, optimizer, model_parameters, model, Members(names, renewed))
+    if groups is not None:
+        groups.require_tested(
+            stage=settings.zero_optimization.stage, allowed=settings.zero_allow_untested_optimizer
+        )
     in_region = settings.spmd.forward == "region"
     plan = ShardingPlan.build(
         _parameters(model, groups),
@@ -115,7 +123,7 @@ def initialize(
         mesh=spec,
         min_shard_elements=settings.spmd.min_shard_elements,
         master=precision.master,
-        moments=groups.rule.slots if groups else (),
+        moments=groups.slots if groups else (),
         moment_dtype=_name(precision.moment),
         accumulator_dtype=_name(precision.accumulate),
         # Who says himself where a step ends may always have more than one micro-batch in it.
@@ -127,6 +135,7 @@ def initialize(
     reduction = GradientReduction(
         mesh=mesh, method=_reduction_method(settings, spec), dtype=precision.communicate
     )
+    scaler = LossScaler.from_config(settings.fp16) if settings.fp16.enabled else None
     scaling = GradientScaling.from_config(settings, devices=spec.size)
     gradients = GradientStore(
         plan=plan,
@@ -134,6 +143,7 @@ def initialize(
         reduction=reduction,
         scaling=scaling,
         wire=autocast_wire(model, settings.torch_autocast, precision),
+        loss_scale=lambda: scaler.cur_scale if scaler else 1.0,
     )
     health = LossHealth(mesh=mesh, check=settings.spmd.check_finite)
     zero = None
@@ -141,14 +151,14 @@ def initialize(
         zero = ZeroOptimizer(
             groups.groups,
             names=names,
-            rule=groups.rule,
+            rules=groups.rules,
             plan=plan,
             mesh=mesh,
             precision=precision,
             gradients=gradients,
             clip=settings.gradient_clipping,
             finite=health.finite,
-            scaler=LossScaler.from_config(settings.fp16) if settings.fp16.enabled else None,
+            scaler=scaler,
         )
     rules = _region_rules(settings)
     placer = InputPlacer(mesh=mesh, module=model, rules=rules, micro_batch=batch.micro)
@@ -164,7 +174,7 @@ def initialize(
         )
     else:
         forward = GlobalForward(mesh=mesh, module=model, autocast=precision.autocast)
-    engine = Engine(
+    engine = (TimedEngine if settings.wall_clock_breakdown else Engine)(
         module=model,
         config=settings,
         batch=batch,
@@ -180,6 +190,8 @@ def initialize(
     if zero is not None and engine.lr_scheduler is not None and zero.can_skip:
         # fp16 reads whether a step was skipped, nothing else does.
         zero.hold = None if zero.loss_scaler else ScheduleHold()
+    engine.client_optimizer = groups.client if groups is not None else None
+    set_up_reports(engine)
     if training_data is not None:
         engine.training_dataloader = ZeroDataLoader(
             training_data,
@@ -189,17 +201,12 @@ def initialize(
             drop_last=settings.dataloader_drop_last,
             collate_fn=collate_fn,
         )
+    adopt_parameters(engine)
     if zero is not None:
-        model.register_load_state_dict_post_hook(lambda *_: _take_over(zero))
+        model.register_load_state_dict_post_hook(MastersFollow(zero))
     # States that are still pending would make the first step another program than the second.
     runtime.sync()
     return engine, zero, engine.training_dataloader, engine.lr_scheduler
-
-
-def _take_over(optimizer: ZeroOptimizer) -> None:
-    # Otherwise the masters would undo what was loaded at the next step.
-    optimizer.refresh_masters()
-    runtime.sync()
 
 
 _LOGGED: set[str] = set()
@@ -218,13 +225,14 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _parameters(model: nn.Module, groups: Groups | None) -> Iterable[ParamSpec]:
-    chosen = {id(p) for group in groups.groups for p in group["params"]} if groups else set()
+    slots = groups.slots_by_parameter() if groups else {}
     for name, parameter in model.named_parameters():
         yield ParamSpec(
             name=name,
             shape=tuple(parameter.shape),
             dtype=_name(parameter.dtype),
-            trainable=parameter.requires_grad and (groups is None or id(parameter) in chosen),
+            trainable=parameter.requires_grad and (groups is None or parameter in slots),
+            moments=slots.get(parameter, ()) if groups and groups.has_many_layouts else None,
         )
 
 
@@ -241,10 +249,10 @@ def _groups(
     if optimizer is not None:
         if settings.optimizer is not None:
             logger.info("the optimizer passed to initialize is used, not the config's")
-        return groups_from_torch(optimizer, members)
+        return groups_from_torch(optimizer, members, device=runtime.device())
     if settings.optimizer is None:
         return None
-    return groups_from_config(settings.optimizer, given, members)
+    return groups_from_config(settings.optimizer, given, members, device=runtime.device())
 
 
 def _scheduler(

@@ -49,5 +49,5 @@ class Launching(Accumulation):
             record_scopes(True)
             yield
         finally:
-            record_scopes(False)
             self._observers.remove(observer)
+            record_scopes(bool(self._observers))

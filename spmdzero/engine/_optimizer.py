@@ -1,20 +1,23 @@
 """The optimizer that updates shards: masters, moments and the gather of parameters."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from spmdzero.engine._gradients import GradientStore
-from spmdzero.engine._hold import ROWS, ScheduleHold
+from spmdzero.engine._hold import ScheduleHold
+from spmdzero.engine._hyper import upload_numbers
+from spmdzero.engine._unscale import LossScales, unscale
+from spmdzero.engine._whole import MeshTensor
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.optim import UpdateRule, clip_coefficient
+from spmdzero.optim import UpdateRule
 from spmdzero.plan import Placement, Role, ShardingPlan
 from spmdzero.precision import LossScaler, PrecisionPolicy
 from spmdzero.xla import global_norm, scope
-from spmdzero.xla.mesh import DeviceMesh
+from spmdzero.xla.mesh import DeviceMesh, PartitionSpec
 
 
 class ZeroOptimizer(torch.optim.Optimizer):
@@ -27,7 +30,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
     Args:
         param_groups: the groups, their parameters on the device; kept, not copied.
         names: parameter -> its name in the plan.
-        rule: the update.
+        rules: the update of each group.
         plan, mesh, precision: where states live and in which dtype.
         gradients: where `step` finds the summed gradients.
         clip: largest global gradient norm, 0 for none.
@@ -46,7 +49,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         param_groups: list[dict[str, Any]],
         *,
         names: Mapping[torch.Tensor, str],
-        rule: UpdateRule,
+        rules: Sequence[UpdateRule],
         plan: ShardingPlan,
         mesh: DeviceMesh,
         precision: PrecisionPolicy,
@@ -55,35 +58,38 @@ class ZeroOptimizer(torch.optim.Optimizer):
         finite: Callable[[], torch.Tensor | None],
         scaler: LossScaler | None = None,
     ) -> None:
-        super().__init__(param_groups, dict(rule.defaults))
+        # DeepSpeed's Muon, the optimizer of two rules, has no defaults either.
+        super().__init__(param_groups, dict(rules[0].defaults) if len(set(rules)) == 1 else {})
         # torch copies the dicts; a schedule made on the user's own optimizer must reach ours.
         self.param_groups = param_groups
-        for group in param_groups:
+        for rule, group in zip(rules, param_groups, strict=True):
             for key, value in rule.defaults.items():
                 group.setdefault(key, value)
             rule.validate(group)
-        self.rule, self._plan, self._mesh, self._precision = rule, plan, mesh, precision
+        self._rules, self._plan, self._mesh, self._precision = tuple(rules), plan, mesh, precision
         self._names, self._gradients, self._clip, self._finite = names, gradients, clip, finite
         self._applied = mesh.place(torch.zeros(()))
         self._skipped = mesh.place(torch.zeros((), dtype=torch.int32))
-        self._not_counted = 0
         self.loss_scaler = scaler
         self.hold: ScheduleHold | None = None
         self.grad_norm: torch.Tensor | None = None
-        for parameter in self._trainable():
-            self._allocate(parameter)
+        for rule, group in zip(rules, param_groups, strict=True):
+            for parameter in group["params"]:
+                if plan[names[parameter]].trainable:
+                    self._allocate(parameter, rule, group)
 
     @property
     def skipped_steps(self) -> int:
         """Steps that left the weights alone, for a norm that was not finite; reads one scalar."""
-        skipped = int(self._skipped.item()) - self._not_counted
+        skipped = int(self._skipped.item())
         if self.hold is not None:
             self.hold.settle(skipped)
         return skipped
 
     def forget_skip(self) -> None:
         """Doesn't count the latest skipped step: it raised, and will be done again."""
-        self._not_counted += 1
+        self._skipped.sub_(1)
+        self._mesh.mark(self._skipped)
 
     @property
     def can_skip(self) -> bool:
@@ -127,7 +133,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         # The plan's word, not requires_grad, which may change after states were allocated.
         return (p for p in members if self._plan[self._names[p]].trainable)
 
-    def _allocate(self, parameter: nn.Parameter) -> None:
+    def _allocate(self, parameter: nn.Parameter, rule: UpdateRule, group: dict[str, Any]) -> None:
         name = self._names[parameter]
         tensor = self._plan[name]
         state = self.state[parameter]
@@ -136,8 +142,13 @@ class ZeroOptimizer(torch.optim.Optimizer):
             state["master"] = self._mesh.store(parameter.detach().float(), master)
         moment = tensor.placement(Role.MOMENT)
         if moment is not None:
-            for slot in self.rule.slots:
-                state[slot] = self._mesh.stored_zeros(tensor.shape, moment, torch.float32)
+            spec = self._spec(parameter, moment)
+            for slot in rule.slots:
+                zeros = self._mesh.stored_zeros(tensor.shape, moment, self._precision.moment)
+                value = rule.initial(slot, group)
+                state[slot] = self._mesh.mark(zeros + value, spec) if value else zeros
+        for scalar in rule.scalars:
+            state[scalar] = self._mesh.place(torch.tensor(rule.initial(scalar, group)))
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -148,49 +159,39 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._gradients.reduce_deferred()
         gradients = {p: self._gradients.take(self._names[p]) for p in self._trainable()}
         placements = {p: self._final_placement(p) for p in gradients}
+        scales = LossScales.upload(self.loss_scaler, self._mesh) if self.loss_scaler else None
+        hypers = upload_numbers(
+            self._rules,
+            self.param_groups,
+            mesh=self._mesh,
+            hold=self.hold,
+            skipped=self._skipped,
+        )
+        moved = self._directions(gradients, placements, hypers, scales)
         scaled = global_norm(
             [(g, self._spec(p, placements[p])) for p, g in gradients.items()], self._mesh
         )
-        norm, coefficient = self._unscale(scaled)
-        self.grad_norm = norm
-        apply, behind = self._condition(norm), self._behind()
+        norm, coefficient = unscale(scaled, clip=self._clip, scales=scales)
+        self.grad_norm = self._mesh.mark(norm)
+        apply = self._condition(norm)
         self._count(apply)
-        all_factors = self._factors(behind)
-        for group, factors in zip(self.param_groups, all_factors, strict=True):
+        for old, new, spec in moved:
+            self._write(old, new, spec, apply)
+        for rule, group, hyper in zip(self._rules, self.param_groups, hypers, strict=True):
+            factors = rule.prepare(hyper, self._applied)
             for parameter in group["params"]:
                 if parameter in gradients:
                     grad = gradients[parameter].float()
                     if coefficient is not None:
                         grad = grad * coefficient
-                    self._update(parameter, grad, placements[parameter], factors, apply)
+                    self._update(rule, parameter, grad, placements[parameter], factors, apply)
         self._gradients.clear()
-
-    def _unscale(self, scaled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The norm without the loss scale, and what gradients are to be multiplied by."""
-        mesh, clip = self._mesh, self._clip
-        if self.loss_scaler is None:
-            coefficient = clip_coefficient(scaled, clip) if clip > 0 else None
-            return mesh.mark(_infinite_if_invalid(scaled)), coefficient
-        # As data: the scale changes, and a Python number would be another program.
-        scales = torch.tensor([self.loss_scaler.cur_scale, self.loss_scaler.scale_if_applied()])
-        now, if_applied = mesh.place(scales).unbind()
-        coefficient = 1.0 / if_applied
-        if clip > 0:
-            coefficient = coefficient * clip_coefficient(scaled / if_applied, clip)
-        return mesh.mark(_infinite_if_invalid(scaled) / now), coefficient
 
     def _condition(self, norm: torch.Tensor) -> torch.Tensor | None:
         finite = self._finite()
         if finite is not None:
             return self._mesh.mark(torch.isfinite(norm) & finite)
         return self._mesh.mark(torch.isfinite(norm)) if self._precision.skip_nonfinite else None
-
-    def _behind(self) -> torch.Tensor | None:
-        """How many positions the schedule is ahead of the steps that were not skipped."""
-        if self.hold is None:
-            return None
-        held = torch.tensor(self.hold.held + self._not_counted, dtype=torch.int32)
-        return (self._skipped - self._mesh.place(held)).clamp(0, ROWS - 1)
 
     def _count(self, apply: torch.Tensor | None) -> None:
         if apply is None:
@@ -201,24 +202,38 @@ class ZeroOptimizer(torch.optim.Optimizer):
             self._mesh.mark(self._skipped)
         self._mesh.mark(self._applied)
 
-    def _factors(self, behind: torch.Tensor | None) -> list[dict[str, torch.Tensor]]:
-        hypers = [self.rule.hyper(group) for group in self.param_groups]
-        # One upload for all numbers of all groups: as Python floats they would be a transfer
-        # each, and 0.0 and 1.0 would be constants, which recompiles when a schedule hits them.
-        numbers = [value for hyper in hypers for value in hyper.values()]
-        if self.hold is None or behind is None:
-            row = self._mesh.place(torch.tensor(numbers, dtype=torch.float32))
-        else:
-            table = self._mesh.place(self.hold.table(numbers, self.param_groups))
-            row = table.index_select(0, behind.reshape(1).long())[0]
-        on_device = iter(row.unbind())
-        return [
-            self.rule.prepare({key: next(on_device) for key in hyper}, self._applied)
-            for hyper in hypers
-        ]
+    def _directions(
+        self,
+        gradients: dict[nn.Parameter, torch.Tensor],
+        placements: Mapping[nn.Parameter, Placement],
+        hypers: Sequence[Mapping[str, torch.Tensor]],
+        scales: LossScales | None,
+    ) -> list[tuple[torch.Tensor, torch.Tensor, PartitionSpec]]:
+        """Puts each rule's direction in its gradient's place.
+
+        Returns the state that changed for it, old and new, to be written if the step applies.
+        """
+        moved = []
+        for rule, group, hyper in zip(self._rules, self.param_groups, hypers, strict=True):
+            for parameter in group["params"]:
+                if parameter not in gradients or not rule.has_direction:
+                    continue
+                placement, state = placements[parameter], self.state[parameter]
+                spec = self._spec(parameter, placement)
+                grad = gradients[parameter].float()
+                grad = self._mesh.mark(grad if scales is None else grad / scales.now, spec)
+                whole = self._whole(parameter, placement)
+                with scope(f"zero.direction/{self._names[parameter]}"):
+                    direction, new = rule.direction(grad, state, hyper, whole)
+                # The norm and the clipping expect the loss scale in it.
+                direction = direction if scales is None else direction * scales.now
+                gradients[parameter] = self._mesh.mark(direction, spec)
+                moved += [(state[slot], value, spec) for slot, value in new.items()]
+        return moved
 
     def _update(
         self,
+        rule: UpdateRule,
         parameter: nn.Parameter,
         grad: torch.Tensor,
         placement: Placement,
@@ -228,14 +243,21 @@ class ZeroOptimizer(torch.optim.Optimizer):
         mesh, spec, state = self._mesh, self._spec(parameter, placement), self.state[parameter]
         master = state.get("master")
         weights = master if master is not None else mesh.store(parameter.detach(), placement)
-        slots = {slot: state[slot] for slot in self.rule.slots}
-        new_weights, new_slots = self.rule.update(weights, mesh.mark(grad, spec), slots, factors)
-        for old, new in [(slots[slot], new_slots[slot]) for slot in slots] + (
-            [(master, new_weights)] if master is not None else []
-        ):
-            # In place, or XLA can't reuse the buffer of the old state (donation).
-            old.copy_(new if apply is None else torch.where(apply, new, old))
-            mesh.mark(old, spec)
+        # bf16 masters and states are updated in fp32 and rounded.
+        weights = weights.float()
+        held = {name: state[name] for name in (*rule.slots, *rule.scalars)}
+        with scope(f"zero.update/{self._names[parameter]}"):
+            new_weights, new_state = rule.update(
+                weights,
+                mesh.mark(grad, spec),
+                {name: old.float() for name, old in held.items()},
+                factors,
+                self._whole(parameter, placement),
+            )
+        for name, old in held.items():
+            self._write(old, new_state[name], spec if name in rule.slots else (), apply)
+        if master is not None:
+            self._write(master, new_weights, spec, apply)
         if apply is not None:
             new_weights = torch.where(apply, new_weights, weights)
         # Cast and mark first: the gather would otherwise move fp32.
@@ -244,6 +266,20 @@ class ZeroOptimizer(torch.optim.Optimizer):
             parameter.copy_(mesh.gather(stored, placement, tuple(parameter.shape)))
             # Without this mark a parameter drifts to the sharding of its update: to ZeRO-3.
             mesh.mark(parameter)
+
+    def _write(
+        self,
+        old: torch.Tensor,
+        new: torch.Tensor,
+        spec: PartitionSpec,
+        apply: torch.Tensor | None,
+    ) -> None:
+        # In place, or XLA can't reuse the buffer of the old state (donation).
+        old.copy_(new if apply is None else torch.where(apply, new, old))
+        self._mesh.mark(old, spec)
+
+    def _whole(self, parameter: nn.Parameter, placement: Placement) -> MeshTensor:
+        return MeshTensor(mesh=self._mesh, placement=placement, shape=tuple(parameter.shape))
 
     def _final_placement(self, parameter: nn.Parameter) -> Placement:
         placement = self._plan[self._names[parameter]].placement(Role.GRADIENT)
@@ -267,8 +303,3 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients summed so far."""
         self._gradients.clear()
-
-
-def _infinite_if_invalid(norm: torch.Tensor) -> torch.Tensor:
-    # DeepSpeed reports infinity for a norm that is NaN too.
-    return torch.where(torch.isfinite(norm), norm, torch.full_like(norm, math.inf))

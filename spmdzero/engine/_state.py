@@ -10,11 +10,12 @@ from spmdzero.engine._counters import Counters
 from spmdzero.engine._gradients import GradientStore
 from spmdzero.engine._health import LossHealth
 from spmdzero.engine._optimizer import ZeroOptimizer
+from spmdzero.engine._settings import EngineSettings
 from spmdzero.plan import ShardingPlan
 from spmdzero.xla import runtime
 
 
-class EngineState(nn.Module):
+class EngineState(EngineSettings):
     """The engine's readable state; `Engine` adds what changes it."""
 
     module: nn.Module
@@ -25,6 +26,7 @@ class EngineState(nn.Module):
     _counters: Counters
     _gradients: GradientStore
     _health: LossHealth
+    _losses: list[torch.Tensor]
     _backward_done: bool
     _step_applied: bool
 
@@ -47,6 +49,11 @@ class EngineState(nn.Module):
     def global_samples(self) -> int:
         """Samples of all devices passed at boundaries."""
         return self._counters.global_samples
+
+    @property
+    def micro_losses(self) -> tuple[torch.Tensor, ...]:
+        """The losses of the step's micro-batches so far, 0-dim on the device."""
+        return tuple(self._losses)
 
     @property
     def skipped_steps(self) -> int:

@@ -1,23 +1,53 @@
 """Update rules over shards, and learning rate schedules. Nothing here knows about devices."""
 
+from spmdzero.optim._adagrad import Adagrad
 from spmdzero.optim._adam import Adam
 from spmdzero.optim._clip import clip_coefficient
-from spmdzero.optim._rule import UpdateRule
-from spmdzero.optim._rule_factory import rule_from_config, rule_from_torch
+from spmdzero.optim._elementwise import TorchElementwise
+from spmdzero.optim._lamb import Lamb
+from spmdzero.optim._lion import Lion
+from spmdzero.optim._muon import Muon
+from spmdzero.optim._muon_groups import is_muon_parameter, muon_groups
+from spmdzero.optim._named import FusedAdam, FusedLamb, FusedLion
+from spmdzero.optim._one_cycle import OneCycle
+from spmdzero.optim._range_test import LRRangeTest
+from spmdzero.optim._rule import LocalTensor, UpdateRule, WholeTensor
+from spmdzero.optim._rule_factory import (
+    DEEPSPEED_OPTIMIZERS,
+    is_tested,
+    rule_from_config,
+    rules_from_torch,
+)
 from spmdzero.optim._schedule_factory import Schedule, schedule_from_config
 from spmdzero.optim._schedules import WarmupCosineLR, WarmupDecayLR, WarmupLR
 from spmdzero.optim._sgd import SGD
 
 __all__ = [
+    "DEEPSPEED_OPTIMIZERS",
     "SGD",
+    "Adagrad",
     "Adam",
+    "FusedAdam",
+    "FusedLamb",
+    "FusedLion",
+    "LRRangeTest",
+    "Lamb",
+    "Lion",
+    "LocalTensor",
+    "Muon",
+    "OneCycle",
     "Schedule",
+    "TorchElementwise",
     "UpdateRule",
     "WarmupCosineLR",
     "WarmupDecayLR",
     "WarmupLR",
+    "WholeTensor",
     "clip_coefficient",
+    "is_muon_parameter",
+    "is_tested",
+    "muon_groups",
     "rule_from_config",
-    "rule_from_torch",
+    "rules_from_torch",
     "schedule_from_config",
 ]

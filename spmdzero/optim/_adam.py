@@ -1,6 +1,5 @@
 """Adam and AdamW."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,9 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spmdzero.errors import SpmdZeroConfigError
-from spmdzero.optim._group_checks import refuse_options, require_fixed, require_number
-from spmdzero.optim._rule import UpdateRule
+from spmdzero.optim._group_checks import (
+    log_decay,
+    refuse_options,
+    require_betas,
+    require_fixed,
+    require_number,
+)
+from spmdzero.optim._rule import UpdateRule, WholeTensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,16 +51,7 @@ class Adam(UpdateRule):
         Raises:
             SpmdZeroConfigError: see `UpdateRule.validate`.
         """
-        betas = group["betas"]
-        if not isinstance(betas, tuple | list) or len(betas) != 2:
-            raise SpmdZeroConfigError(
-                key="optimizer.params.betas",
-                value=betas,
-                reason="Adam has one decay rate for each of its two moments",
-                fix="Give two numbers, such as [0.9, 0.999].",
-            )
-        for beta in betas:
-            require_number("betas", beta, below=1.0)
+        require_betas(group["betas"])
         for name in ("lr", "eps", "weight_decay"):
             require_number(name, group[name])
         refuse_options(group, ("amsgrad", "maximize", "differentiable"))
@@ -75,8 +70,8 @@ class Adam(UpdateRule):
             "one_minus_beta1": 1.0 - beta1,
             "one_minus_beta2": 1.0 - beta2,
             "beta2": beta2,
-            "log_beta1": _log(beta1),
-            "log_beta2": _log(beta2),
+            "log_beta1": log_decay(beta1),
+            "log_beta2": log_decay(beta2),
         }
 
     def prepare(self, hyper: Mapping[str, Tensor], step: Tensor) -> dict[str, Tensor]:
@@ -101,6 +96,7 @@ class Adam(UpdateRule):
         grad: Tensor,
         state: Mapping[str, Tensor],
         factors: Mapping[str, Tensor],
+        whole: WholeTensor,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One step of one parameter."""
         if not self.decoupled:
@@ -117,7 +113,3 @@ class Adam(UpdateRule):
             # 1.3 % too strong for every parameter.
             change = change + param * factors["decay"]
         return param - change, {"exp_avg": mean, "exp_avg_sq": square}
-
-
-def _log(beta: float) -> float:
-    return math.log(beta) if beta else -math.inf

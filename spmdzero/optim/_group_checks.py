@@ -1,5 +1,6 @@
 """Checks that every rule makes on a param group."""
 
+import math
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
@@ -44,6 +45,28 @@ def require_number(
         )
 
 
+def require_betas(betas: object) -> None:
+    """Refuse what is not two decay rates from 0 and below 1.
+
+    Raises:
+        SpmdZeroConfigError: names the value and the range.
+    """
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise SpmdZeroConfigError(
+            key=_key("betas"),
+            value=betas,
+            reason="two decay rates are needed",
+            fix="Give two numbers, such as [0.9, 0.999].",
+        )
+    for beta in betas:
+        require_number("betas", beta, below=1.0)
+
+
+def log_decay(beta: float) -> float:
+    """The logarithm of a decay rate, minus infinity for 0."""
+    return math.log(beta) if beta else -math.inf
+
+
 def require_fixed(group: Mapping[str, Any], name: str, *, fixed: bool) -> None:
     """Refuse a group whose switch `name`, where it has one, differs from the rule's.
 
@@ -58,6 +81,17 @@ def require_fixed(group: Mapping[str, Any], name: str, *, fixed: bool) -> None:
             "choice is part of the compiled update",
             fix="Use the same choice in every param group and keep it while training.",
         )
+
+
+def refuse_tensors(group: Mapping[str, Any]) -> None:
+    """Refuse a group with a tensor among its numbers.
+
+    Raises:
+        SpmdZeroConfigError: for the first of them.
+    """
+    for name, value in group.items():
+        if isinstance(value, Tensor):
+            require_number(name, value)
 
 
 def refuse_options(group: Mapping[str, Any], names: tuple[str, ...]) -> None:

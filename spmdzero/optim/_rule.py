@@ -2,27 +2,78 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from torch import Tensor
 
 
-class UpdateRule(ABC):
-    """One optimizer's arithmetic as pure, elementwise functions over tensors of any placement.
+class WholeTensor(Protocol):
+    """One parameter beyond the shard at hand, for rules that need more than their own elements."""
 
-    Elementwise, so a parameter's shard is updated with the same shard of its gradient and state
-    and nothing else: no collective can come from here. Numbers of a param group (lr, betas, ...)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The parameter's own shape, whatever the form it is stored in."""
+
+    def sum(self, stored: Tensor) -> Tensor:
+        """The total over all shards, padding left out: 0-dim, the same on every device."""
+
+    def gather(self, stored: Tensor) -> Tensor:
+        """The tensor `[*shape]` that `stored` holds, on every device, in `stored`'s dtype."""
+
+    def store(self, tensor: Tensor) -> Tensor:
+        """What `gather` undoes: `[*shape]` in the form, and on the devices, of the shards."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTensor:
+    """The `WholeTensor` of a tensor that is whole where it is.
+
+    Attributes:
+        shape: its shape.
+    """
+
+    shape: tuple[int, ...]
+
+    def sum(self, stored: Tensor) -> Tensor:
+        """The total, 0-dim."""
+        return stored.sum()
+
+    def gather(self, stored: Tensor) -> Tensor:
+        """`stored`, which is whole."""
+        return stored
+
+    def store(self, tensor: Tensor) -> Tensor:
+        """`tensor`, which needs no other form."""
+        return tensor
+
+
+class UpdateRule(ABC):
+    """One optimizer's arithmetic as pure functions over tensors of any placement.
+
+    Elementwise, so that a parameter's shard is updated with the same shard of its gradient and
+    state: what else an update needs, it asks a `WholeTensor` for, and collectives come from there
+    only. Numbers of a param group (lr, betas, ...)
     reach the device as 0-dim tensors, so that a new value never means a new graph. What would
     change the graph is fixed at construction, and `validate` refuses a group that disagrees.
 
-    One step: `hyper` per group on the host, `prepare` per group on the device, `update` per
-    parameter.
+    One step: `hyper` per group on the host, `direction` per parameter, the norm and the clipping
+    of what came out, `prepare` per group on the device, `update` per parameter.
     """
 
     @property
     @abstractmethod
     def slots(self) -> tuple[str, ...]:
-        """Names of the state tensors of one parameter: its shape, fp32, zero at the start."""
+        """Names of the state tensors of one parameter: its shape, fp32."""
+
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        """Names of the 0-dim fp32 state tensors of one parameter."""
+        return ()
+
+    def initial(self, name: str, group: Mapping[str, Any]) -> float:
+        """What every element of the slot or scalar `name` is at the start."""
+        return 0.0
 
     @property
     @abstractmethod
@@ -45,6 +96,31 @@ class UpdateRule(ABC):
         The keys depend on the rule only, never on the values.
         """
 
+    @property
+    def has_direction(self) -> bool:
+        """Whether `direction` returns anything but the gradient."""
+        return type(self).direction is not UpdateRule.direction
+
+    def direction(
+        self,
+        grad: Tensor,
+        state: Mapping[str, Tensor],
+        hyper: Mapping[str, Tensor],
+        whole: WholeTensor,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """What takes the gradient's place from here on, and the slots that changed for it.
+
+        Before the norm and the clipping, which see what this returns. The arguments keep their
+        values.
+
+        Args:
+            grad: fp32, in its stored shape: averaged and unscaled, not yet clipped.
+            state: as `update`.
+            hyper: as `prepare`.
+            whole: as `update`.
+        """
+        return grad, {}
+
     @abstractmethod
     def prepare(self, hyper: Mapping[str, Tensor], step: Tensor) -> dict[str, Tensor]:
         """What every parameter of one group needs in `update`, once per group and step.
@@ -61,12 +137,14 @@ class UpdateRule(ABC):
         grad: Tensor,
         state: Mapping[str, Tensor],
         factors: Mapping[str, Tensor],
+        whole: WholeTensor,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The new parameter and the new state; the arguments keep their values.
 
         Args:
             param: fp32, any shape: the master weights or a shard of them.
             grad: fp32, the same shape: averaged, unscaled and clipped.
-            state: one fp32 tensor of the same shape per slot.
+            state: one fp32 tensor of the same shape per slot, a 0-dim one per scalar.
             factors: what `prepare` returned for the parameter's group.
+            whole: the parameter that `param` may be a shard of.
         """

@@ -9,13 +9,16 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.optim._names import did_you_mean
+from spmdzero.optim._one_cycle import OneCycle
+from spmdzero.optim._range_test import LRRangeTest
+from spmdzero.optim._schedule import DeepSpeedSchedule
 from spmdzero.optim._schedules import WarmupCosineLR, WarmupDecayLR, WarmupLR
 
-Schedule = WarmupLR | WarmupCosineLR | LRScheduler
+Schedule = DeepSpeedSchedule | LRScheduler
 
-_OURS = {cls.__name__: cls for cls in (WarmupLR, WarmupDecayLR, WarmupCosineLR)}
-# Without this list the closest name would be torch's OneCycleLR, which is another schedule.
-_DEEPSPEED_ONLY = ("OneCycle", "LRRangeTest")
+_OURS: dict[str, Any] = {
+    cls.__name__: cls for cls in (WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle, LRRangeTest)
+}
 
 
 def schedule_from_config(
@@ -32,16 +35,11 @@ def schedule_from_config(
     """
     classes = _OURS | _torch_schedules()
     if type not in classes:
-        known_elsewhere = type in _DEEPSPEED_ONLY
         raise SpmdZeroConfigError(
             key="scheduler.type",
             value=type,
-            reason="this DeepSpeed schedule is not supported"
-            if known_elsewhere
-            else "no schedule of DeepSpeed or torch.optim.lr_scheduler has this name",
-            fix=f"Use one of: {', '.join(_OURS)}, or a class of torch.optim.lr_scheduler."
-            if known_elsewhere
-            else did_you_mean(type, known=classes),
+            reason="no schedule of DeepSpeed or torch.optim.lr_scheduler has this name",
+            fix=did_you_mean(type, known=classes),
         )
     cls = classes[type]
     _check_params(cls, params)

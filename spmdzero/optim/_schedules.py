@@ -2,16 +2,16 @@
 
 import math
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from torch.optim import Optimizer
 
-from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
+from spmdzero.errors import SpmdZeroConfigError
+from spmdzero.optim._schedule import DeepSpeedSchedule, number, per_group, whole_steps
 
 
-class _WarmupSchedule(ABC):
-    """The counter, the warm-up curve and the writing of `param_groups` of all three schedules."""
+class _WarmupSchedule(DeepSpeedSchedule):
+    """The warm-up curve of all three schedules."""
 
     def __init__(
         self,
@@ -21,13 +21,9 @@ class _WarmupSchedule(ABC):
         warmup_type: str,
         last_batch_iteration: int,
     ) -> None:
-        if not isinstance(warmup_num_steps, int) or warmup_num_steps <= 0:
-            raise SpmdZeroConfigError(
-                key="scheduler.params.warmup_num_steps",
-                value=warmup_num_steps,
-                reason="a positive integer is needed",
-                fix="Use 1 or more steps, or no scheduler.",
-            )
+        super().__init__(optimizer=optimizer, last_batch_iteration=last_batch_iteration)
+        # The log curve divides by log(warmup_num_steps).
+        self.warmup_num_steps = max(2, whole_steps("warmup_num_steps", warmup_num_steps))
         if warmup_type not in ("log", "linear"):
             raise SpmdZeroConfigError(
                 key="scheduler.params.warmup_type",
@@ -35,49 +31,7 @@ class _WarmupSchedule(ABC):
                 reason="there is no such warm-up curve (DeepSpeed would fall back to log)",
                 fix='Use "log" or "linear".',
             )
-        self.optimizer = optimizer
-        # The log curve divides by log(warmup_num_steps).
-        self.warmup_num_steps = max(2, warmup_num_steps)
         self.warmup_type = warmup_type
-        self.last_batch_iteration = last_batch_iteration
-        self._last_lr: list[float] | None = None
-
-    @abstractmethod
-    def get_lr(self) -> list[float]:
-        """The learning rate of each param group at `last_batch_iteration`."""
-
-    def get_last_lr(self) -> list[float]:
-        """The learning rates that were last written to the param groups.
-
-        Raises:
-            SpmdZeroUsageError: nothing was written yet (made with a `last_batch_iteration` and
-                not stepped since).
-        """
-        if self._last_lr is None:
-            raise SpmdZeroUsageError("get_last_lr() before the first step(): call step() first.")
-        return self._last_lr
-
-    def step(self, last_batch_iteration: int | None = None) -> None:
-        """Go to the next iteration, or to the one given, and write the learning rates."""
-        if last_batch_iteration is None:
-            last_batch_iteration = self.last_batch_iteration + 1
-        self.last_batch_iteration = last_batch_iteration
-        self._write_lr()
-
-    def state_dict(self) -> dict[str, int]:
-        """The iteration, under DeepSpeed's name."""
-        return {"last_batch_iteration": self.last_batch_iteration}
-
-    def load_state_dict(self, sd: dict[str, int]) -> None:
-        """Set the iteration; as in DeepSpeed the param groups change at the next `step`."""
-        self.last_batch_iteration = sd["last_batch_iteration"]
-
-    def _write_lr(self) -> None:
-        rates = self.get_lr()
-        # Not strict: a group that joined later keeps its own lr, as in DeepSpeed.
-        for group, lr in zip(self.optimizer.param_groups, rates, strict=False):
-            group["lr"] = lr
-        self._last_lr = rates
 
     def _warmup_gamma(self) -> float:
         """How far the warm-up has come, 0 to 1."""
@@ -125,10 +79,10 @@ class WarmupLR(_WarmupSchedule):
         )
         if warmup_max_lr is None:
             warmup_max_lr = [group["lr"] for group in optimizer.param_groups]
-        self.min_lrs = _per_group(optimizer, "warmup_min_lr", warmup_min_lr)
-        self.max_lrs = _per_group(optimizer, "warmup_max_lr", warmup_max_lr)
+        self.min_lrs = per_group(optimizer, "warmup_min_lr", warmup_min_lr)
+        self.max_lrs = per_group(optimizer, "warmup_max_lr", warmup_max_lr)
         if last_batch_iteration == -1:
-            self._write_lr()
+            self.write_lr(self.get_lr())
 
     def get_lr(self) -> list[float]:
         """The learning rate of each param group at `last_batch_iteration`."""
@@ -169,7 +123,7 @@ class WarmupDecayLR(WarmupLR):
         warmup_type: str = "log",
         last_batch_iteration: int = -1,
     ) -> None:
-        self.total_num_steps = _number("total_num_steps", total_num_steps)
+        self.total_num_steps = number("total_num_steps", total_num_steps)
         super().__init__(
             optimizer,
             warmup_min_lr,
@@ -220,13 +174,13 @@ class WarmupCosineLR(_WarmupSchedule):
             warmup_type=warmup_type,
             last_batch_iteration=last_batch_iteration,
         )
-        self.total_num_steps = _number("total_num_steps", total_num_steps)
-        self.warmup_min_ratio = _number("warmup_min_ratio", warmup_min_ratio)
-        self.cos_min_ratio = _number("cos_min_ratio", cos_min_ratio)
+        self.total_num_steps = number("total_num_steps", total_num_steps)
+        self.warmup_min_ratio = number("warmup_min_ratio", warmup_min_ratio)
+        self.cos_min_ratio = number("cos_min_ratio", cos_min_ratio)
         self.org_lrs = [group["lr"] for group in optimizer.param_groups]
         _warn_if_all_warmup(total_num_steps, self.warmup_num_steps)
         if last_batch_iteration == -1:
-            self._write_lr()
+            self.write_lr(self.get_lr())
 
     def get_lr_ratio(self) -> float:
         """The fraction of each group's own lr at `last_batch_iteration`; 0.0 before the start."""
@@ -243,31 +197,6 @@ class WarmupCosineLR(_WarmupSchedule):
         """The learning rate of each param group at `last_batch_iteration`."""
         ratio = self.get_lr_ratio()
         return [lr * ratio for lr in self.org_lrs]
-
-
-def _per_group(optimizer: Optimizer, name: str, value: float | Sequence[float]) -> list[float]:
-    groups = len(optimizer.param_groups)
-    if not isinstance(value, list | tuple):
-        return [_number(name, value)] * groups
-    if len(value) != groups:
-        raise SpmdZeroConfigError(
-            key=f"scheduler.params.{name}",
-            value=value,
-            reason=f"{len(value)} values for {groups} param groups",
-            fix=f"Give one number, or a list of {groups}.",
-        )
-    return [_number(name, number) for number in value]
-
-
-def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise SpmdZeroConfigError(
-            key=f"scheduler.params.{name}",
-            value=value,
-            reason=f"a number is needed, this is {type(value).__name__}",
-            fix=f"Write {name} as a number, without quotes.",
-        )
-    return value
 
 
 def _warn_if_all_warmup(total_num_steps: float, warmup_num_steps: int) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.optim._group_checks import refuse_options, require_fixed, require_number
-from spmdzero.optim._rule import UpdateRule
+from spmdzero.optim._rule import UpdateRule, WholeTensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +93,7 @@ class SGD(UpdateRule):
         grad: Tensor,
         state: Mapping[str, Tensor],
         factors: Mapping[str, Tensor],
+        whole: WholeTensor,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One step of one parameter."""
         grad = grad + param * factors["weight_decay"]

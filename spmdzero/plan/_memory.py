@@ -71,7 +71,7 @@ def memory_report(plan: "ShardingPlan") -> MemoryReport:
     for tensor in plan:
         for state in tensor.states:
             elements = math.prod(state.placement.local_shape(tensor.shape, plan.mesh))
-            copies = len(plan.moments) if state.role is Role.MOMENT else 1
+            copies = len(plan.moments_of(tensor)) if state.role is Role.MOMENT else 1
             totals[state.role] += copies * elements * itemsize(state.dtype)
     return MemoryReport(tuple(totals.items()))
 
@@ -96,15 +96,12 @@ def _paper_formula(plan: "ShardingPlan") -> tuple[tuple[int, int, int] | None, s
         "ZeRO, arXiv 1910.02054, section 5: 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N bytes for mixed precision "
         "Adam: 16-bit parameters and gradients, fp32 master and two fp32 moments, all trainable"
     )
-    mixed_precision_adam = (
-        plan.master_dtype == plan.moment_dtype == "float32"
-        and len(plan.moments) == 2
-        and all(
-            tensor.placement(Role.MASTER) is not None
-            and itemsize(tensor.dtype(Role.PARAMETER)) == 2
-            and itemsize(tensor.dtype(Role.GRADIENT)) == 2
-            for tensor in plan
-        )
+    mixed_precision_adam = plan.master_dtype == plan.moment_dtype == "float32" and all(
+        len(plan.moments_of(tensor)) == 2
+        and tensor.placement(Role.MASTER) is not None
+        and itemsize(tensor.dtype(Role.PARAMETER)) == 2
+        and itemsize(tensor.dtype(Role.GRADIENT)) == 2
+        for tensor in plan
     )
     if not mixed_precision_adam:
         return None, f"The paper's formula doesn't apply to this plan ({note})."

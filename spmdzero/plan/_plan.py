@@ -27,7 +27,8 @@ class ShardingPlan:
         min_shard_elements: tensors with fewer elements keep replicated states.
         master: whether parameters in another dtype than `master_dtype` have master weights.
         master_dtype: dtype of the master weights.
-        moments: the optimizer's slots per parameter, e.g. ``("exp_avg", "exp_avg_sq")``.
+        moments: the optimizer's slots, e.g. ``("exp_avg", "exp_avg_sq")``: of every parameter
+            whose `ParamSpec.moments` says nothing else.
         moment_dtype: dtype of every slot.
         accumulator_dtype: dtype of accumulator and gradient; None means the parameter's.
         accumulation_steps: micro-batches per step; an accumulator exists above 1.
@@ -99,7 +100,7 @@ class ShardingPlan:
                 dtypes[Role.ACCUMULATOR] = gradient_dtype
             if master and param.dtype != master_dtype:
                 dtypes[Role.MASTER] = master_dtype
-            if moments:
+            if moments if param.moments is None else param.moments:
                 dtypes[Role.MOMENT] = moment_dtype
             shard = choose_placement(param.shape, mesh=mesh, min_shard_elements=min_shard_elements)
             placements = placements_at_stage(stage=stage, shard=shard, partial=partial)
@@ -161,6 +162,10 @@ class ShardingPlan:
 
     def __len__(self) -> int:
         return len(self.tensors)
+
+    def moments_of(self, tensor: TensorPlan) -> tuple[str, ...]:
+        """The optimizer's slots of one parameter of this plan."""
+        return self.moments if tensor.param.moments is None else tensor.param.moments
 
     def memory(self) -> MemoryReport:
         """Bytes per device of each role, padding included."""

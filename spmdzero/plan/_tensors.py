@@ -17,12 +17,14 @@ class ParamSpec:
         shape: its global shape.
         dtype: the name of its dtype, e.g. ``"bfloat16"``.
         trainable: whether it has a gradient and optimizer states.
+        moments: its own optimizer slots, where they are not the plan's; None where they are.
     """
 
     name: str
     shape: Shape
     dtype: str
     trainable: bool
+    moments: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         itemsize(self.dtype)

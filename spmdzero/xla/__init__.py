@@ -13,9 +13,10 @@ if "torch_xla" not in sys.modules:
 from spmdzero.xla import runtime
 from spmdzero.xla._global import GlobalForward
 from spmdzero.xla._norm import global_norm
-from spmdzero.xla._private import optimized_hlo, record_scopes, scope, sharding_of
+from spmdzero.xla._private import optimized_hlo, record_scopes, scope, sharding_of, write_stamp
 from spmdzero.xla._tree import Batch, Replicated, map_tensors, replicated
 from spmdzero.xla.mesh import DeviceMesh, local_shards
+from spmdzero.xla.recompute import recomputed
 from spmdzero.xla.reduction import GradientReduction
 from spmdzero.xla.region import RegionRules, ReplicaRegion, refuse_gradient_hooks
 
@@ -31,10 +32,12 @@ __all__ = [
     "local_shards",
     "map_tensors",
     "optimized_hlo",
+    "recomputed",
     "record_scopes",
     "refuse_gradient_hooks",
     "replicated",
     "runtime",
     "scope",
     "sharding_of",
+    "write_stamp",
 ]

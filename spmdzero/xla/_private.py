@@ -89,6 +89,12 @@ def optimized_hlo(tensors: Sequence[torch.Tensor]) -> str:
     return text
 
 
+def write_stamp(tensor: torch.Tensor) -> tuple[int, int]:
+    """Changes whenever `tensor` is written: in place, through a view, or through `.data`."""
+    # Writes through .data leave the version alone, and copy_ leaves the id alone.
+    return _C._xla_get_tensor_id(tensor), tensor._version
+
+
 @contextlib.contextmanager
 def scope(name: str) -> Iterator[None]:
     """Operations created inside carry `name` into the compiled program's `op_name`.

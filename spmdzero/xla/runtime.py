@@ -69,6 +69,14 @@ def process_index() -> int:
     return xr.process_index()
 
 
+def rendezvous() -> str:
+    """Where the processes that the runtime connects find each other: an `init_method` of torch."""
+    # Registers the URL's scheme.
+    import torch_xla.distributed.xla_backend  # noqa: F401
+
+    return "xla://"
+
+
 def platform() -> str:
     """``"CPU"``, ``"TPU"``, ..."""
     return str(xr.device_type())

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from param_meanings import MEANINGS
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -14,6 +15,7 @@ from spmdzero.config._deprecated import DEPRECATED, SECOND_SPELLINGS
 from spmdzero.config._keys import REMOVED
 from spmdzero.config._models import SECTIONS
 from spmdzero.config._off import OFF_ONLY, OffSection, OffValue
+from spmdzero.config._params import OPTIMIZERS, SCHEDULES
 from spmdzero.config._types import Section
 
 PAGE = Path(__file__).parents[2] / "docs" / "config.md"
@@ -25,6 +27,7 @@ def rendered(page: str) -> str:
     honoured = {at: model for at, model in SECTIONS.items() if at not in ours}
     tables = {
         "honoured": _table(("key", "default", "meaning"), _honoured(honoured)),
+        "params": _params("optimizer", OPTIMIZERS) + _params("scheduler", SCHEDULES),
         "spmd": _table(("key", "default", "meaning"), _honoured(ours)),
         "no-meaning": _table(("key", "why"), ((f"`{k}`", why) for k, why in NO_MEANING.items())),
         "off": _table(
@@ -69,6 +72,21 @@ def _honoured(sections: dict[str, type[Section]]) -> Iterator[tuple[str, str, st
             key = f"{at}.{name}".lstrip(".")
             if key not in {*SECTIONS, *NO_MEANING, *OFF_ONLY}:
                 yield f"`{key}`", written(field), meanings[name]
+
+
+def _params(section: str, models: dict[str, type[Section]]) -> str:
+    names: dict[type[Section], list[str]] = {}
+    for name, model in models.items():
+        names.setdefault(model, []).append(name)
+    parts = []
+    for model, group in names.items():
+        rows = (
+            (f"`{name}`", written(field), MEANINGS[name])
+            for name, field in model.model_fields.items()
+        )
+        title = f"### `{section}.params` of {' and '.join(group)}"
+        parts.append(f"\n{title}\n\n{_table(('key', 'default', 'meaning'), rows)}")
+    return "".join(parts)
 
 
 def _meanings(model: type[Section]) -> dict[str, str]:

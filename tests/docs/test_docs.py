@@ -105,9 +105,10 @@ def test_a_command_of_a_page_names_something_that_exists(page: Path, command: st
 
 def test_the_tables_of_config_md_are_what_the_command_on_it_writes(tmp_path: Path):
     copied = tmp_path / "tests" / "docs" / "render_config.py"
+    meanings = copied.with_name("param_meanings.py")
     page = tmp_path / "docs" / "config.md"
-    for target in (copied, page):
-        target.parent.mkdir(parents=True)
+    for target in (copied, meanings, page):
+        target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / target.relative_to(tmp_path), target)
     run(copied, tmp_path)
     assert render_config.PAGE.read_text() == page.read_text(), (

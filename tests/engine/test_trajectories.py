@@ -12,25 +12,31 @@ FP32 = [
     "z2_w2_fp32_adam_l2",
     "z2_w2_fp32_sgdm",
     "z2_w2_fp32_cosine",
+    "z2_w2_fp32_sum_op",
+    "z1_w2_fp32_unmanaged_gas4",
 ]
 BF16 = [
     "z1_w2_bf16_gas1",
     "z2_w2_bf16_gas1",
     "z2_w2_bf16_gas4",
     "z1_w2_bf16_gacc32_gas4",
+    "z2_w2_autocastbf16_gas1",
 ]
+FP16 = ["z2_w2_fp16dyn_gas1", "z1_w2_fp16dyn_gas4", "z1_w2_fp16static_gas1"]
 # Two frameworks sum in different orders; over 20 steps of this model that stays under 1e-6 in the
 # loss. The bounds leave a factor of ten for another CPU's matmul.
 FP32_LOSS, FP32_NORM = 1e-5, 5e-5
 # bf16 rounds each operation to 3 digits; XLA and torch round at different places (fused or not).
 BF16_LOSS, BF16_NORM = 5e-3, 2e-2
+# fp16 rounds to 3 to 4 digits; which steps overflow, and so the scale, must be equal all the same.
+FP16_LOSS, FP16_NORM = 1e-3, 2e-3
 
 Runs = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def runs() -> Runs:
-    names = FP32 + BF16
+    names = FP32 + BF16 + FP16
     # No flags: compiled as a user's run is, not as the rest of the suite.
     done = run([case_of(name) for name in names], devices=2, flags="")
     return dict(zip(names, done, strict=True))
@@ -42,12 +48,19 @@ def assert_follows(
     assert len(ours) == len(theirs)
     for mine, recorded in zip(ours, theirs, strict=True):
         assert mine["loss"] == pytest.approx(recorded["loss"], abs=loss), mine["step"]
-        if recorded["grad_norm"] is not None:  # DeepSpeed has none at stage 0
-            assert mine["grad_norm"] == pytest.approx(recorded["grad_norm"], rel=norm)
-        assert mine["lr_used"] == recorded["lr_used"]
-        assert mine["lr_after"] == recorded["lr_after"]
-        assert mine["skipped_steps"] == recorded["skipped_steps"]
-        assert mine["global_steps"] == recorded["global_steps"]
+        assert_same_norm(mine, recorded, norm)
+        # DeepSpeed's stage 0 has no scaler.
+        assert mine["loss_scale_after"] == (recorded["loss_scale_after"] or 1.0)
+        for key in EXACT & recorded.keys():
+            assert mine[key] == recorded[key], (mine["step"], key)
+
+
+EXACT = {"lr_used", "lr_after", "mom", "skipped_steps", "global_steps", "step_applied"}
+
+
+def assert_same_norm(mine: dict[str, Any], recorded: dict[str, Any], norm: float) -> None:
+    if recorded["grad_norm"] is not None:  # DeepSpeed has none at stage 0
+        assert mine["grad_norm"] == pytest.approx(recorded["grad_norm"], rel=norm)
 
 
 @pytest.mark.parametrize("name", FP32)
@@ -62,10 +75,31 @@ def test_bf16_follows_deepspeed(runs: Runs, name: str) -> None:
     assert_follows(runs[name]["records"], recorded["records"], loss=BF16_LOSS, norm=BF16_NORM)
 
 
-@pytest.mark.parametrize("name", ["z2_w2_fp32_gas1", "z1_w2_fp32_gas4", "z2_w2_bf16_gas4"])
+@pytest.mark.parametrize("name", FP16)
+def test_fp16_follows_deepspeed(runs: Runs, name: str) -> None:
+    recorded = recording(name)
+    assert_follows(runs[name]["records"], recorded["records"], loss=FP16_LOSS, norm=FP16_NORM)
+
+
+@pytest.mark.parametrize("name", FP32 + BF16 + FP16)
 def test_counters_and_flags_follow_deepspeed(runs: Runs, name: str) -> None:
     recorded = recording(name)["trace"]
-    assert runs[name]["trace"][: len(recorded)] == recorded
+    for mine, theirs in zip(runs[name]["trace"], recorded, strict=False):
+        assert_same_norm(mine, theirs, BF16_NORM)
+        assert {**mine, "grad_norm": None} == {**theirs, "grad_norm": None}
+
+
+def test_half_precision_at_stage_0_follows_stage_1() -> None:
+    # DeepSpeed's own stage 0 takes an optimizer step at construction in bf16, and never scales the
+    # loss in fp16 (docs/coming_from_deepspeed.md), so its recordings are no reference.
+    names = ["z1_w2_bf16_gas1", "z2_w2_fp16dyn_gas1"]
+    cases = [case_of(name) | {"steps": 10} for name in names]
+    for case in cases:
+        case["config"] = case["config"] | {"zero_optimization": {"stage": 0}}
+    for name, done in zip(names, run(cases, devices=2), strict=True):
+        assert_follows(
+            done["records"], recording(name)["records"][:10], loss=BF16_LOSS, norm=BF16_NORM
+        )
 
 
 # label -> devices, our own keys, recording. DeepSpeed's 2 ranks saw the same global batches as any
@@ -88,6 +122,13 @@ MESHES = {
     "8 devices, global forward": (8, {"forward": "global"}, "z2_w2_fp32_gas1"),
 }
 STEPS = 6
+
+
+@pytest.mark.slow
+def test_fp16_on_4_devices_follows_deepspeed_on_4_ranks() -> None:
+    name = "z2_w4_fp16dyn_gas4"
+    (done,) = run([case_of(name)], devices=4)
+    assert_follows(done["records"], recording(name)["records"], loss=FP16_LOSS, norm=FP16_NORM)
 
 
 @pytest.fixture(scope="module")

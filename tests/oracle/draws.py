@@ -34,6 +34,9 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adam_uncorrected": {"type": "Adam", "params": _BETAS | {"bias_correction": False}},
     "sgd": {"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}},
     "sgd_nesterov": {"type": "SGD", "params": {"lr": 0.05, "momentum": 0.8, "nesterov": True}},
+    "adagrad": {"type": "Adagrad", "params": {"lr": 0.01, "weight_decay": 0.01}},
+    "muon": {"type": "Muon", "params": {"lr": 2e-3, "momentum": 0.95, "weight_decay": 0.1}},
+    "rmsprop": {"type": "RMSprop", "params": {"lr": 2e-3, "momentum": 0.5}},
 }
 SCHEDULES: dict[str, dict[str, Any] | None] = {
     "constant": None,
@@ -54,6 +57,24 @@ SCHEDULES: dict[str, dict[str, Any] | None] = {
         "type": "WarmupCosineLR",
         "params": {"total_num_steps": 6, "warmup_num_steps": 2, "warmup_min_ratio": 0.2},
     },
+    "onecycle": {
+        "type": "OneCycle",
+        "params": {
+            "cycle_min_lr": 1e-4,
+            "cycle_max_lr": 4e-3,
+            "cycle_first_step_size": 2,
+            "decay_step_size": 1,
+            "decay_lr_rate": 0.5,
+        },
+    },
+    "range": {
+        "type": "LRRangeTest",
+        "params": {
+            "lr_range_test_min_lr": 5e-4,
+            "lr_range_test_step_size": 2,
+            "lr_range_test_step_rate": 2.0,
+        },
+    },
 }
 PRECISIONS: dict[str, dict[str, Any]] = {
     "fp32": {},
@@ -62,8 +83,35 @@ PRECISIONS: dict[str, dict[str, Any]] = {
         "bf16": {"enabled": True},
         "data_types": {"grad_accum_dtype": "fp32"},
     },
+    "bf16_comm32": {"bf16": {"enabled": True}, "communication_data_type": "fp32"},
+    "fp16": {
+        "fp16": {
+            "enabled": True,
+            # The first steps overflow: 2^19 times this model's gradients is beyond fp16.
+            "initial_scale_power": 19,
+            "loss_scale_window": 2,
+            "hysteresis": 1,
+        }
+    },
+    "fp16_slow": {
+        "fp16": {
+            "enabled": True,
+            "initial_scale_power": 18,
+            "loss_scale_window": 3,
+            "hysteresis": 2,
+            "consecutive_hysteresis": True,
+        }
+    },
+    "fp16_static": {"fp16": {"enabled": True, "loss_scale": 256}},
+    "autocast": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
 }
-REDUCTIONS: dict[str, dict[str, Any]] = {"default": {}}
+# At stage 2 DeepSpeed divides before the sum only without its reduce-scatter.
+REDUCTIONS: dict[str, dict[str, Any]] = {
+    "mean": {},
+    "sum": {"gradient_allreduce_op": "sum"},
+    "prescaled": {"prescale_gradients": True},
+    "predivided": {"gradient_predivide_factor": 4.0},
+}
 CLIPS: dict[str, dict[str, Any]] = {
     "default": {},
     "0": {"gradient_clipping": 0.0},
@@ -125,6 +173,8 @@ def _case(number: int, drawn: dict[str, Any]) -> Case:
     config |= {"scheduler": schedule} if schedule else {}
     config |= PRECISIONS[drawn["precision"]] | REDUCTIONS[drawn["reduction"]]
     config |= CLIPS[drawn["clip"]]
+    if drawn["reduction"] in ("prescaled", "predivided"):
+        config["zero_optimization"] = {"stage": drawn["stage"], "reduce_scatter": False}
     words = [drawn[w] for w in ("precision", "optimizer", "schedule", "reduction")]
     words += [f"stage{drawn['stage']}", f"gas{drawn['gas']}", f"clip{drawn['clip']}"]
     words += ["groups"] if drawn["groups"] else []

@@ -16,11 +16,15 @@ ROOT = Path(__file__).parents[2]
 CASES = draw(36, seed=2026)
 RANKS = 2
 # Two frameworks sum in different orders. Over five steps of this model that stays under 2e-6 in
-# fp32; the bound leaves room for another CPU's matmul.
-FP32_LOSS, FP32_NORM = 1e-5, 5e-5
-# 16-bit formats round each operation (bf16 to 3 digits), and XLA and torch round at different
-# places: XLA fuses what torch writes out.
-LOW_LOSS, LOW_NORM = 1e-2, 2e-2
+# fp32; the bound leaves room for another CPU's matmul. 16-bit formats round each operation, and
+# XLA and torch round at different places (XLA fuses what torch writes out): measured, up to 5e-4
+# in fp16's 11 bits and 5e-3 in bf16's 8.
+TOLERANCES = {
+    "fp32": {"loss": 1e-5, "norm": 5e-5},
+    "fp16": {"loss": 2e-3, "norm": 1e-3},
+    "bf16": {"loss": 1e-2, "norm": 5e-3},
+    "autocast": {"loss": 1e-2, "norm": 5e-3},
+}
 COMPARED_LOOSELY = ("loss", "grad_norm")
 
 Results = dict[str, Any]
@@ -63,16 +67,17 @@ def test_a_drawn_config_trains_as_in_deepspeed(
     assert "refused" not in mine, mine["refused"]
     for rank in ranks:
         assert "refused" not in rank, rank["refused"]
-    fp32 = "fp32" in case.name.split("-")
-    loss, norm = (FP32_LOSS, FP32_NORM) if fp32 else (LOW_LOSS, LOW_NORM)
+    allowed = TOLERANCES[case.name.split("-")[1].split("_")[0]]
     records = zip(mine["records"], *(rank["records"] for rank in ranks), strict=True)
     for record, *recorded in records:
         at = f"step {record['step']}, micro-batch {record['micro']}"
         first = recorded[0]
         mean = sum(rank["loss"] for rank in recorded) / RANKS
-        assert record["loss"] == pytest.approx(mean, abs=loss), at
+        assert record["loss"] == pytest.approx(mean, abs=allowed["loss"]), at
         # At stage 0 DeepSpeed has no norm in fp32.
         if first["grad_norm"] is not None:
-            assert record["grad_norm"] == pytest.approx(first["grad_norm"], rel=norm), at
+            assert record["grad_norm"] == pytest.approx(first["grad_norm"], rel=allowed["norm"]), at
         exact = [key for key in first if key not in COMPARED_LOOSELY]
+        if first["loss_scale"] is None:  # DeepSpeed's optimizer has none, ours is 1
+            exact.remove("loss_scale")
         assert {key: record[key] for key in exact} == {key: first[key] for key in exact}, at

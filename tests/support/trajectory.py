@@ -54,6 +54,7 @@ def train(case: Case) -> dict[str, Any]:
     runtime.start()
     config = case["config"] | {"train_micro_batch_size_per_gpu": ROWS // runtime.device_count()}
     engine, *_ = spmdzero.initialize(model=make_model(), config=config)
+    managed = config.get("managed_gradient_accumulation", True)
     records, trace = [], []
     for step in range(case["steps"]):
         lr_used, losses = engine.get_lr(), []
@@ -61,8 +62,9 @@ def train(case: Case) -> dict[str, Any]:
             loss = engine(*make_batch(step, micro))
             engine.backward(loss)
             boundary = engine.is_gradient_accumulation_boundary()
-            engine.step()
-            losses.append(loss.item())
+            if managed or micro == engine.gradient_accumulation_steps() - 1:
+                engine.step()
+            losses.append(loss)
             trace.append(
                 {
                     "step": step,
@@ -73,9 +75,11 @@ def train(case: Case) -> dict[str, Any]:
                     "global_samples": engine.global_samples,
                     "skipped": engine.skipped_steps,
                     "was_step_applied": engine.was_step_applied(),
+                    "grad_norm": engine.get_global_grad_norm(),
                     "lr": engine.get_lr(),
                 }
             )
+        losses = [loss.item() for loss in losses]
         records.append(
             {
                 "step": step,
@@ -83,7 +87,10 @@ def train(case: Case) -> dict[str, Any]:
                 "micro_losses": losses,
                 "lr_used": lr_used,
                 "lr_after": engine.get_lr(),
+                "mom": str(engine.get_mom()),
                 "grad_norm": engine.get_global_grad_norm(),
+                "loss_scale_after": engine.cur_scale,
+                "step_applied": engine.was_step_applied(),
                 "skipped_steps": engine.skipped_steps,
                 "global_steps": engine.global_steps,
             }

@@ -161,7 +161,8 @@ def test_every_key_without_meaning_is_one_that_its_section_takes(key):
 
 
 @pytest.mark.parametrize(
-    ("given", "canonical"), [("adam", "Adam"), ("ADAMW", "AdamW"), ("sgd", "SGD")]
+    ("given", "canonical"),
+    [("adam", "Adam"), ("ADAMW", "AdamW"), ("sgd", "SGD"), ("MUON", "Muon"), ("lion", "Lion")],
 )
 def test_optimizer_names_are_read_in_any_case(given, canonical):
     assert load_config({"optimizer": {"type": given}}).optimizer.type == canonical

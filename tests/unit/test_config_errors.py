@@ -188,24 +188,44 @@ def test_what_deepspeed_removed_is_refused_with_that_reason(key):
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("name", "reason", "fix"),
     [
-        ("Lion", "later release"),
-        ("adagrad", "later release"),
-        ("OneBitAdam", "1-bit"),
-        ("DeepSpeedCPUAdam", "never on the host"),
-        ("Foo", "no optimizer of this name"),
+        ("OneBitAdam", "1-bit", "Use Adam"),
+        ("zerooneadam", "1-bit", "Use Adam"),
+        ("DeepSpeedCPUAdam", "never on the host", "without CPU"),
+        ("MuAdamW", "mup package", "parameter group"),
+        ("Adafactor", "rows and columns", "AdamW"),
+        ("LBFGS", "several times in one step", "AdamW"),
+        ("SparseAdam", "sparse gradients", "AdamW"),
+        ("Foo", "no optimizer of this name", "Adam, AdamW, SGD"),
+        ("Optimizer", "no optimizer of this name", "Adam, AdamW, SGD"),
+        ("rmsprop", "no optimizer of this name", "a class of torch.optim"),
     ],
 )
-def test_an_unsupported_optimizer_is_refused_naming_those_that_work(name, reason):
+def test_an_unsupported_optimizer_is_refused_naming_those_that_work(name, reason, fix):
     error = refused({"optimizer": {"type": name}})
     assert reason in error.reason
-    assert "Adam, AdamW, SGD" in error.fix
+    assert fix in error.fix
+
+
+def test_per_head_muon_is_refused_and_may_be_off():
+    muon = {"type": "Muon", "params": {"per_head_muon": False}}
+    assert load_config({"optimizer": muon}).optimizer.params == muon["params"]
+    error = refused({"optimizer": {"type": "Muon", "params": {"per_head_muon": True}}})
+    assert error.key == "optimizer.params.per_head_muon"
+
+
+def test_a_torch_optimizer_takes_the_arguments_of_its_class():
+    rmsprop = {"type": "RMSprop", "params": {"lr": 0.1, "alpha": 0.9}}
+    assert load_config({"optimizer": rmsprop}).optimizer.params == rmsprop["params"]
+    error = refused({"optimizer": {"type": "RMSprop", "params": {"aplha": 0.9}}})
+    assert error.key == "optimizer.params.aplha"
+    assert "alpha" in error.fix
 
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("OneCycle", "later"), ("Foo", "no schedule"), ("LRScheduler", "no schedule")],
+    [("Foo", "no schedule"), ("LRScheduler", "no schedule")],
 )
 def test_an_unsupported_schedule_is_refused(name, reason):
     assert reason in refused({"scheduler": {"type": name}}).reason

@@ -10,7 +10,11 @@ import spmdzero
 
 ROOT = Path(spmdzero.__file__).parent
 # A layer may import what stands before it, and itself.
-LAYERS = ["errors", "config", "plan", "xla", "optim", "precision", "engine", "inspect"]
+LAYERS = [
+    *("errors", "refusals", "config", "monitor", "plan", "xla", "comm", "optim", "precision"),
+    *("engine", "inspect", "profiling", "checkpointing", "zero", "accelerator", "utils", "ops"),
+    *("checkpoint", "runtime", "launcher"),
+]
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -7,12 +7,21 @@ import pytest
 import torch
 
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
-from spmdzero.optim import WarmupCosineLR, WarmupDecayLR, WarmupLR, schedule_from_config
+from spmdzero.optim import (
+    LRRangeTest,
+    OneCycle,
+    WarmupCosineLR,
+    WarmupDecayLR,
+    WarmupLR,
+    schedule_from_config,
+)
 
 # Recorded from DeepSpeed 0.19.8 by stepping its schedules: lr after construction and each step.
 TABLES = json.loads((pathlib.Path(__file__).parents[1] / "data" / "lr_tables.json").read_text())
-OURS = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
-CASES = [case for case in TABLES if case.partition(":")[0] in OURS]
+WARMUPS = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
+OURS = (*WARMUPS, "OneCycle", "LRRangeTest")
+CASES = list(TABLES)
+CYCLE = {"cycle_min_lr": 0.1, "cycle_max_lr": 0.2}
 
 
 def make_optimizer(*lrs: float) -> torch.optim.Optimizer:
@@ -22,13 +31,17 @@ def make_optimizer(*lrs: float) -> torch.optim.Optimizer:
 def make_schedule(case: str, optimizer: torch.optim.Optimizer) -> Any:
     name, _, params = case.partition(":")
     kwargs = json.loads(params)
-    all_warmup = kwargs.get("total_num_steps", 1000) < kwargs["warmup_num_steps"]
+    all_warmup = kwargs.get("total_num_steps", 1000) < kwargs.get("warmup_num_steps", 0)
     with pytest.warns(UserWarning, match="less than") if all_warmup else contextlib.nullcontext():
         return schedule_from_config(name, kwargs, optimizer)
 
 
 def lrs(optimizer: torch.optim.Optimizer) -> list[float]:
     return [group["lr"] for group in optimizer.param_groups]
+
+
+def betas(optimizer: torch.optim.Optimizer) -> list[list[float]]:
+    return [list(group["betas"]) for group in optimizer.param_groups]
 
 
 def test_every_schedule_has_recorded_cases() -> None:
@@ -42,9 +55,11 @@ def test_schedule_is_deepspeeds_to_the_last_bit(case: str) -> None:
     schedule = make_schedule(case, optimizer)
     at_construction, *after_steps = table["rows"]
     assert lrs(optimizer) == [at_construction["lr"]]
+    assert betas(optimizer) == [at_construction["betas"]]
     for row in after_steps:
         schedule.step()
         assert lrs(optimizer) == [row["lr"]]
+        assert betas(optimizer) == [row["betas"]]
         assert schedule.get_last_lr() == [row["last_lr"]]
         assert schedule.get_lr() == [row["lr"]]
     assert schedule.state_dict() == table["state"]
@@ -59,10 +74,12 @@ def test_schedule_resumes_from_its_state(case: str) -> None:
     for row in table["rows"][8:]:  # row n has taken n steps, so it is at iteration n - 1
         schedule.step()
         assert lrs(optimizer) == [row["lr"]]
+        assert betas(optimizer) == [row["betas"]]
 
 
-def test_step_goes_to_the_iteration_it_is_given() -> None:
-    case = CASES[0]
+@pytest.mark.parametrize("name", OURS)
+def test_step_goes_to_the_iteration_it_is_given(name: str) -> None:
+    case = next(case for case in CASES if case.partition(":")[0] == name)
     optimizer = make_optimizer(TABLES[case]["base_lr"])
     schedule = make_schedule(case, optimizer)
     schedule.step(5)
@@ -106,7 +123,7 @@ def test_decay_is_a_warmup_for_isinstance_as_in_deepspeed() -> None:
     assert isinstance(schedule, WarmupLR)
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", WARMUPS)
 @pytest.mark.parametrize("steps", [0, -1, 2.5, "10"])
 def test_warmup_num_steps_must_be_a_positive_integer(name: str, steps: object) -> None:
     params = {"warmup_num_steps": steps} | ({} if name == "WarmupLR" else {"total_num_steps": 9})
@@ -135,7 +152,12 @@ def test_warmup_num_steps_must_be_a_positive_integer(name: str, steps: object) -
         ("CosineAnnealing", {}, "type", "'CosineAnnealingLR'"),
         ("Optimizer", {}, "type", "WarmupLR"),
         ("LRScheduler", {}, "type", "has this name"),
-        ("OneCycle", {}, "type", "not supported"),
+        ("OneCycle", {}, "params.cycle_min_lr", 'Add "cycle_min_lr"'),
+        ("OneCycle", CYCLE | {"cycle_first_step_size": 0}, "params.cycle_first", "above 0"),
+        ("OneCycle", CYCLE | {"cycle_second_step_size": -1}, "params.cycle_second", "from 0"),
+        ("OneCycle", CYCLE | {"cycle_max_mom": [0.8, 0.9]}, "params.cycle_max_mom", "1 param"),
+        ("LRRangeTest", {"lr_range_test_step_size": 0}, "params.lr_range_test_step", "positive"),
+        ("LRRangeTest", {"lr_range_test_min_lr": "1"}, "params.lr_range_test_min", "number"),
     ],
 )
 def test_scheduler_that_cannot_be_honoured_says_what_can(
@@ -145,6 +167,35 @@ def test_scheduler_that_cannot_be_honoured_says_what_can(
         schedule_from_config(name, params, make_optimizer(0.1))
     assert caught.value.key.startswith(f"scheduler.{key}")
     assert message in str(caught.value)
+
+
+def test_each_group_has_its_own_cycle() -> None:
+    optimizer = make_optimizer(1.0, 1.0)
+    schedule = OneCycle(
+        optimizer, [0.0, 1.0], [2.0, 5.0], cycle_first_step_size=4, cycle_min_mom=[0.5, 0.25],
+        cycle_max_mom=[0.75, 0.5],
+    )  # fmt: skip
+    assert (lrs(optimizer), betas(optimizer)) == ([0.0, 1.0], [[0.5, 0.99], [0.25, 0.99]])
+    schedule.step(1)
+    assert (lrs(optimizer), betas(optimizer)) == ([1.0, 3.0], [[0.625, 0.99], [0.375, 0.99]])
+    assert schedule.get_mom() == [(0.625, 0.99), (0.375, 0.99)]
+
+
+def test_one_cycle_of_an_optimizer_without_betas_moves_the_lr_only_and_says_so() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0, momentum=0.9)
+    with pytest.warns(UserWarning, match='"cycle_momentum": false'):
+        schedule = OneCycle(optimizer, 0.0, 2.0, cycle_first_step_size=4)
+    schedule.step(1)
+    assert (lrs(optimizer), optimizer.param_groups[0]["momentum"]) == ([1.0], 0.9)
+    assert schedule.get_mom() is None
+
+
+def test_range_test_starts_at_each_groups_own_lowest_lr() -> None:
+    optimizer = make_optimizer(0.5, 0.25)
+    schedule = LRRangeTest(optimizer, [1.0, 2.0], lr_range_test_step_size=4)
+    assert lrs(optimizer) == [1.0, 2.0]
+    schedule.step(3)
+    assert lrs(optimizer) == [2.0, 4.0]
 
 
 def test_any_torch_schedule_can_be_named() -> None:

@@ -1,0 +1,14 @@
+"""`deepspeed.accelerator`: what scripts ask about the devices of this host."""
+
+from typing import Any
+
+from spmdzero import refusals
+from spmdzero.accelerator._accelerator import XlaAccelerator, get_accelerator
+
+DeepSpeedAccelerator = XlaAccelerator
+
+__all__ = ["DeepSpeedAccelerator", "XlaAccelerator", "get_accelerator"]
+
+
+def __getattr__(name: str) -> Any:
+    return refusals.placeholder("accelerator", name)

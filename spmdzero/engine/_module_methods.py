@@ -1,0 +1,144 @@
+"""The engine's module and data by DeepSpeed's method names."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import nn
+from torch.utils.data import IterableDataset
+
+from spmdzero.config import SpmdZeroConfig
+from spmdzero.engine._inputs import InputPlacer
+from spmdzero.engine._loader import ZeroDataLoader
+from spmdzero.engine._optimizer import ZeroOptimizer
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.xla import DeviceMesh, runtime
+
+
+class ModuleMethods(nn.Module):
+    """Loading, saving and reading for the engine's module; `Engine` trains it."""
+
+    module: nn.Module
+    mesh: DeviceMesh
+    spmd_config: SpmdZeroConfig
+    optimizer: ZeroOptimizer | None
+    _placer: InputPlacer
+
+    def module_state_dict(
+        self,
+        destination: dict[str, Any] | None = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+        exclude_frozen_parameters: bool = False,
+    ) -> dict[str, Any]:
+        """The module's state dict, on the devices, perhaps without its frozen parameters."""
+        state = self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        if exclude_frozen_parameters:
+            for name, parameter in self.module.named_parameters():
+                if not parameter.requires_grad:
+                    state.pop(prefix + name, None)
+        return state
+
+    def load_module_state_dict(
+        self,
+        checkpoint: Mapping[str, Any],
+        strict: bool = True,
+        custom_load_fn: Callable[..., None] | None = None,
+        fetch_z3_params: bool = False,
+        z3_params_to_fetch: Iterable[nn.Parameter] | None = None,
+        allowed_missing_keys: Iterable[str] | None = None,
+    ) -> None:
+        """Loads `checkpoint["module"]` into the module, and into the fp32 masters.
+
+        Args:
+            checkpoint: holds the state dict under ``"module"``.
+            strict: names must match, but for `allowed_missing_keys`.
+            custom_load_fn: called as `custom_load_fn(src=..., dst=module)` in place of torch's.
+            fetch_z3_params, z3_params_to_fetch: without meaning below stage 3.
+
+        Raises:
+            SpmdZeroUsageError: names don't match, and `allowed_missing_keys` is given.
+            RuntimeError: names don't match, from torch.
+        """
+        state = checkpoint["module"]
+        if custom_load_fn is not None:
+            custom_load_fn(src=state, dst=self.module)
+            if self.optimizer is not None:
+                self.optimizer.refresh_masters()
+                runtime.sync()
+            return
+        result = self.module.load_state_dict(state, strict=strict and allowed_missing_keys is None)
+        if strict and allowed_missing_keys is not None:
+            missing = set(result.missing_keys) - set(allowed_missing_keys)
+            if missing or result.unexpected_keys:
+                raise SpmdZeroUsageError(
+                    f"the state dict does not match the module: missing {sorted(missing)}, "
+                    f"unexpected {sorted(result.unexpected_keys)}"
+                )
+
+    def deepspeed_io(
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        route: str = "train",
+        pin_memory: bool = True,
+        data_sampler: Any = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_local_io_workers: int | None = None,
+    ) -> ZeroDataLoader:
+        """A loader of global micro-batches, as `initialize(training_data=...)` makes one.
+
+        Args:
+            dataset: map-style or iterable.
+            batch_size: None, or the config's micro-batch size.
+            route: ``"train"`` shuffles, ``"eval"`` and ``"predict"`` keep the order.
+            pin_memory: without meaning, XLA copies from ordinary memory.
+            data_sampler: refused; devices' rows are chosen as DeepSpeed's ranks would.
+            collate_fn: samples -> batch.
+            num_local_io_workers: processes that read.
+
+        Raises:
+            SpmdZeroUsageError: not a dataset, another batch size, or a sampler.
+        """
+        if not (self.is_map_style_dataset(dataset) or self.is_iterable_style_dataset(dataset)):
+            raise SpmdZeroUsageError(
+                f"deepspeed_io takes a torch Dataset, got {type(dataset).__name__}"
+            )
+        if batch_size not in (None, self._placer.micro_batch):
+            raise SpmdZeroUsageError(
+                f"deepspeed_io(batch_size={batch_size}): the engine's micro-batch has "
+                f"{self._placer.micro_batch} rows per device. Leave it out, or use a torch "
+                "DataLoader of your own"
+            )
+        if data_sampler is not None:
+            raise SpmdZeroUsageError(
+                "deepspeed_io(data_sampler=...): rows are split over devices by the loader. Use a "
+                "torch DataLoader with your sampler and train_micro_batch_size_per_gpu x devices "
+                "rows per batch"
+            )
+        return ZeroDataLoader(
+            dataset,
+            mesh=self.mesh,
+            placer=self._placer,
+            batch_dim=self._placer.batch_dim(""),
+            shuffle=route == "train",
+            drop_last=self.spmd_config.dataloader_drop_last,
+            collate_fn=collate_fn,
+            num_workers=num_local_io_workers or 0,
+        )
+
+    @staticmethod
+    def is_map_style_dataset(obj: Any) -> bool:
+        """Whether `obj` has a length and items."""
+        return hasattr(obj, "__getitem__") and hasattr(obj, "__len__")
+
+    @staticmethod
+    def is_iterable_style_dataset(obj: Any) -> bool:
+        """Whether `obj` is a torch IterableDataset."""
+        return isinstance(obj, IterableDataset)
+
+    def allreduce_gradients(self, bucket_size: int = 500000000) -> None:
+        """Nothing: the step's program reduces gradients where the plan needs it."""
+
+    def destroy(self) -> None:
+        """Waits for the devices; buffers are freed when the engine's last reference goes."""
+        runtime.wait()

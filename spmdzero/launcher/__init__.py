@@ -1,0 +1,1 @@
+"""`deepspeed.launcher`: the name that launchers read the environment file by."""

@@ -1,0 +1,9 @@
+"""`deepspeed.ops.adagrad`."""
+
+from typing import Any
+
+from spmdzero import refusals
+
+
+def __getattr__(name: str) -> Any:
+    return refusals.placeholder("ops.adagrad", name)

@@ -1,0 +1,72 @@
+"""Adagrad."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from spmdzero.optim._group_checks import refuse_options, require_number
+from spmdzero.optim._rule import UpdateRule, WholeTensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adagrad(UpdateRule):
+    """Adagrad as torch.optim.Adagrad has it, which DeepSpeed's "Adagrad" is (JMLR 12, 2121)."""
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The sum of the squared gradients."""
+        return ("sum",)
+
+    def initial(self, name: str, group: Mapping[str, Any]) -> float:
+        """`initial_accumulator_value`."""
+        return float(group["initial_accumulator_value"])
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """torch.optim.Adagrad's defaults."""
+        return {
+            "lr": 1e-2,
+            "lr_decay": 0.0,
+            "eps": 1e-10,
+            "weight_decay": 0.0,
+            "initial_accumulator_value": 0.0,
+        }
+
+    def validate(self, group: Mapping[str, Any]) -> None:
+        """Check a param group; the ranges are torch.optim.Adagrad's.
+
+        Raises:
+            SpmdZeroConfigError: see `UpdateRule.validate`.
+        """
+        for name in self.defaults:
+            require_number(name, group[name])
+        refuse_options(group, ("maximize", "differentiable"))
+
+    def hyper(self, group: Mapping[str, Any]) -> dict[str, float]:
+        """lr, its decay, eps and weight decay."""
+        return {name: float(group[name]) for name in ("lr", "lr_decay", "eps", "weight_decay")}
+
+    def prepare(self, hyper: Mapping[str, Tensor], step: Tensor) -> dict[str, Tensor]:
+        """The step size, lr / (1 + (step - 1) * lr_decay)."""
+        step_size = hyper["lr"] / (1.0 + (step - 1.0) * hyper["lr_decay"])
+        return {
+            "step_size": step_size,
+            "eps": hyper["eps"],
+            "weight_decay": hyper["weight_decay"],
+        }
+
+    def update(
+        self,
+        param: Tensor,
+        grad: Tensor,
+        state: Mapping[str, Tensor],
+        factors: Mapping[str, Tensor],
+        whole: WholeTensor,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One step of one parameter."""
+        grad = grad + param * factors["weight_decay"]
+        total = state["sum"] + grad * grad
+        change = grad / (total.sqrt() + factors["eps"]) * factors["step_size"]
+        return param - change, {"sum": total}

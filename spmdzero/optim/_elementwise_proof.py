@@ -1,0 +1,167 @@
+"""Whether a torch optimizer's update is elementwise, found out on small tensors."""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from spmdzero.config import REFUSED_OPTIMIZERS
+from spmdzero.errors import SpmdZeroConfigError
+from spmdzero.optim._elementwise import TorchElementwise
+from spmdzero.optim._group_checks import refuse_options, refuse_tensors
+from spmdzero.optim._initial_state import initial_state, refuse
+from spmdzero.optim._rule import LocalTensor
+from spmdzero.optim._stand_in import stand_in
+
+_STEPS = 3
+_SHAPES = ((16, 12), (7,), (4, 3, 3, 3))
+_LR = 0.05
+# What code that is not ours may raise when it meets a stand-in.
+_FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+def elementwise_rule(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], *, device: torch.device
+) -> TorchElementwise:
+    """The rule of one param group of a torch optimizer of any class, proven on small tensors.
+
+    The proof: a few steps of the class itself over whole tensors on the CPU, and of the rule over
+    the same elements shuffled, cut into pieces of other shapes and padded with zeros, on
+    `device`; they must agree, and the rule must read nothing back from the device.
+
+    Raises:
+        SpmdZeroConfigError: the class is known not to be elementwise, or fails the proof.
+    """
+    name = type(optimizer).__name__
+    known = REFUSED_OPTIMIZERS.get("torch.optim.muon" if name == "Muon" else name.lower())
+    if known is not None and type(optimizer).__module__.startswith("torch.optim"):
+        refuse(optimizer, known.reason, fix=known.fix)
+    refuse_tensors(group)
+    refuse_options(group, ("differentiable",))
+    # A schedule may have put lr at 0, where every class agrees with every other.
+    numbers = {**group, "lr": _LR} if "lr" in group else dict(group)
+    whole = [torch.randn(shape, generator=_generator(i)) for i, shape in enumerate(_SHAPES)]
+    grads = [
+        [torch.randn(p.shape, generator=_generator(100 * (step + 1) + i)) * 10.0 ** (i - 1)
+         for i, p in enumerate(whole)]
+        for step in range(_STEPS)
+    ]  # fmt: skip
+    with _failures_of(optimizer):
+        slots, scalars = initial_state(optimizer, numbers)
+        rule = TorchElementwise(
+            optimizer=optimizer, group=numbers, slot_values=slots, scalar_values=scalars
+        )
+        expected = _class_itself(optimizer, numbers, whole, grads)
+        with _NoHostReads():
+            pending = _rule_on_pieces(rule, whole, grads, device)
+        found = pending()
+    change = expected - torch.cat([p.flatten() for p in whole])
+    # Within the rounding of fp32; what depends on other elements is off by a share of the change.
+    if not torch.allclose(found, expected, rtol=1e-4, atol=1e-4 * float(change.abs().max())):
+        refuse(optimizer, "elements of a parameter change each other's update, or its shape does")
+    # Again at the group's own lr, which some classes start their state from.
+    slots, scalars = initial_state(optimizer, group)
+    return TorchElementwise(
+        optimizer=optimizer, group=group, slot_values=slots, scalar_values=scalars
+    )
+
+
+def _class_itself(
+    optimizer: torch.optim.Optimizer,
+    numbers: Mapping[str, Any],
+    whole: list[Tensor],
+    grads: list[list[Tensor]],
+) -> Tensor:
+    """All elements after the class's own steps, all parameters in one group."""
+    parameters = [nn.Parameter(p.clone()) for p in whole]
+    copied, _ = stand_in(optimizer, numbers, {}, whole[0], whole[0])
+    copied.param_groups = [{**copied.param_groups[0], "params": parameters}]
+    copied.state.clear()
+    for step in grads:
+        for parameter, grad in zip(parameters, step, strict=True):
+            parameter.grad = grad.clone()
+        copied.step()
+    return torch.cat([p.detach().flatten() for p in parameters])
+
+
+def _rule_on_pieces(
+    rule: TorchElementwise, whole: list[Tensor], grads: list[list[Tensor]], device: torch.device
+) -> Callable[[], Tensor]:
+    """The same elements after the rule's steps, once the returned function is called."""
+    flat = torch.cat([p.flatten() for p in whole])
+    order = torch.randperm(flat.numel(), generator=_generator(7))
+    cuts = [0, 5, 100, flat.numel()]
+    places = [order[a:b] for a, b in itertools.pairwise(cuts)]
+
+    def pieces(values: Tensor) -> list[Tensor]:
+        found = [torch.cat([values[place], torch.zeros(3)]) for place in places]
+        return [piece.to(device) for piece in found]
+
+    params = pieces(flat)
+    states = [
+        {name: torch.full_like(p, rule.initial(name, {})) for name in rule.slots}
+        | {name: torch.full((), rule.initial(name, {}), device=device) for name in rule.scalars}
+        for p in params
+    ]
+    for step in grads:
+        for i, grad in enumerate(pieces(torch.cat([g.flatten() for g in step]))):
+            shape = LocalTensor(shape=tuple(grad.shape))
+            params[i], states[i] = rule.update(params[i], grad, states[i], {}, shape)
+
+    def read() -> Tensor:
+        found = torch.empty_like(flat)
+        for place, piece in zip(places, params, strict=True):
+            found[place] = piece.cpu()[:-3]
+        return found
+
+    return read
+
+
+class _HostReadError(RuntimeError):
+    """The class asked for a value that is on the device."""
+
+
+class _NoHostReads(TorchDispatchMode):
+    """Refuses what would wait for the device: `item`, `bool`, sizes that depend on values."""
+
+    _READS = (
+        torch.ops.aten._local_scalar_dense,
+        torch.ops.aten.equal,
+        torch.ops.aten.nonzero,
+        torch.ops.aten.masked_select,
+    )
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func.overloadpacket in self._READS:
+            raise _HostReadError(f"it reads a value back from the device ({func}) at every step")
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _failures_of(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    try:
+        yield
+    except SpmdZeroConfigError:
+        raise
+    except _HostReadError as error:
+        refuse(optimizer, str(error), fix="Keep counters in tensors and compute with those.")
+    except _FAILURES as error:
+        refuse(optimizer, f"its step fails on a shard: {type(error).__name__}: {error}")
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)

@@ -1,0 +1,112 @@
+"""LAMB."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spmdzero.optim._group_checks import (
+    log_decay,
+    refuse_options,
+    require_betas,
+    require_fixed,
+    require_number,
+)
+from spmdzero.optim._rule import UpdateRule, WholeTensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lamb(UpdateRule):
+    """LAMB (arXiv 1904.00962, algorithm 2) as DeepSpeed's FusedLamb computes it.
+
+    The trust ratio, ``|param| / |update|`` kept between `min_coeff` and `max_coeff`, is of the
+    whole parameter, however it is sharded. Bias correction scales the step, not the moments
+    (DeepSpeed, csrc/lamb/fused_lamb_cuda_kernel.cu).
+
+    Attributes:
+        bias_correction: multiply lr by ``sqrt(1 - beta2 ** step) / (1 - beta1 ** step)``.
+        eps_inside_sqrt: add eps to the second moment, not to its root.
+    """
+
+    bias_correction: bool
+    eps_inside_sqrt: bool
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The running means of the gradient and of its square."""
+        return ("exp_avg", "exp_avg_sq")
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """FusedLamb's defaults (DeepSpeed, ops/lamb/fused_lamb.py)."""
+        return {
+            "lr": 1e-3,
+            "bias_correction": self.bias_correction,
+            "betas": (0.9, 0.999),
+            "eps": 1e-8,
+            "weight_decay": 0.0,
+            "max_coeff": 10.0,
+            "min_coeff": 0.01,
+        }
+
+    def validate(self, group: Mapping[str, Any]) -> None:
+        """Check a param group.
+
+        Raises:
+            SpmdZeroConfigError: see `UpdateRule.validate`.
+        """
+        require_betas(group["betas"])
+        for name in ("lr", "eps", "weight_decay", "max_coeff", "min_coeff"):
+            require_number(name, group[name])
+        refuse_options(group, ("amsgrad", "max_grad_norm"))
+        require_fixed(group, "bias_correction", fixed=self.bias_correction)
+
+    def hyper(self, group: Mapping[str, Any]) -> dict[str, float]:
+        """The numbers, and what the betas lead to."""
+        beta1, beta2 = (float(beta) for beta in group["betas"])
+        numbers = ("lr", "eps", "weight_decay", "max_coeff", "min_coeff")
+        return {name: float(group[name]) for name in numbers} | {
+            "beta1": beta1,
+            "beta2": beta2,
+            "one_minus_beta1": 1.0 - beta1,
+            "one_minus_beta2": 1.0 - beta2,
+            "log_beta1": log_decay(beta1),
+            "log_beta2": log_decay(beta2),
+        }
+
+    def prepare(self, hyper: Mapping[str, Tensor], step: Tensor) -> dict[str, Tensor]:
+        """The step size before the trust ratio."""
+        factors = dict(hyper)
+        logs = factors.pop("log_beta1"), factors.pop("log_beta2")
+        if self.bias_correction:
+            # 1 - beta ** step, to the last digit of fp32 also at step 1.
+            correction1, correction2 = (-torch.expm1(step * log) for log in logs)
+            factors["lr"] = hyper["lr"] * correction2.sqrt() / correction1
+        return factors
+
+    def update(
+        self,
+        param: Tensor,
+        grad: Tensor,
+        state: Mapping[str, Tensor],
+        factors: Mapping[str, Tensor],
+        whole: WholeTensor,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One step of one parameter."""
+        mean = state["exp_avg"] * factors["beta1"] + grad * factors["one_minus_beta1"]
+        square = state["exp_avg_sq"] * factors["beta2"] + grad * grad * factors["one_minus_beta2"]
+        if self.eps_inside_sqrt:
+            denom = (square + factors["eps"]).sqrt()
+        else:
+            denom = square.sqrt() + factors["eps"]
+        change = mean / denom + param * factors["weight_decay"]
+        weight_norm = whole.sum(param * param).sqrt()
+        change_norm = whole.sum(change * change).sqrt()
+        ratio = (weight_norm / change_norm).minimum(factors["max_coeff"])
+        ratio = ratio.maximum(factors["min_coeff"])
+        no_ratio = (weight_norm == 0) | (change_norm == 0)
+        ratio = torch.where(no_ratio, torch.ones_like(ratio), ratio)
+        new = param - change * (factors["lr"] * ratio)
+        return new, {"exp_avg": mean, "exp_avg_sq": square}

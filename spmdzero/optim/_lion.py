@@ -1,0 +1,70 @@
+"""Lion."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from spmdzero.optim._group_checks import require_betas, require_number
+from spmdzero.optim._rule import UpdateRule, WholeTensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lion(UpdateRule):
+    """Lion (arXiv 2302.06675, algorithm 2).
+
+    Where the interpolation of gradient and momentum is exactly 0, the weight stays, as in the
+    paper; DeepSpeed's kernel adds lr there at every step (csrc/lion/multi_tensor_lion.cu).
+    """
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The momentum."""
+        return ("exp_avg",)
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """FusedLion's defaults (DeepSpeed, ops/lion/fused_lion.py)."""
+        return {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.0}
+
+    def validate(self, group: Mapping[str, Any]) -> None:
+        """Check a param group.
+
+        Raises:
+            SpmdZeroConfigError: see `UpdateRule.validate`.
+        """
+        require_betas(group["betas"])
+        for name in ("lr", "weight_decay"):
+            require_number(name, group[name])
+
+    def hyper(self, group: Mapping[str, Any]) -> dict[str, float]:
+        """lr, the decay of a step, and both betas with their complements."""
+        beta1, beta2 = (float(beta) for beta in group["betas"])
+        return {
+            "lr": float(group["lr"]),
+            "decay": float(group["lr"]) * float(group["weight_decay"]),
+            "beta1": beta1,
+            "beta2": beta2,
+            "one_minus_beta1": 1.0 - beta1,
+            "one_minus_beta2": 1.0 - beta2,
+        }
+
+    def prepare(self, hyper: Mapping[str, Tensor], step: Tensor) -> dict[str, Tensor]:
+        """The numbers as they are: no part of Lion depends on the step."""
+        return dict(hyper)
+
+    def update(
+        self,
+        param: Tensor,
+        grad: Tensor,
+        state: Mapping[str, Tensor],
+        factors: Mapping[str, Tensor],
+        whole: WholeTensor,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One step of one parameter."""
+        mean = state["exp_avg"]
+        blend = mean * factors["beta1"] + grad * factors["one_minus_beta1"]
+        change = blend.sign() * factors["lr"] + param * factors["decay"]
+        mean = mean * factors["beta2"] + grad * factors["one_minus_beta2"]
+        return param - change, {"exp_avg": mean}

@@ -1,0 +1,110 @@
+"""What DeepSpeed's schedules share: the counter and the writing of `param_groups`."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from torch.optim import Optimizer
+
+from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
+
+
+class DeepSpeedSchedule(ABC):
+    """A schedule with DeepSpeed's interface (DeepSpeed, runtime/lr_schedules.py).
+
+    Args:
+        optimizer: its `param_groups` are written.
+        last_batch_iteration: -1 to start; the param groups are left alone otherwise.
+    """
+
+    def __init__(self, *, optimizer: Optimizer, last_batch_iteration: int) -> None:
+        self.optimizer = optimizer
+        self.last_batch_iteration = last_batch_iteration
+        self._last_lr: list[float] | None = None
+
+    @abstractmethod
+    def get_lr(self) -> list[float]:
+        """The learning rate of each param group at `last_batch_iteration`."""
+
+    def get_last_lr(self) -> list[float]:
+        """The learning rates that were last written to the param groups.
+
+        Raises:
+            SpmdZeroUsageError: nothing was written yet (made with a `last_batch_iteration` and
+                not stepped since).
+        """
+        if self._last_lr is None:
+            raise SpmdZeroUsageError("get_last_lr() before the first step(): call step() first.")
+        return self._last_lr
+
+    def step(self, last_batch_iteration: int | None = None) -> None:
+        """Go to the next iteration, or to the one given, and write the learning rates."""
+        if last_batch_iteration is None:
+            last_batch_iteration = self.last_batch_iteration + 1
+        self.last_batch_iteration = last_batch_iteration
+        self.write_lr(self.get_lr())
+
+    def state_dict(self) -> dict[str, int]:
+        """The iteration, under DeepSpeed's name."""
+        return {"last_batch_iteration": self.last_batch_iteration}
+
+    def load_state_dict(self, sd: dict[str, int]) -> None:
+        """Set the iteration; as in DeepSpeed the param groups change at the next `step`."""
+        self.last_batch_iteration = sd["last_batch_iteration"]
+
+    def write_lr(self, rates: list[float]) -> None:
+        """Give each param group its learning rate."""
+        # Not strict: a group that joined later keeps its own lr, as in DeepSpeed.
+        for group, lr in zip(self.optimizer.param_groups, rates, strict=False):
+            group["lr"] = lr
+        self._last_lr = rates
+
+
+def per_group(optimizer: Optimizer, name: str, value: float | Sequence[float]) -> list[float]:
+    """`value` for each param group, or its values, one per group.
+
+    Raises:
+        SpmdZeroConfigError: not a number, or another count than there are groups.
+    """
+    groups = len(optimizer.param_groups)
+    if not isinstance(value, list | tuple):
+        return [number(name, value)] * groups
+    if len(value) != groups:
+        raise SpmdZeroConfigError(
+            key=f"scheduler.params.{name}",
+            value=value,
+            reason=f"{len(value)} values for {groups} param groups",
+            fix=f"Give one number, or a list of {groups}.",
+        )
+    return [number(name, entry) for entry in value]
+
+
+def number(name: str, value: object) -> float:
+    """`value`, if it is a number.
+
+    Raises:
+        SpmdZeroConfigError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise SpmdZeroConfigError(
+            key=f"scheduler.params.{name}",
+            value=value,
+            reason=f"a number is needed, this is {type(value).__name__}",
+            fix=f"Write {name} as a number, without quotes.",
+        )
+    return value
+
+
+def whole_steps(name: str, value: object) -> int:
+    """`value`, if it is an integer above zero.
+
+    Raises:
+        SpmdZeroConfigError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise SpmdZeroConfigError(
+            key=f"scheduler.params.{name}",
+            value=value,
+            reason="a positive integer is needed",
+            fix="Use 1 or more steps, or no scheduler.",
+        )
+    return value

@@ -1,0 +1,43 @@
+"""A user's torch optimizer over other tensors than its own."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+State = dict[str, Any]
+
+
+def stand_in(
+    optimizer: torch.optim.Optimizer,
+    group: Mapping[str, Any],
+    state: State,
+    param: Tensor,
+    grad: Tensor,
+) -> tuple[torch.optim.Optimizer, nn.Parameter]:
+    """A copy of `optimizer` with one param group of one parameter, ready to `step`.
+
+    Args:
+        optimizer: its class and attributes; left alone.
+        group: the numbers of the copy's param group.
+        state: the copy's state of the parameter, which its step changes in place.
+        param, grad: copied.
+    """
+    # An operation, not clone(): in-place updates must not reach the shard that it stands in for.
+    parameter = nn.Parameter(param * 1)
+    parameter.grad = grad * 1
+    copied = object.__new__(type(optimizer))
+    copied.__dict__.update(vars(optimizer))
+    copied.param_groups = [{**group, **_switches(group, param.device), "params": [parameter]}]
+    # Through update, the class's own dict would be another object.
+    copied.state = defaultdict(dict)
+    copied.state[parameter] = state
+    return copied, parameter
+
+
+def _switches(group: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """torch's switches between implementations: one tensor at a time, counters on the device."""
+    wanted = {"foreach": False, "fused": False, "capturable": device.type != "cpu"}
+    return {name: value for name, value in wanted.items() if name in group}

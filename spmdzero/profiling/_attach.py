@@ -1,0 +1,57 @@
+"""Starts what the config asks to profile."""
+
+import logging
+
+from spmdzero.engine import Engine
+from spmdzero.inspect import measure
+from spmdzero.profiling import comms
+from spmdzero.profiling.flops_profiler import FlopsProfiler
+from spmdzero.xla import runtime
+
+logger = logging.getLogger("spmdzero")
+
+
+def attach(engine: Engine) -> None:
+    """Lets a new engine profile itself: `flops_profiler`, `comms_logger`, `memory_breakdown`."""
+    config = engine.spmd_config
+    if runtime.process_index() != 0:
+        return
+    if config.flops_profiler.enabled:
+        engine.after_step.append(_OneStep(engine))
+    if config.comms_logger.enabled:
+        engine.after_step.append(comms.watch(engine))
+    if config.memory_breakdown:
+        engine.after_step.append(_log_memory)
+
+
+class _OneStep:
+    """Profiles the step that begins at ``global_steps == profile_step``, as DeepSpeed does."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._settings = engine.spmd_config.flops_profiler
+        self._profiler: FlopsProfiler | None = None
+        self._start_at_its_step(engine)
+
+    def __call__(self, engine: Engine) -> None:
+        if self._profiler is not None:
+            self._profiler.print_model_profile(
+                profile_step=engine.global_steps,
+                module_depth=self._settings.module_depth,
+                top_modules=self._settings.top_modules,
+                detailed=self._settings.detailed,
+                output_file=self._settings.output_file,
+            )
+            self._profiler.end_profile()
+            self._profiler = None
+        self._start_at_its_step(engine)
+
+    def _start_at_its_step(self, engine: Engine) -> None:
+        if engine.global_steps == self._settings.profile_step:
+            self._profiler = FlopsProfiler(engine.module, engine)
+            self._profiler.start_profile()
+
+
+def _log_memory(engine: Engine) -> None:
+    if engine.global_steps % (engine.steps_per_print() or 1) == 0:
+        line = "step=%d, live tensors of the engine, bytes per device: %s"
+        logger.info(line, engine.global_steps, measure(engine))

@@ -1,0 +1,1 @@
+"""`deepspeed.runtime`: the modules that scripts import names from."""

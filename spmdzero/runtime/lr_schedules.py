@@ -1,0 +1,18 @@
+"""`deepspeed.runtime.lr_schedules`."""
+
+from typing import Any
+
+from spmdzero import optim, refusals
+
+LR_RANGE_TEST = "LRRangeTest"
+ONE_CYCLE = "OneCycle"
+WARMUP_LR = "WarmupLR"
+WARMUP_DECAY_LR = "WarmupDecayLR"
+WARMUP_COSINE_LR = "WarmupCosineLR"
+VALID_LR_SCHEDULES = [LR_RANGE_TEST, ONE_CYCLE, WARMUP_LR, WARMUP_DECAY_LR, WARMUP_COSINE_LR]
+
+
+def __getattr__(name: str) -> Any:
+    if name in VALID_LR_SCHEDULES:
+        return getattr(optim, name)
+    return refusals.placeholder("runtime.lr_schedules", name)

@@ -1,0 +1,71 @@
+"""The comms logger counts what one step really sends."""
+
+import logging
+
+import pytest
+import torch
+
+import spmdzero
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.profiling import comms
+
+ROWS, WIDTH = 8, 128
+BYTES = WIDTH * WIDTH * 4
+
+
+def engine_with(**comms_logger: object) -> spmdzero.Engine:
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 3,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "zero_optimization": {"stage": 2},
+        "comms_logger": {"enabled": True, **comms_logger},
+        "memory_breakdown": True,
+    }
+    model = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+    return spmdzero.initialize(model=model, config=config)[0]
+
+
+def train_one_step(engine: spmdzero.Engine) -> None:
+    for _ in range(3):
+        engine.backward(engine(torch.randn(ROWS, WIDTH)).square().mean())
+        engine.step()
+
+
+@pytest.fixture(scope="module")
+def engine() -> spmdzero.Engine:
+    engine = engine_with()
+    train_one_step(engine)
+    return engine
+
+
+def test_stage_2_sends_each_gradient_once_a_micro_batch_and_each_parameter_once_a_step(
+    engine: spmdzero.Engine,
+) -> None:
+    sent = {(m.operation, m.bytes): count for m, count in comms.messages(engine).items()}
+    assert sent[("reduce_scatter", BYTES)] == 3
+    assert sent[("all_gather", BYTES)] == 1
+
+
+def test_the_summary_has_a_line_for_each_kind_of_message(engine: spmdzero.Engine) -> None:
+    header, *rows = comms.summary(engine).splitlines()
+    assert header.split() == ["Comm.", "Op", "dtype", "Message", "Size", "Count", "per", "step"]
+    assert [row.split() for row in rows if row.startswith("reduce_scatter")] == [
+        ["reduce_scatter", "f32", "64", "KB", "3"]
+    ]
+
+
+def test_prof_ops_choose_operations_verbose_logs_them_and_memory_is_logged_at_each_step(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = engine_with(prof_all=False, prof_ops=["all_gather"], verbose=True)
+    with pytest.raises(SpmdZeroUsageError, match="train one step first"):
+        comms.summary(engine)
+    with caplog.at_level(logging.INFO, logger="spmdzero"):
+        train_one_step(engine)
+    assert {m.operation for m in comms.messages(engine)} == {"all_gather"}
+    assert comms.summary(engine) in caplog.messages
+    (memory,) = [m for m in caplog.messages if m.startswith("step=1, live tensors of the engine")]
+    # A replicated fp32 parameter, and an eighth of both moments.
+    assert f"parameter {BYTES:,}" in memory
+    assert f"moment {2 * BYTES // 8:,}" in memory

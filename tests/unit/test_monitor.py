@@ -1,0 +1,130 @@
+"""Monitors write what they are given, in order, once each, and say which package they lack."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spmdzero.config import load_config
+from spmdzero.errors import SpmdZeroConfigError
+from spmdzero.monitor import MonitorMaster
+from tests.support.processes import environment
+
+
+def master(folder: Path, **section: Any) -> MonitorMaster:
+    csv = {"enabled": True, "output_path": str(folder), "job_name": "job"}
+    return MonitorMaster(
+        load_config({"train_micro_batch_size_per_gpu": 1, "csv_monitor": csv | section})
+    )
+
+
+def test_a_continued_run_appends_below_one_header(tmp_path: Path) -> None:
+    for samples in (8, 16):
+        monitor = master(tmp_path)
+        monitor.write_events([("Train/Samples/lr", 0.5, samples)])
+        monitor.close()
+    text = (tmp_path / "job" / "Train_Samples_lr.csv").read_bytes()
+    assert text == b"step,lr\r\n8,0.5\r\n16,0.5\r\n"
+
+
+def test_an_event_that_must_be_read_is_held_and_later_events_stay_behind_it(
+    tmp_path: Path,
+) -> None:
+    monitor, reads = master(tmp_path), []
+
+    def read() -> float:
+        reads.append(True)
+        return 2.0
+
+    monitor.write_events([("loss", read, 8)])
+    monitor.write_events([("loss", 1.0, 16)])
+    assert not reads
+    assert not list((tmp_path / "job").iterdir())
+    monitor.flush()
+    assert (tmp_path / "job" / "loss.csv").read_text().split() == ["step,loss", "8,2.0", "16,1.0"]
+    monitor.write_events([("loss", 0.5, 24)])
+    assert (tmp_path / "job" / "loss.csv").read_text().split()[-1] == "24,0.5"
+    assert len(reads) == 1
+
+
+def test_nothing_is_made_where_no_monitor_is_on_or_another_process_writes(tmp_path: Path) -> None:
+    assert not master(tmp_path, enabled=False).enabled
+    csv = {"enabled": True, "output_path": str(tmp_path)}
+    config = load_config({"train_micro_batch_size_per_gpu": 1, "csv_monitor": csv})
+    silent = MonitorMaster(config, writes=False)
+    silent.write_events([("loss", 1.0, 8)])
+    silent.close()
+    assert not list(tmp_path.iterdir())
+
+
+def run_child(program: str, folder: Path, **variables: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, str(folder)],
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_the_end_of_the_process_writes_what_is_held(tmp_path: Path) -> None:
+    run_child(
+        "import sys\n"
+        "from spmdzero.config import load_config\n"
+        "from spmdzero.monitor import MonitorMaster\n"
+        "csv = {'enabled': True, 'output_path': sys.argv[1], 'job_name': 'job'}\n"
+        "config = {'train_micro_batch_size_per_gpu': 1, 'csv_monitor': csv}\n"
+        "monitor = MonitorMaster(load_config(config))\n"
+        "monitor.write_events([('loss', lambda: 2.0, 8)])\n",
+        tmp_path,
+    )
+    assert (tmp_path / "job" / "loss.csv").read_text().split() == ["step,loss", "8,2.0"]
+
+
+# Its threads and telemetry stay out of the other tests' process; it deprecates what it uses itself.
+WANDB = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+from spmdzero.config import load_config
+from spmdzero.monitor import MonitorMaster
+import wandb
+config = {
+    "train_micro_batch_size_per_gpu": 1,
+    "wandb": {"enabled": True, "project": "fish", "group": "red", "team": "sea"},
+}
+monitor = MonitorMaster(load_config(config))
+lr = "Train/Samples/lr"
+monitor.write_events([(lr, 0.5, 8), (lr, 0.25, 16), (lr, 0.125, 24)])
+run = wandb.run
+# wandb keeps a step open until the next one begins.
+seen = [run.project, run.group, run.entity, run.summary[lr], run.step]
+monitor.close()
+open(sys.argv[1] + "/seen.json", "w").write(json.dumps(seen))
+assert wandb.run is None
+"""
+
+
+def test_wandb_logs_to_the_configs_project_at_sample_counts(tmp_path: Path) -> None:
+    run_child(WANDB, tmp_path, WANDB_MODE="offline", WANDB_DIR=str(tmp_path), WANDB_SILENT="true")
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert seen == ["fish", "red", "sea", 0.25, 24]
+
+
+@pytest.mark.parametrize(
+    ("section", "package"), [("tensorboard", "tensorboard"), ("wandb", "wandb")]
+)
+def test_a_missing_package_is_an_error_that_names_the_extra(
+    section: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    config = load_config({"train_micro_batch_size_per_gpu": 1, section: {"enabled": True}})
+    with pytest.raises(SpmdZeroConfigError, match=rf"spmdzero\[{section}\]"):
+        MonitorMaster(config)
