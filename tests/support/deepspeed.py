@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from tests.support.processes import environment
@@ -47,9 +48,7 @@ def run_ranks(arguments: list[str], *, ranks: int, cwd: Path, timeout: float) ->
                             stderr=err,
                         )
                     )
-            for rank, process in enumerate(processes):
-                code = process.wait(timeout=timeout)
-                assert code == 0, f"rank {rank} ended with {code}:\n{_tail(folder, rank)}"
+            _wait(processes, folder, timeout=timeout)
             return [(folder / f"{rank}.out").read_text() for rank in range(ranks)]
         finally:
             for process in processes:
@@ -58,6 +57,19 @@ def run_ranks(arguments: list[str], *, ranks: int, cwd: Path, timeout: float) ->
             # DeepSpeed leaves one of 69 MB for each rank.
             for left in _SHARED_MEMORY.glob(f"deepspeed_allreduce_buffer_*_{port}_*"):
                 left.unlink()
+
+
+def _wait(processes: list[subprocess.Popen[bytes]], folder: Path, *, timeout: float) -> None:
+    end = time.monotonic() + timeout
+    while True:
+        codes = [process.poll() for process in processes]
+        # In any order: when one rank fails, the others wait for it in a collective.
+        for rank, code in enumerate(codes):
+            assert code in (0, None), f"rank {rank} ended with {code}:\n{_tail(folder, rank)}"
+        if None not in codes:
+            return
+        assert time.monotonic() < end, f"no end after {timeout} s:\n{_tail(folder, 0)}"
+        time.sleep(0.1)
 
 
 def _rank_environment(rank: int, *, ranks: int, port: int) -> dict[str, str]:
