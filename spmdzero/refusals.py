@@ -61,7 +61,7 @@ _BUILD = Refusal(
 )
 _PINNED = Refusal(
     "XLA copies from ordinary host memory",
-    "Leave it out; `spmdzero`'s loader prefetches to the devices",
+    "Leave it out; the loader prefetches to the devices",
 )
 _ARGUMENTS = Refusal(
     "schedules are read from the config, not from command-line arguments",

@@ -30,9 +30,7 @@ def _two_decays(value: object) -> object:
 _Betas = Annotated[Any, AfterValidator(_two_decays)]
 
 
-class _OptimizerParams(Section):
-    lr: Rate = 1e-3
-
+class _Params(Section):
     @model_validator(mode="before")
     @classmethod
     def _clip_elsewhere(cls, params: object) -> object:
@@ -43,6 +41,10 @@ class _OptimizerParams(Section):
                 at=("max_grad_norm",),
             )
         return params
+
+
+class _OptimizerParams(_Params):
+    lr: Rate = 1e-3
 
 
 class AdamParams(_OptimizerParams):
@@ -75,7 +77,7 @@ class SGDParams(_OptimizerParams):
     nesterov: bool = False
 
 
-class AdagradParams(_OptimizerParams):
+class AdagradParams(_Params):
     """Parameters of Adagrad, as in torch.optim.Adagrad."""
 
     lr: Rate = 1e-2
@@ -104,7 +106,7 @@ class LambParams(_OptimizerParams):
     min_coeff: Rate = 0.01
 
 
-class MuonParams(_OptimizerParams):
+class MuonParams(_Params):
     """Parameters of Muon and of the Adam that trains what is no matrix."""
 
     lr: Rate | None = None

@@ -69,4 +69,4 @@ class ScheduleHold:
 
 
 def _schedulable(group: dict[str, Any]) -> dict[str, Any]:
-    return {key: group[key] for key in ("lr", "betas", "momentum") if key in group}
+    return {key: group[key] for key in ("lr", "betas", "momentum", "use_muon") if key in group}

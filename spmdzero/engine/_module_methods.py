@@ -31,7 +31,8 @@ class ModuleMethods(nn.Module):
         exclude_frozen_parameters: bool = False,
     ) -> dict[str, Any]:
         """The module's state dict, on the devices, perhaps without its frozen parameters."""
-        state = self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        state = {} if destination is None else destination
+        self.module.state_dict(destination=state, prefix=prefix, keep_vars=keep_vars)
         if exclude_frozen_parameters:
             for name, parameter in self.module.named_parameters():
                 if not parameter.requires_grad:

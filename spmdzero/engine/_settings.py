@@ -212,22 +212,6 @@ class EngineSettings(ZeroSettings, ReportSettings, WorldSettings):
         """False: XLA is the compiler."""
         return False
 
-    def compile_zero_optimization_stage(self) -> bool:
-        """False: there are no passes of DeepCompile."""
-        return False
-
-    def compile_autosp(self) -> bool:
-        """False: there are no passes of DeepCompile."""
-        return False
-
-    def compile_autotp(self) -> bool:
-        """False: there are no passes of DeepCompile."""
-        return False
-
-    def uses_parallelization_pass_only(self) -> bool:
-        """False: there are no passes of DeepCompile."""
-        return False
-
     def collect_python_gc(self) -> int:
         """Collects Python's garbage; returns the number of unreachable objects found."""
         return gc.collect()

@@ -82,11 +82,13 @@ class EngineState(EngineSettings):
         return [group["lr"] for group in self._groups_now()]
 
     def get_mom(self) -> list[Any]:
-        """The betas (Adam) or the momentum (SGD) of each param group, for the next step."""
-        return [
-            group["betas"] if "betas" in group else group.get("momentum", 0.0)
-            for group in self._groups_now()
-        ]
+        """The betas of each param group, or its momentum (SGD, RMSprop); 0.0 where it has none.
+
+        Muon's half of the parameters has 0.0 too, as in DeepSpeed.
+        """
+        groups = self._groups_now()
+        momenta = (g.get("momentum", 0.0) if "use_muon" not in g else 0.0 for g in groups)
+        return [group.get("betas", mom) for group, mom in zip(groups, momenta, strict=True)]
 
     def _groups_now(self) -> list[dict[str, Any]]:
         if self.optimizer is None:

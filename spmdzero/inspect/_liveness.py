@@ -29,7 +29,9 @@ def peak_temporary_bytes(text: str) -> int:
         read = frozenset[str]().union(*(owners[name] for name in instruction.operands))
         for name in read:
             last_read[name] = position
-        owners[instruction.name] = read if instruction.opcode in _VIEWS else {instruction.name}
+        owners[instruction.name] = (
+            read if instruction.opcode in _VIEWS else frozenset({instruction.name})
+        )
         if instruction.is_root:
             last_read |= dict.fromkeys(owners[instruction.name], len(instructions))
     live = peak = 0

@@ -28,12 +28,14 @@ class TorchElementwise(UpdateRule):
         group: its param group, read at every update.
         slot_values: slot -> what every element of it is at the start.
         scalar_values: scalar -> its value at the start.
+        capturable: torch's switch of that name, where the class has it.
     """
 
     optimizer: torch.optim.Optimizer
     group: Mapping[str, Any]
     slot_values: Mapping[str, float]
     scalar_values: Mapping[str, float]
+    capturable: bool
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -85,7 +87,9 @@ class TorchElementwise(UpdateRule):
             SpmdZeroUsageError: the class keeps other state than when it was proven.
         """
         held: dict[str, Any] = {name: value * 1 for name, value in state.items()}
-        copied, parameter = stand_in(self.optimizer, self.group, held, param, grad)
+        copied, parameter = stand_in(
+            self.optimizer, self.group, held, param, grad, capturable=self.capturable
+        )
         copied.step()
         after = {name: value for name, value in held.items() if value is not None}
         if after.keys() != state.keys():

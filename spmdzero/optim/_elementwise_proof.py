@@ -1,6 +1,7 @@
 """Whether a torch optimizer's update is elementwise, found out on small tensors."""
 
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -50,32 +51,54 @@ def elementwise_rule(
         refuse(optimizer, known.reason, fix=known.fix)
     refuse_tensors(group)
     refuse_options(group, ("differentiable",))
+    # Not every class with the switch can have it on this device.
+    attempts = [True, False] if "capturable" in group else [False]
+    failures = []
+    for capturable in attempts:
+        try:
+            return _proven(optimizer, group, device=device, capturable=capturable)
+        except SpmdZeroConfigError as failure:
+            failures.append(failure)
+    raise failures[0]
+
+
+def _proven(
+    optimizer: torch.optim.Optimizer,
+    group: dict[str, Any],
+    *,
+    device: torch.device,
+    capturable: bool,
+) -> TorchElementwise:
     # A schedule may have put lr at 0, where every class agrees with every other.
     numbers = {**group, "lr": _LR} if "lr" in group else dict(group)
     whole = [torch.randn(shape, generator=_generator(i)) for i, shape in enumerate(_SHAPES)]
     grads = [
-        [torch.randn(p.shape, generator=_generator(100 * (step + 1) + i)) * 10.0 ** (i - 1)
-         for i, p in enumerate(whole)]
-        for step in range(_STEPS)
-    ]  # fmt: skip
+        [
+            torch.randn(p.shape, generator=_generator(100 * step + i)) * 10.0 ** (i - 1)
+            for i, p in enumerate(whole)
+        ]
+        for step in range(1, _STEPS + 1)
+    ]
     with _failures_of(optimizer):
         slots, scalars = initial_state(optimizer, numbers)
         rule = TorchElementwise(
-            optimizer=optimizer, group=numbers, slot_values=slots, scalar_values=scalars
+            optimizer=optimizer,
+            group=numbers,
+            slot_values=slots,
+            scalar_values=scalars,
+            capturable=capturable,
         )
         expected = _class_itself(optimizer, numbers, whole, grads)
         with _NoHostReads():
             pending = _rule_on_pieces(rule, whole, grads, device)
         found = pending()
+        # Again at the group's own lr, which some classes start their state from.
+        slots, scalars = initial_state(optimizer, group)
     change = expected - torch.cat([p.flatten() for p in whole])
     # Within the rounding of fp32; what depends on other elements is off by a share of the change.
     if not torch.allclose(found, expected, rtol=1e-4, atol=1e-4 * float(change.abs().max())):
         refuse(optimizer, "elements of a parameter change each other's update, or its shape does")
-    # Again at the group's own lr, which some classes start their state from.
-    slots, scalars = initial_state(optimizer, group)
-    return TorchElementwise(
-        optimizer=optimizer, group=group, slot_values=slots, scalar_values=scalars
-    )
+    return dataclasses.replace(rule, group=group, slot_values=slots, scalar_values=scalars)
 
 
 def _class_itself(

@@ -44,8 +44,13 @@ def aspect_scale(rows: int, columns: int) -> float:
 def _plain(x: Tensor) -> Tensor:
     for _ in range(_ITERATIONS):
         gram = x @ x.mT
-        x = _A * x + (_B * gram + (_C * gram) @ gram) @ x
+        x = _sum(_A, x, _sum(_B, gram, (_C * gram) @ gram) @ x)
     return x
+
+
+def _sum(factor: float, x: Tensor, y: Tensor) -> Tensor:
+    """``factor * x + y``, rounded to their dtype once, as DeepSpeed's compiled kernel does."""
+    return (factor * x.float() + y.float()).to(x.dtype)
 
 
 def _gram(x: Tensor) -> Tensor:

@@ -129,7 +129,11 @@ def _adam(params: Mapping[str, Any]) -> tuple[Adam, dict[str, Any]]:
     if torch_adam:
         del defaults["bias_correction"]
         defaults["weight_decay"] = 1e-2 if rule.decoupled else 0.0
-    return rule, _fill(defaults, params)
+    group = _fill(defaults, params)
+    # FusedAdam keeps the JSON's list, torch's class makes a tuple of it: `get_mom` shows them.
+    if torch_adam:
+        group["betas"] = tuple(group["betas"])
+    return rule, group
 
 
 def _sgd(params: Mapping[str, Any]) -> tuple[SGD, dict[str, Any]]:
@@ -161,10 +165,7 @@ def _lamb(params: Mapping[str, Any]) -> tuple[Lamb, dict[str, Any]]:
 
 
 def _fill(defaults: dict[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
-    group = {name: params.get(name, default) for name, default in defaults.items()}
-    if isinstance(group.get("betas"), list):
-        group["betas"] = tuple(group["betas"])
-    return group
+    return {name: params.get(name, default) for name, default in defaults.items()}
 
 
 def _check_names(params: Mapping[str, Any], *, known: set[str]) -> None:

@@ -16,6 +16,8 @@ def stand_in(
     state: State,
     param: Tensor,
     grad: Tensor,
+    *,
+    capturable: bool = False,
 ) -> tuple[torch.optim.Optimizer, nn.Parameter]:
     """A copy of `optimizer` with one param group of one parameter, ready to `step`.
 
@@ -24,20 +26,22 @@ def stand_in(
         group: the numbers of the copy's param group.
         state: the copy's state of the parameter, which its step changes in place.
         param, grad: copied.
+        capturable: torch's switch for counters that are computed with on the device, where the
+            class has it.
     """
     # An operation, not clone(): in-place updates must not reach the shard that it stands in for.
     parameter = nn.Parameter(param * 1)
     parameter.grad = grad * 1
     copied = object.__new__(type(optimizer))
     copied.__dict__.update(vars(optimizer))
-    copied.param_groups = [{**group, **_switches(group, param.device), "params": [parameter]}]
+    copied.param_groups = [{**group, **_switches(group, capturable), "params": [parameter]}]
     # Through update, the class's own dict would be another object.
     copied.state = defaultdict(dict)
     copied.state[parameter] = state
     return copied, parameter
 
 
-def _switches(group: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """torch's switches between implementations: one tensor at a time, counters on the device."""
-    wanted = {"foreach": False, "fused": False, "capturable": device.type != "cpu"}
+def _switches(group: Mapping[str, Any], capturable: bool) -> dict[str, Any]:
+    """torch's switches between implementations, for one tensor at a time."""
+    wanted = {"foreach": False, "fused": False, "capturable": capturable}
     return {name: value for name, value in wanted.items() if name in group}

@@ -110,14 +110,11 @@ class GatheredParameters(contextlib.AbstractContextManager[None, None]):
         error: BaseException | None,
         trace: types.TracebackType | None,
     ) -> None:
-        optimizers = {
-            member.engine.optimizer
-            for parameter in self._written
-            if (member := membership(parameter)) is not None and member.engine is not None
-        }
-        for optimizer in optimizers - {None}:
-            optimizer.refresh_masters()
-            runtime.sync()
+        members = (membership(parameter) for parameter in self._written)
+        for engine in {member.engine for member in members if member is not None}:
+            if engine is not None and engine.optimizer is not None:
+                engine.optimizer.refresh_masters()
+                runtime.sync()
 
 
 def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:

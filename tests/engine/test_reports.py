@@ -140,3 +140,23 @@ def test_an_engine_without_wall_clock_breakdown_has_no_timers_and_does_not_wait(
     assert type(engine) is spmdzero.Engine
     assert engine.get_wall_clock_timers() == {}
     assert not engine.monitor.enabled
+
+
+def test_fp16_writes_the_scale_and_a_plain_backward_no_loss(tmp_path: Path) -> None:
+    engine, *_ = spmdzero.initialize(
+        model=torch.nn.Linear(4, 4),
+        config={
+            "train_micro_batch_size_per_gpu": 1,
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+            "fp16": {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 1},
+            "csv_monitor": {"enabled": True, "output_path": str(tmp_path), "job_name": "job"},
+        },
+    )
+    for _ in range(3):
+        engine.scale(engine(torch.randn(8, 4).half()).square().mean()).backward()
+        engine.step()
+    engine.monitor.close()
+    scales = (tmp_path / "job" / "Train_Samples_loss_scale.csv").read_text().split()
+    # It doubles after each step whose distance to the last overflow is positive, so not the first.
+    assert scales == ["step,loss_scale", "8,256.0", "16,512.0", "24,1024.0"]
+    assert not (tmp_path / "job" / "Train_Samples_train_loss.csv").exists()

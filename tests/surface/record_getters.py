@@ -70,14 +70,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
-# They tell about what spmdzero refuses: autotuning, offload, tensor parallelism, data efficiency.
+# They tell about what spmdzero refuses: autotuning, offload, tensor parallelism, compiler passes.
 REFUSED = (
     "autotuning_end_profile_step", "autotuning_metric", "autotuning_metric_path",
     "autotuning_model_info_path", "autotuning_profile_model_info",
     "autotuning_start_profile_step", "checkpoint_serialization_enabled",
-    "checkpoint_writer_enabled", "cpuadam_cores_perc", "curriculum_learning_config",
-    "data_efficiency_config", "data_sampling_config", "random_ltd_config",
-    "tensor_parallel_config", "zenflow_config", "zero_partial_offload",
+    "checkpoint_writer_enabled", "compile_autosp", "compile_autotp", "cpuadam_cores_perc",
+    "curriculum_learning_config", "data_efficiency_config", "data_sampling_config",
+    "random_ltd_config", "tensor_parallel_config", "uses_parallelization_pass_only",
+    "zenflow_config", "zero_partial_offload",
 )  # fmt: skip
 
 # Raise an AttributeError or a TypeError in DeepSpeed itself: what they return was removed.
@@ -114,7 +115,7 @@ def record(engine: Any) -> dict[str, Any]:
         "zero_optimization_partition_weights", "is_first_weights_partition_group",
         "zero_nvme_offload_optimizer",
         "is_deepcompile_active", "is_deepcompile_enabled",
-        "uses_parallelization_pass_only", "get_global_grad_norm", "get_wall_clock_timers",
+        "get_global_grad_norm", "get_wall_clock_timers",
     )  # fmt: skip
     values = {name: plain(getattr(engine, name)()) for name in sorted({*names, *derived})}
     return values | {name: plain(getattr(engine, name)) for name in ATTRIBUTES}

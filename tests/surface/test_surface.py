@@ -1,13 +1,12 @@
 """Each name of DeepSpeed's public API is here with its parameters, or in the list of refusals."""
 
-import inspect
 from typing import Any
 
 import pytest
 
 import spmdzero
-from spmdzero import refusals
 from spmdzero.refusals import REFUSALS
+from tests.surface import render
 from tests.surface.surface import OTHER_PARAMETERS, RECORDED, find, parameters, status
 
 HERE = [name for name in RECORDED if status(name) == "here"]
@@ -70,11 +69,5 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
             _ = module.no_such_name
 
 
-def test_no_refusal_hides_something_that_exists() -> None:
-    for path in REFUSALS:
-        found = inspect.getattr_static(spmdzero, path, None)
-        assert found is None or "." in path
-
-
-def test_placeholders_of_one_name_say_where_they_are_from() -> None:
-    assert refusals.placeholder("comm", "log_summary").__name__ == "log_summary"
+def test_docs_api_surface_md_is_what_its_command_writes() -> None:
+    assert render.PAGE.read_text() == render.rendered(), "run python -m tests.surface.render"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from spmdzero.config import load_config, resolve_batch_sizes
+from spmdzero.errors import SpmdZeroConfigError
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 
@@ -95,3 +96,25 @@ def test_a_current_file_warns_of_nothing(caplog):
     current = json.loads((CONFIGS / "lightning_zero2.json").read_text())
     del current["aio"]["thread_count"]
     assert warned(caplog, current)[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "old"),
+    [
+        ({"bf16": {"enabled": True}, "bfloat16": {"enabled": False}}, "bfloat16"),
+        (
+            {"zero_optimization": {"max_reuse_distance": 1, "stage3_max_reuse_distance": 2}},
+            "zero_optimization.max_reuse_distance",
+        ),
+    ],
+    ids=["bf16", "stage 3"],
+)
+def test_two_spellings_of_one_key_with_different_values_are_refused(config, old):
+    with pytest.raises(SpmdZeroConfigError, match="another spelling") as caught:
+        load_config(config)
+    assert caught.value.key == old
+
+
+def test_two_spellings_of_one_key_with_one_value_are_one():
+    both = {"bf16": {"enabled": True}, "bfloat16": {"enabled": True}}
+    assert load_config(both).bf16.enabled

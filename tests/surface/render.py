@@ -1,0 +1,62 @@
+"""Writes docs/api_surface.md: which of DeepSpeed's names are here, and which are refused.
+
+`python -m tests.surface.render`
+"""
+
+import itertools
+from pathlib import Path
+
+from spmdzero.refusals import REFUSALS
+from tests.surface.surface import OTHER_PARAMETERS, RECORDED, status
+
+PAGE = Path(__file__).parents[2] / "docs" / "api_surface.md"
+OPENING = """\
+# DeepSpeed's names
+
+After reading this page you know which names of DeepSpeed 0.19.8 work under
+`import spmdzero as deepspeed`, and what to use in place of those that don't.
+
+A name that is here has DeepSpeed's parameters, in its order and with its defaults. A name that is
+refused can be imported and asked about (`isinstance` works); calling it raises
+`SpmdZeroUsageError` with the reason and the alternative below. `python -m tests.surface.render`
+writes this page from the code and from DeepSpeed's recorded signatures.
+
+What differs although the name is the same:
+
+- One process drives all devices of its host. `comm.get_rank()` and `comm.get_world_size()` count
+  processes, `get_accelerator().device_count()` counts this host's devices.
+- `comm`'s collectives move host data, by gloo. A device tensor goes through the host and back.
+- `param.grad` is gathered when it is read, between `backward` and `step`. Write into it, or assign
+  to it, and the step uses what you wrote.
+- `utils.safe_set_full_fp32_param` changes the parameter at once; DeepSpeed's forward sees the new
+  weights after the next step.
+- `utils.safe_get_full_optimizer_state` works for every param group; DeepSpeed's for the first only.
+- `checkpointing.checkpoint` recomputes in the compiled program. `torch.utils.checkpoint` runs, but
+  XLA merges its second forward with the first and saves no memory.
+- `zero.Init` and `zero.GatheredParameters` do what they do below stage 3: nothing, but for making
+  masters of what was written with a `modifier_rank`.
+"""
+
+
+def rendered() -> str:
+    """The page."""
+    here: dict[str, list[str]] = {}
+    for name in RECORDED:
+        if status(name) == "here":
+            package, _, last = name.rpartition(".")
+            here.setdefault(package, []).append(last)
+    lines = [OPENING, "## Here\n"]
+    for package, names in sorted(here.items()):
+        lines.append(f"**{package}**: {', '.join(f'`{name}`' for name in names)}\n")
+    lines.append("With parameters of their own:\n")
+    lines += [f"- `{name}`: {why}" for name, why in OTHER_PARAMETERS.items()]
+    lines += ["", "## Refused\n"]
+    by_reason = sorted(REFUSALS.items(), key=lambda item: (item[1].reason, item[0]))
+    for refusal, group in itertools.groupby(by_reason, key=lambda item: item[1]):
+        names = ", ".join(f"`{path}`" for path, _ in group)
+        lines.append(f"{names}: {refusal.reason}. {refusal.instead}.\n")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rendered())
