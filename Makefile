@@ -24,7 +24,7 @@ lint: .venv/installed
 	$(BIN)/ruff format --check
 	$(BIN)/pyrefly check
 
-bench: .venv/installed-bench
+bench: .venv/installed
 	$(BIN)/python tests/benchmarks/step_time.py
 
 clean:
@@ -35,9 +35,4 @@ clean:
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing spmdzero and its tools into .venv"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
-	@touch $@
-
-.venv/installed-bench: .venv/installed
-	@echo "Installing DeepSpeed into .venv"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
 	@touch $@
