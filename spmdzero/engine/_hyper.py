@@ -32,14 +32,15 @@ def upload_numbers(
     """
     hypers = [rule.hyper(group) for rule, group in zip(rules, groups, strict=True)]
     numbers = [value for hyper in hypers for value in hyper.values()]
+    # Taken down even where a rule reads its group itself, which then is ahead by what is unread.
+    table = hold.table(numbers, groups) if hold is not None else None
     if not numbers:
         return [{} for _ in hypers]
-    if hold is None:
+    if hold is None or table is None:
         row = mesh.place(torch.tensor(numbers, dtype=torch.float32))
     else:
-        table = mesh.place(hold.table(numbers, groups))
         held = mesh.place(torch.tensor(hold.held, dtype=torch.int32))
         behind = (skipped - held).clamp(0, ROWS - 1)
-        row = table.index_select(0, behind.reshape(1).long())[0]
+        row = mesh.place(table).index_select(0, behind.reshape(1).long())[0]
     on_device = iter(row.unbind())
     return [{key: next(on_device) for key in hyper} for hyper in hypers]

@@ -12,8 +12,6 @@ _NORMS = {
     torch.layer_norm,
     F.group_norm,
     torch.group_norm,
-    F.rms_norm,
-    torch.rms_norm,
 }
 _HALF = (torch.float16, torch.bfloat16)
 

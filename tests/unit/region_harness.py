@@ -17,9 +17,16 @@ ROWS = 16  # two for each of the eight devices
 class Probe:
     """Calls a copy of `module` in a region; `gradients` sums what the sink receives."""
 
-    def __init__(self, module: nn.Module, mesh: DeviceMesh, **rules: Any) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        mesh: DeviceMesh,
+        *,
+        dtype: torch.dtype = torch.float32,
+        **rules: Any,
+    ) -> None:
         self.module, self.mesh = copy.deepcopy(module), mesh
-        move_module(self.module, mesh=mesh, dtype=torch.float32)
+        move_module(self.module, mesh=mesh, dtype=dtype)
         self._sums: dict[str, torch.Tensor] = {}
         self.sink_calls: list[str] = []
         self.region = ReplicaRegion(
