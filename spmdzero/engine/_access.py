@@ -60,12 +60,14 @@ def write_master(engine: Engine, name: str, value: torch.Tensor) -> None:
 
 @torch.no_grad()
 def read_state(engine: Engine, name: str, slot: str) -> torch.Tensor:
-    """One optimizer state of one parameter, `[*shape]` fp32 on the device, whole.
+    """One optimizer state of one parameter, `[*shape]` or a scalar, fp32 on the device, whole.
 
     Raises:
         SpmdZeroUsageError: the optimizer keeps no state `slot`.
     """
-    return _whole(engine, name, _state(engine, name, slot), Role.MOMENT)
+    stored = _state(engine, name, slot)
+    whole = _whole(engine, name, stored, Role.MOMENT) if stored.dim() else fresh(stored)
+    return whole.float()
 
 
 @torch.no_grad()
@@ -74,11 +76,15 @@ def write_state(engine: Engine, name: str, slot: str, value: torch.Tensor) -> No
 
     Raises:
         SpmdZeroUsageError: the optimizer keeps no state `slot`, or `value` has another shape than
-            the parameter.
+            the parameter (than a scalar, for a state that is one).
     """
     stored = _state(engine, name, slot)
-    value = _like(value, engine.plan[name].shape, f"{name}.{slot}").float()
-    _store(engine, name, stored, value, Role.MOMENT)
+    shape = engine.plan[name].shape if stored.dim() else ()
+    value = _like(value, shape, f"{name}.{slot}").to(stored.dtype)
+    if stored.dim():
+        _store(engine, name, stored, value, Role.MOMENT)
+    else:
+        engine.mesh.mark(stored.copy_(value))
     runtime.sync()
 
 

@@ -147,7 +147,11 @@ class GradientStore:
         Returns the same tensor until the gradient changes. What the caller writes into it is
         taken over before the gradient is used or added to.
         """
-        self.reduce_deferred()
+        if name in self._deferred:
+            # Also inside `no_sync`: a gradient that only its replica has is nothing to read.
+            deferring, self.deferring = self.deferring, False
+            self.add_local(name, self._deferred.pop(name))
+            self.deferring = deferring
         if name not in self._summed:
             return None
         if name not in self._handed:
@@ -165,6 +169,7 @@ class GradientStore:
     def write(self, name: str, whole: torch.Tensor) -> None:
         """Replaces what was summed by a gradient `[*shape]` without the loss scale."""
         self._handed.pop(name, None)
+        self._deferred.pop(name, None)
         scale = self._loss_scale()
         stored = self._stored(name, whole if scale == 1 else whole.float() * scale)
         if name in self.accumulators:

@@ -115,11 +115,13 @@ def groups_from_torch(
         SpmdZeroConfigError: its class can't run on shards.
         SpmdZeroUsageError: it has taken steps, or holds what is no parameter of the model.
     """
-    if optimizer.state:
+    # Adagrad fills its state when it is made, with the step at 0.
+    if any(float(state.get("step", 1)) > 0 for state in optimizer.state.values()):
         raise SpmdZeroUsageError(
             "the optimizer has taken steps already, and its states are not sharded. "
             "Hand a fresh one to initialize"
         )
+    optimizer.state.clear()
     optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
     rules = rules_from_torch(optimizer, device=device)
     for group in optimizer.param_groups:

@@ -23,10 +23,9 @@ from spmdzero.engine._module import move_module
 from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.engine._parameter import MastersFollow, adopt_parameters
 from spmdzero.engine._reports import set_up_reports
-from spmdzero.engine._schedule import Scheduler
+from spmdzero.engine._schedule import make_schedule
 from spmdzero.engine._timed import TimedEngine
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
-from spmdzero.optim import schedule_from_config
 from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan
 from spmdzero.precision import GradientScaling, LossScaler, PrecisionPolicy
 from spmdzero.xla import (
@@ -184,7 +183,7 @@ def initialize(
         forward=forward,
         gradients=gradients,
         optimizer=zero,
-        lr_scheduler=_scheduler(settings, lr_scheduler, zero, groups),
+        lr_scheduler=make_schedule(settings.scheduler, lr_scheduler, zero, groups),
         health=health,
     )
     if zero is not None and engine.lr_scheduler is not None and zero.can_skip:
@@ -253,37 +252,6 @@ def _groups(
     if settings.optimizer is None:
         return None
     return groups_from_config(settings.optimizer, given, members, device=runtime.device())
-
-
-def _scheduler(
-    settings: SpmdZeroConfig, given: Any, zero: ZeroOptimizer | None, groups: Groups | None
-) -> Scheduler | None:
-    if zero is None or groups is None:
-        if given is not None or settings.scheduler is not None:
-            raise SpmdZeroUsageError(
-                "a learning-rate schedule without an optimizer: name one in the config "
-                '("optimizer": {"type": "AdamW", ...}) or pass optimizer= to initialize'
-            )
-        return None
-    if given is None:
-        if settings.scheduler is None:
-            return None
-        return schedule_from_config(settings.scheduler.type, settings.scheduler.params, zero)
-    if settings.scheduler is not None:
-        # As DeepSpeed decides (runtime/engine.py, `_configure_lr_scheduler`).
-        logger.info("the lr_scheduler passed to initialize is used, not the config's")
-    if not hasattr(given, "step") and callable(given):
-        return given(zero)
-    if groups.client is None or getattr(given, "optimizer", groups.client) is not groups.client:
-        raise SpmdZeroUsageError(
-            "lr_scheduler is bound to an optimizer that was not passed to initialize, so it would "
-            "change nothing. Pass that optimizer too, or a callable: "
-            "lr_scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 10)"
-        )
-    # The schedule watches the user's own optimizer for a step before its first; without gradients
-    # there this changes no weight.
-    groups.client.step()
-    return given
 
 
 def _reduction_method(settings: SpmdZeroConfig, spec: MeshSpec) -> Any:

@@ -10,9 +10,8 @@ from torch import nn
 from spmdzero.engine._gradients import GradientStore
 from spmdzero.engine._hold import ScheduleHold
 from spmdzero.engine._hyper import upload_numbers
-from spmdzero.engine._unscale import LossScales, unscale
+from spmdzero.engine._loss_scale import LossScaled, LossScales, unscale
 from spmdzero.engine._whole import MeshTensor
-from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import UpdateRule
 from spmdzero.plan import Placement, Role, ShardingPlan
 from spmdzero.precision import LossScaler, PrecisionPolicy
@@ -20,7 +19,7 @@ from spmdzero.xla import global_norm, scope
 from spmdzero.xla.mesh import DeviceMesh, PartitionSpec
 
 
-class ZeroOptimizer(torch.optim.Optimizer):
+class ZeroOptimizer(LossScaled):
     """A torch optimizer whose states are shards on the mesh.
 
     `param_groups` work as in torch, so any `torch.optim.lr_scheduler` can drive it; numbers of a
@@ -100,24 +99,6 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def overflow(self) -> bool:
         """Whether the latest step was skipped for a norm that was not finite; reads one scalar."""
         return self.can_skip and self.grad_norm is not None and self.grad_norm.item() == math.inf
-
-    @property
-    def loss_scale(self) -> float:
-        """What the loss is multiplied by before backward; 1.0 but for fp16."""
-        return self.loss_scaler.cur_scale if self.loss_scaler else 1.0
-
-    @loss_scale.setter
-    def loss_scale(self, value: float) -> None:
-        if self.loss_scaler is None:
-            raise SpmdZeroUsageError("only fp16 has a loss scale, this run has none to set")
-        self.loss_scaler.cur_scale = value
-
-    cur_scale = loss_scale
-
-    @property
-    def dynamic_loss_scale(self) -> bool:
-        """Whether the loss scale follows the overflows."""
-        return self.loss_scaler is not None and self.loss_scaler.dynamic
 
     def named_states(self) -> dict[str, torch.Tensor]:
         """Every state tensor under ``<slot>/<parameter name>``, and the counters."""

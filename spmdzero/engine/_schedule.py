@@ -1,11 +1,18 @@
-"""What the engine asks of a learning-rate schedule."""
+"""The learning-rate schedule: what the engine asks of one, and where it comes from."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from spmdzero.config import SchedulerConfig
+from spmdzero.engine._groups import Groups
+from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.optim import schedule_from_config
+
+logger = logging.getLogger("spmdzero")
 
 
 class Scheduler(Protocol):
@@ -22,3 +29,40 @@ def require_metrics(schedule: Scheduler | None, lr_kwargs: Mapping[str, Any]) ->
             "ReduceLROnPlateau needs a metric at each step: engine.step(lr_kwargs={"
             '"metrics": value}), or leave it out of initialize and step it yourself'
         )
+
+
+def make_schedule(
+    named: SchedulerConfig | None, given: Any, zero: ZeroOptimizer | None, groups: Groups | None
+) -> Scheduler | None:
+    """The schedule passed to `initialize`, or else the config's, bound to the optimizer.
+
+    Raises:
+        SpmdZeroUsageError: there is no optimizer, or the schedule is bound to another.
+        SpmdZeroConfigError: the config's can't be made.
+    """
+    if zero is None or groups is None:
+        if given is not None or named is not None:
+            raise SpmdZeroUsageError(
+                "a learning-rate schedule without an optimizer: name one in the config "
+                '("optimizer": {"type": "AdamW", ...}) or pass optimizer= to initialize'
+            )
+        return None
+    if given is None:
+        if named is None:
+            return None
+        return schedule_from_config(named.type, named.params, zero)
+    if named is not None:
+        # As DeepSpeed decides (runtime/engine.py, `_configure_lr_scheduler`).
+        logger.info("the lr_scheduler passed to initialize is used, not the config's")
+    if not hasattr(given, "step") and callable(given):
+        return given(zero)
+    if groups.client is None or getattr(given, "optimizer", groups.client) is not groups.client:
+        raise SpmdZeroUsageError(
+            "lr_scheduler is bound to an optimizer that was not passed to initialize, so it would "
+            "change nothing. Pass that optimizer too, or a callable: "
+            "lr_scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 10)"
+        )
+    # The schedule watches the user's own optimizer for a step before its first. A real one could
+    # fail in a class that expects gradients.
+    groups.client._opt_called = True  # type: ignore[attr-defined]
+    return given

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from spmdzero.plan import Placement
-from spmdzero.xla.mesh import DeviceMesh
+from spmdzero.xla.mesh import DeviceMesh, fresh
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,4 +40,6 @@ class MeshTensor:
 
     def store(self, tensor: torch.Tensor) -> torch.Tensor:
         """`[*shape]` in the form of the shards: each device keeps its own part."""
-        return self.mesh.store(tensor, self.placement)
+        # Unmarked, the compiler spreads what made `tensor` over the devices, and each of Muon's
+        # matrix products becomes an all-reduce.
+        return self.mesh.store(self.mesh.mark(fresh(tensor)), self.placement)

@@ -36,7 +36,8 @@ class Collective:
         scattered: each device keeps only its part of the sum: a reduce-scatter, or an all-reduce
             that is read only through the slice that the device's own index selects.
         in_loop: it runs once for each turn of a while loop; the bytes are those of one turn.
-        role: the tag's role (``gradient``, ``parameter``, ``loss``, ``norm``), "" without a tag.
+        role: the tag's role (``gradient``, ``parameter``, ``loss``, ``norm``, ``direction``,
+            ``update``), "" without a tag.
         tensor: the tag's tensor, "" if the tag has none.
         op_name: ``metadata={op_name=...}`` of the instruction.
     """

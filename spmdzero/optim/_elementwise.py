@@ -90,13 +90,19 @@ class TorchElementwise(UpdateRule):
         copied, parameter = stand_in(
             self.optimizer, self.group, held, param, grad, capturable=self.capturable
         )
-        copied.step()
+        try:
+            copied.step()
+        except KeyError as error:
+            raise self._changed(f"misses {error}") from error
         after = {name: value for name, value in held.items() if value is not None}
         if after.keys() != state.keys():
-            raise SpmdZeroUsageError(
-                f"{type(self.optimizer).__name__} kept the state {sorted(state)} when it was "
-                f"handed to initialize and now keeps {sorted(after)}: don't change the kind of a "
-                "param group while training, such as momentum from 0"
-            )
+            raise self._changed(f"keeps {sorted(after)}, not {sorted(state)}")
         new = {name: torch.as_tensor(value, device=param.device) for name, value in after.items()}
         return parameter.detach(), {name: value.to(param.dtype) for name, value in new.items()}
+
+    def _changed(self, how: str) -> SpmdZeroUsageError:
+        return SpmdZeroUsageError(
+            f"{type(self.optimizer).__name__} now has other state than when it was handed to "
+            f"initialize: it {how}. Don't change the kind of a param group while training, such "
+            "as momentum from 0"
+        )

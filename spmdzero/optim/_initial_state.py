@@ -1,5 +1,6 @@
 """What state a torch optimizer's class starts with, found out by watching its first step."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -18,8 +19,10 @@ class _FirstValues(dict[str, Any]):
     def __init__(self) -> None:
         super().__init__()
         self.first: dict[str, Any] = {}
+        self.writes: Counter[str] = Counter()
 
     def __setitem__(self, name: str, value: Any) -> None:
+        self.writes[name] += 1
         if name not in self.first and value is not None:
             self.first[name] = value.clone() if isinstance(value, Tensor) else value
         super().__setitem__(name, value)
@@ -62,7 +65,9 @@ def initial_state(
                 )
             slots[name] = float(value.flatten()[0])
         elif _is_single_number(value):
-            scalars[name] = float(value)
+            # Written once, a 1 is what `state.get(name, 0) + 1` has counted already.
+            counted = not isinstance(value, Tensor) and value == 1 and state.writes[name] == 1
+            scalars[name] = 0.0 if counted else float(value)
         else:
             kind = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
             refuse(optimizer, f"its state {name!r} of a [6, 4] parameter is {kind}")

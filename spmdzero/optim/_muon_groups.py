@@ -59,10 +59,7 @@ def _settings(
     given = {key: params[key] for key in keys if params.get(key) is not None}
     if params.get(own_lr) is not None:
         given["lr"] = params[own_lr]
-    given |= {key: group[key] for key in keys if key in group}
-    if isinstance(given.get("betas"), list):
-        given["betas"] = tuple(given["betas"])
-    return given
+    return given | {key: group[key] for key in keys if key in group}
 
 
 def _labels(prefix: str | None, half: str) -> dict[str, str]:

@@ -34,6 +34,8 @@ def stand_in(
     parameter.grad = grad * 1
     copied = object.__new__(type(optimizer))
     copied.__dict__.update(vars(optimizer))
+    # A schedule puts a step on its optimizer that is bound to that one.
+    copied.__dict__.pop("step", None)
     copied.param_groups = [{**group, **_switches(group, capturable), "params": [parameter]}]
     # Through update, the class's own dict would be another object.
     copied.state = defaultdict(dict)

@@ -286,11 +286,11 @@ class TestOptimizers:
         )
         assert engine.get_lr() == [0.005]
 
-    def test_other_optimizers_are_refused_by_name(self) -> None:
+    def test_an_optimizer_that_is_not_elementwise_is_refused_by_name(self) -> None:
         model = make_model()
-        with pytest.raises(spmdzero.SpmdZeroConfigError, match=r"RMSprop.*torch.optim.Adam"):
+        with pytest.raises(spmdzero.SpmdZeroConfigError, match=r"LBFGS.*Use AdamW"):
             spmdzero.initialize(
-                model=model, optimizer=torch.optim.RMSprop(model.parameters()), config=config()
+                model=model, optimizer=torch.optim.LBFGS(model.parameters()), config=config()
             )
 
     def test_tied_and_frozen_and_unused_parameters(self) -> None:

@@ -207,6 +207,54 @@ def test_bf16_gradients_read_in_the_dtype_of_accumulation() -> None:
         assert engine.module.first.weight.grad.dtype == dtype
 
 
+@pytest.mark.parametrize("gas", [1, 2])
+def test_fp16_gradients_are_read_and_written_without_the_loss_scale(gas: int) -> None:
+    # A scale that is no power of two: reading must not round it into the gradient.
+    fp16 = {"enabled": True, "loss_scale": 1000}
+    engine = engine_of(make_model(), stage=2, gas=gas, fp16=fp16)
+    plain = make_model()
+    torch_grads(plain, list(range(gas)))
+    for micro in range(gas):
+        engine.backward(engine(*(t.half() for t in batch(micro))))
+        if micro < gas - 1:
+            engine.step()
+    for name, grad in grads(engine).items():
+        assert grad.dtype == torch.float32
+        # fp16 forward and backward beside fp32.
+        torch.testing.assert_close(grad, plain.get_parameter(name).grad, rtol=2e-2, atol=2e-2)
+    weight = engine.module.first.weight
+    before = weight.detach().float().cpu()
+    weight.grad = torch.full((10, WIDTH), 2.0)
+    engine.step()
+    # SGD with lr 0.1; parameters are fp16.
+    torch.testing.assert_close(weight.detach().float().cpu(), before - 0.2, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "after"])
+def test_gradients_that_no_sync_held_back_are_read_too(inside: bool) -> None:
+    engine = engine_of(make_model(), stage=1, gas=1)
+    expected = torch_grads(snapshot(engine), [0])
+    with engine.no_sync():
+        engine.backward(engine(*batch(0)))
+        found = grads(engine) if inside else {}
+    found = found or grads(engine)
+    assert found.keys() == expected.keys()
+    for name, grad in found.items():
+        torch.testing.assert_close(grad, expected[name], **CLOSE)
+    engine.backward(engine(*batch(0)))
+    for name, grad in grads(engine).items():
+        torch.testing.assert_close(grad, 2 * expected[name], **CLOSE)
+
+
+def test_an_assigned_gradient_replaces_what_no_sync_held_back() -> None:
+    engine = engine_of(make_model(), stage=1, gas=1)
+    weight = engine.module.first.weight
+    with engine.no_sync():
+        engine.backward(engine(*batch(0)))
+    weight.grad = torch.ones(10, WIDTH)
+    assert torch.equal(weight.grad.cpu(), torch.ones(10, WIDTH))
+
+
 def test_copies_and_pickles_of_a_trained_module_are_plain_torch() -> None:
     engine = engine_of(make_model(), stage=2, gas=1)
     engine.backward(engine(*batch(0)))

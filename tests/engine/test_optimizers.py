@@ -1,0 +1,290 @@
+"""Optimizers over 8 devices against the same arithmetic on whole tensors on the CPU."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import spmdzero
+from spmdzero.inspect import Collective, measure
+from spmdzero.optim import FusedAdam, FusedLamb, FusedLion
+from spmdzero.plan import Role
+from spmdzero.xla import runtime
+from tests.support.optimizers import lamb_step, lion_step, muon_step
+
+STEPS = 4
+Params = list[nn.Parameter]
+Step = Callable[[Params, int, float], None]
+
+
+class Model(nn.Module):
+    """Sharded on a dim, flat with padding, flat without, and a vector of each kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.wide, self.odd, self.tall = nn.Linear(5, 24), nn.Linear(24, 7), nn.Linear(7, 33)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.odd(self.wide(x).tanh()).tanh()
+        return (self.tall(hidden) - 1.0).pow(2).mean() + hidden.pow(3).mean()
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randn(16, 5, generator=torch.Generator().manual_seed(step))
+
+
+def config(optimizer: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
+    named = {} if optimizer is None else {"optimizer": optimizer}
+    return named | {
+        "train_micro_batch_size_per_gpu": 2,
+        "zero_optimization": {"stage": 2},
+        "zero_allow_untested_optimizer": True,
+        "gradient_clipping": 0.0,
+        "spmd": {"min_shard_elements": 1},
+    } | more  # fmt: skip
+
+
+def lr_of(step: int, lr: float) -> float:
+    return lr * (1.0, 0.3, 0.7, 1.7)[step]
+
+
+def train_sharded(
+    cfg: dict[str, Any], lr: float, client: Any = None
+) -> tuple[spmdzero.Engine, list[int]]:
+    engine, *_ = spmdzero.initialize(model=Model(), config=cfg, optimizer=client)
+    compiled = []
+    for step in range(STEPS):
+        for group in engine.optimizer.param_groups:
+            group["lr"] = lr_of(step, lr)
+        loss = engine(batch(step))
+        engine.backward(loss)
+        engine.step()
+        loss.item()
+        compiled.append(runtime.compile_count())
+    return engine, compiled
+
+
+def train_whole(step_of: Step, lr: float) -> Model:
+    model = Model()
+    for step in range(STEPS):
+        model.zero_grad()
+        model(batch(step)).backward()
+        with torch.no_grad():
+            step_of(list(model.parameters()), step + 1, lr_of(step, lr))
+    return model
+
+
+def assert_same(engine: spmdzero.Engine, reference: nn.Module, tolerance: float) -> None:
+    theirs = dict(reference.named_parameters())
+    for name, parameter in engine.module.named_parameters():
+        torch.testing.assert_close(
+            parameter.detach().cpu(), theirs[name].detach(), rtol=0, atol=tolerance, msg=name
+        )
+
+
+def torch_step(cls: type[torch.optim.Optimizer], **kwargs: Any) -> Step:
+    made: list[torch.optim.Optimizer] = []
+
+    def step(params: Params, count: int, lr: float) -> None:
+        if count == 1:
+            made[:] = [cls(params, **kwargs)]  # type: ignore[call-arg]
+        made[0].param_groups[0]["lr"] = lr
+        made[0].step()
+
+    return step
+
+
+class SignSGD(torch.optim.Optimizer):
+    """A user's own, in the style of most: numbers as alpha, a counter as a Python number."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, {"lr": lr, "decay": 0.9})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["step"], state["mean"] = 0, torch.zeros_like(p)
+                state["step"] += 1
+                state["mean"].mul_(group["decay"]).add_(p.grad, alpha=1 - group["decay"])
+                unbiased = state["mean"] / (1 - group["decay"] ** state["step"])
+                p.add_(unbiased.tanh() + p.grad.sign(), alpha=-group["lr"])
+
+
+class Subclass(torch.optim.AdamW):
+    """Not AdamW itself, so nothing is known of its arithmetic."""
+
+
+ADAGRAD = {"lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.1}
+LAMB = {"weight_decay": 0.1, "betas": [0.8, 0.95]}
+RMSPROP = {"alpha": 0.9, "momentum": 0.9, "centered": True, "weight_decay": 0.1}
+O = torch.optim  # noqa: E741
+
+# name -> lr, optimizer of the config, client optimizer, the same on whole tensors
+CASES: dict[str, tuple[float, Any, Any, Step]] = {
+    "Adagrad": (0.1, ("Adagrad", ADAGRAD), None, torch_step(O.Adagrad, **ADAGRAD)),
+    "Adagrad client": (
+        0.1, None, lambda p: O.Adagrad(p, **ADAGRAD), torch_step(O.Adagrad, **ADAGRAD),
+    ),
+    "FusedAdam client": (
+        0.01, None, lambda p: FusedAdam(p, weight_decay=0.1), torch_step(O.AdamW, weight_decay=0.1),
+    ),
+    "Lion": (0.01, ("Lion", {"weight_decay": 0.1}), None, lion_step(0.9, 0.999, 0.1)),
+    "FusedLion client": (
+        0.01, None, lambda p: FusedLion(p, weight_decay=0.1), lion_step(0.9, 0.999, 0.1),
+    ),
+    "Lamb": (0.01, ("Lamb", LAMB), None, lamb_step(0.8, 0.95, 1e-8, 0.1)),
+    "FusedLamb client": (0.01, None, FusedLamb, lamb_step(0.9, 0.999, 1e-8, 0.0)),
+    "Muon gram": (
+        0.02, ("Muon", {"weight_decay": 0.1}), None, muon_step(0.95, 0.1, torch.float32),
+    ),
+    "RMSprop": (0.01, ("RMSprop", RMSPROP), None, torch_step(O.RMSprop, **RMSPROP)),
+    "Adamax": (0.01, ("Adamax", {}), None, torch_step(O.Adamax)),
+    "NAdam": (0.01, ("NAdam", {}), None, torch_step(O.NAdam)),
+    "RAdam": (0.01, ("RAdam", {}), None, torch_step(O.RAdam)),
+    "ASGD": (0.01, ("ASGD", {}), None, torch_step(O.ASGD)),
+    "Rprop": (0.01, ("Rprop", {}), None, torch_step(O.Rprop)),
+    "Adadelta": (1.0, ("Adadelta", {}), None, torch_step(O.Adadelta)),
+    "subclass, amsgrad": (
+        0.01, None, lambda p: Subclass(p, amsgrad=True), torch_step(O.AdamW, amsgrad=True),
+    ),
+    "user's own": (0.01, None, SignSGD, torch_step(SignSGD)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_shards_are_updated_as_the_whole_and_a_new_lr_compiles_nothing(name: str) -> None:
+    lr, named, client, step_of = CASES[name]
+    optimizer = None if named is None else {"type": named[0], "params": named[1]}
+    engine, compiled = train_sharded(config(optimizer), lr, client)
+    # fp32 rounding of the gradients, which differ by summation order, over 4 steps.
+    assert_same(engine, train_whole(step_of, lr), tolerance=2e-5)
+    assert compiled[1:] == [compiled[1]] * (STEPS - 1)
+
+
+def test_a_schedule_bound_to_a_users_own_optimizer_drives_the_shards() -> None:
+    model, whole = Model(), Model()
+    own, reference = SignSGD(model.parameters()), SignSGD(whole.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(own, 1, gamma=0.5)
+    expected = torch.optim.lr_scheduler.StepLR(reference, 1, gamma=0.5)
+    engine, *_ = spmdzero.initialize(
+        model=model, optimizer=own, lr_scheduler=schedule, config=config(None)
+    )
+    for step in range(3):
+        engine.backward(engine(batch(step)))
+        engine.step()
+        reference.zero_grad()
+        whole(batch(step)).backward()
+        reference.step()
+        expected.step()
+        assert engine.get_lr() == expected.get_last_lr()
+    assert_same(engine, whole, tolerance=2e-5)
+
+
+def test_muon_groups_halve_by_name_and_dims_and_the_memory_is_what_the_plan_says() -> None:
+    class Names(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.Embed_in, self.body = nn.Linear(8, 16), nn.Linear(16, 16)
+            self.lm_head = nn.Linear(16, 8, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.lm_head(self.body(self.Embed_in(x)).tanh()).pow(2).mean()
+
+    params = {"lr": 0.1, "adam_lr": 0.2, "weight_decay": 0.3, "momentum": 0.8}
+    engine, optimizer, *_ = spmdzero.initialize(
+        model=Names(), config=config({"type": "Muon", "params": params})
+    )
+    names = {p: name for name, p in engine.module.named_parameters()}
+    muon, adam = optimizer.param_groups
+    assert [names[p] for p in muon["params"]] == ["body.weight"]
+    assert {k: muon[k] for k in muon if k != "params"} == {
+        "lr": 0.1, "momentum": 0.8, "weight_decay": 0.3, "ns_method": "gram", "use_muon": True,
+        "name": "muon-params",
+    }  # fmt: skip
+    assert (adam["lr"], adam["betas"], adam["eps"]) == (0.2, (0.9, 0.95), 1e-10)
+    assert engine.get_mom() == [0.0, (0.9, 0.95)]
+    assert set(optimizer.state[muon["params"][0]]) == {"momentum_buffer"}
+    planned = engine.plan.memory()
+    measured = measure(engine)
+    assert measured[Role.MOMENT] == planned[Role.MOMENT] > 0
+
+
+def beside_gradients(type_: str, **params: Any) -> list[Collective]:
+    """The collectives of one step that serve no gradient."""
+    named = {"type": type_, "params": params}
+    engine, *_ = spmdzero.initialize(model=Model(), config=config(named))
+    with spmdzero.record_ledgers(engine) as ledgers:
+        engine.backward(engine(batch(0)))
+        engine.step()
+    return [c for c in ledgers.boundary.collectives if c.role != "gradient"]
+
+
+def tensors(collectives: list[Collective], role: str) -> list[tuple[str, str, tuple[int, ...]]]:
+    return sorted((c.tensor, c.kind, c.shape) for c in collectives if c.role == role)
+
+
+@pytest.fixture(scope="module")
+def adamw() -> list[Collective]:
+    return beside_gradients("AdamW")
+
+
+@pytest.mark.parametrize("type_", ["Adagrad", "Lion", "RMSprop"])
+def test_an_elementwise_rule_costs_no_collective_that_adamw_does_not(
+    adamw: list[Collective], type_: str
+) -> None:
+    assert Counter((c.role, c.tensor, c.kind, c.shape) for c in beside_gradients(type_)) == Counter(
+        (c.role, c.tensor, c.kind, c.shape) for c in adamw
+    )
+
+
+def test_lamb_costs_two_scalars_for_each_parameter(adamw: list[Collective]) -> None:
+    found = beside_gradients("Lamb")
+    names = sorted(n for n, _ in Model().named_parameters())
+    assert tensors(found, "update") == [(n, "all-reduce", ()) for n in names for _ in range(2)]
+    assert len(found) == len(adamw) + 2 * len(names)
+
+
+def test_muon_costs_one_gather_of_each_matrix(adamw: list[Collective]) -> None:
+    found = beside_gradients("Muon", ns_method="standard")
+    assert tensors(found, "direction") == [
+        ("odd.weight", "all-gather", (7, 24)),
+        ("tall.weight", "all-gather", (232,)),  # 33 x 7, padded to a multiple of 8
+        ("wide.weight", "all-gather", (24, 5)),
+    ]
+    assert len(found) == len(adamw) + 3
+
+
+@pytest.mark.parametrize("type_", ["SGD", "Lamb", "RMSprop"])
+def test_zero_refuses_an_optimizer_that_deepspeed_does_not_test(type_: str) -> None:
+    cfg = config({"type": type_}, zero_allow_untested_optimizer=False)
+    with pytest.raises(spmdzero.SpmdZeroConfigError, match="DeepSpeed tests with ZeRO") as caught:
+        spmdzero.initialize(model=Model(), config=cfg)
+    assert caught.value.key == "zero_allow_untested_optimizer"
+    spmdzero.initialize(model=Model(), config=cfg | {"zero_optimization": {"stage": 0}})
+
+
+def test_norm_and_clipping_see_muons_orthogonalised_update() -> None:
+    engine, *_ = spmdzero.initialize(
+        model=Model(),
+        config=config({"type": "Muon", "params": {"adam_lr": 0.0}}, gradient_clipping=1.0),
+    )
+    before = {n: p.detach().cpu().clone() for n, p in engine.module.named_parameters()}
+    loss = engine(batch(0))
+    engine.backward(loss)
+    engine.step()
+    moved = [p.detach().cpu() - before[n] for n, p in engine.module.named_parameters()]
+    length = math.sqrt(sum(float(m.square().sum()) for m in moved))
+    norm = engine.get_global_grad_norm()
+    # 3 matrices with 5 or 7 singular values near 1, one of them scaled up by its shape.
+    assert norm is not None
+    assert norm > 4
+    # What is not Muon's shares the norm but not the move; its gradients are far smaller.
+    assert length == pytest.approx(0.02, rel=0.02)

@@ -1,0 +1,127 @@
+"""A step with a gradient that is not finite: what DeepSpeed 0.19.8 does, without reading anything.
+
+The expected numbers are DeepSpeed's: live, `nn.Linear(4, 4)`, AdamW, WarmupLR over 10 steps to 1e-3
+by a straight line, stages 1 and 2, fp32 and bf16: the skipped step leaves lr where it was.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+import torch_xla.debug.metrics as met
+from torch import nn
+
+import spmdzero
+
+BATCH = torch.ones(8, 4)
+
+
+def reads() -> int:
+    """Transfers from the devices so far."""
+    data = met.metric_data("TransferFromDeviceTime")
+    return data[0] if data else 0
+
+
+def start(**more: Any) -> spmdzero.Engine:
+    torch.manual_seed(0)
+    settings = {
+        "train_micro_batch_size_per_gpu": 1,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+        "scheduler": {
+            "type": "WarmupLR",
+            "params": {"warmup_num_steps": 10, "warmup_type": "linear"},
+        },
+        "zero_optimization": {"stage": 2},
+    }
+    return spmdzero.initialize(model=nn.Linear(4, 4), config=settings | more)[0]
+
+
+def step(engine: spmdzero.Engine, factor: float) -> None:
+    loss = engine(BATCH.to(next(engine.module.parameters()).dtype)).float().pow(2).mean()
+    engine.backward(loss * torch.tensor(factor).to(engine.device))
+    engine.step()
+
+
+FACTORS = [1.0, float("nan"), 1.0, float("inf"), 1.0, 1.0]
+# What each step's update ran with: the schedule's positions 0, 0 again (both at the minimum), ...
+POSITIONS_AFTER = [0, 0, 1, 1, 2, 3]
+
+
+@pytest.mark.parametrize("look", [True, False], ids=["looked at", "not looked at"])
+@pytest.mark.parametrize("precision", [{}, {"bf16": {"enabled": True}}], ids=["fp32", "bf16"])
+def test_skipped_steps_hold_the_schedule_back(precision: dict[str, Any], look: bool) -> None:
+    engine = start(**precision)
+    before = reads()
+    for index, factor in enumerate(FACTORS):
+        step(engine, factor)
+        if look:
+            assert engine.get_lr() == pytest.approx([POSITIONS_AFTER[index] * 1e-4])
+            assert engine.was_step_applied() == (factor == 1.0)
+            assert engine.skipped_steps == sum(f != 1.0 for f in FACTORS[: index + 1])
+            if factor != 1.0:
+                assert engine.get_global_grad_norm() == float("inf")
+    assert (reads() > before) == look
+    assert (engine.skipped_steps, engine.global_steps) == (2, 6)
+    assert engine.get_lr() == pytest.approx([3e-4])
+    for name, parameter in reference(precision).named_parameters():
+        got = engine.module.get_parameter(name).detach().cpu().float()
+        # A wrong lr at one step would show as 1e-4; bf16 parameters have 3 digits.
+        torch.testing.assert_close(
+            got, parameter.detach(), rtol=0, atol=2e-3 if precision else 1e-6
+        )
+
+
+def reference(precision: dict[str, Any]) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.0)
+    for position in [0, 0, 1, 2]:  # the four steps that apply
+        optimizer.param_groups[0]["lr"] = position * 1e-4
+        optimizer.zero_grad()
+        model(BATCH).pow(2).mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return model
+
+
+def test_a_torch_schedule_is_held_back_too() -> None:
+    engine = start(scheduler={"type": "StepLR", "params": {"step_size": 1, "gamma": 0.5}})
+    rates = []
+    for factor in FACTORS:
+        step(engine, factor)
+        rates += engine.get_lr()
+    assert rates == [1e-3 * 0.5**n for n in (1, 1, 2, 2, 3, 4)]
+
+
+def test_stage_0_in_fp32_checks_nothing_as_deepspeed() -> None:
+    engine = start(zero_optimization={"stage": 0})
+    step(engine, float("nan"))
+    assert (engine.skipped_steps, engine.was_step_applied()) == (0, True)
+    assert torch.isnan(engine.module.weight.detach().cpu()).all()
+
+
+def test_bf16_can_leave_the_check_out() -> None:
+    engine = start(bf16={"enabled": True, "check_grad_overflow": False})
+    step(engine, float("nan"))
+    assert (engine.skipped_steps, engine.was_step_applied()) == (0, True)
+    assert engine.get_global_grad_norm() == float("inf")
+
+
+def test_a_loss_scale_at_its_minimum_ends_the_run() -> None:
+    fp16 = {"enabled": True, "initial_scale_power": 1, "hysteresis": 1, "min_loss_scale": 1}
+    engine = start(fp16=fp16)
+    step(engine, float("inf"))
+    assert (engine.cur_scale, engine.skipped_steps) == (1.0, 1)
+    with pytest.raises(spmdzero.SpmdZeroRuntimeError, match="already at minimum"):
+        step(engine, float("inf"))
+
+
+def test_fp16_reads_one_scalar_a_step() -> None:
+    engine = start(fp16={"enabled": True, "initial_scale_power": 4})
+    for _ in range(2):
+        step(engine, 1.0)
+    before = (
+        met.counter_value("TransferFromDeviceCalls") or met.metric_data("TransferFromDeviceTime")[0]
+    )
+    step(engine, 1.0)
+    assert met.metric_data("TransferFromDeviceTime")[0] - before <= 1
