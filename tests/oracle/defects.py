@@ -59,7 +59,9 @@ def two_losses(bench: Bench) -> Values:
     for micro_batch in (0, 1):
         engine.backward(bench.forward(engine, micro_batch))
     engine.step()
-    return {"ZeRO-2, two `backward` for one `step`: gradient norm": float(engine.get_global_grad_norm())}
+    return {
+        "ZeRO-2, two `backward` for one `step`: gradient norm": float(engine.get_global_grad_norm())
+    }
 
 
 def bf16_at_stage_0(bench: Bench) -> Values:
