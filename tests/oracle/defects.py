@@ -21,9 +21,8 @@ from tests.support.processes import environment
 ROOT = Path(__file__).parents[2]
 BF16 = {"bf16": {"enabled": True}}
 FP16 = {"fp16": {"enabled": True, "loss_scale": 1024}}
-STATIC_SCALE_STEPS = 5
 
-Values = dict[str, float]
+Values = dict[str, float | str]
 
 
 class Bench:
@@ -55,39 +54,42 @@ class Bench:
         return engine(*(tensor[self.peer.rows] for tensor in make_batch(step, 0)))
 
 
-def two_backwards(bench: Bench) -> Values:
-    """Norm of the gradient after two losses were differentiated for one step."""
+def two_losses(bench: Bench) -> Values:
     engine = bench.engine(stage=2)
     for micro_batch in (0, 1):
         engine.backward(bench.forward(engine, micro_batch))
     engine.step()
-    return {"norm": float(engine.get_global_grad_norm())}
+    return {
+        "ZeRO-2, two `backward` for one `step`: gradient norm": float(engine.get_global_grad_norm())
+    }
 
 
-def first_step_in_bf16(bench: Bench) -> Values:
-    """The loss on the same rows after one step at stage 0."""
+def bf16_at_stage_0(bench: Bench) -> Values:
     engine = bench.engine(stage=0, **BF16)
     for _ in range(2):
         loss = bench.forward(engine, 0)
         engine.backward(loss)
         engine.step()
-    return {"loss after a step": float(loss.detach())}
+    return {"stage 0, bf16: loss on the same rows after one AdamW step": loss.detach().item()}
 
 
-def static_scale_at_stage_0(bench: Bench) -> Values:
-    """The first step's norm under a loss scale of 1024, and where plain SGD arrives."""
+def fp16_at_stage_0(bench: Bench) -> Values:
+    engine = bench.engine(stage=0, **FP16)
+    engine.backward(bench.forward(engine, 0))
+    engine.step()
+    norm = float(engine.get_global_grad_norm())
     engine = bench.engine(stage=0, optimizer={"type": "SGD", "params": {"lr": 0.5}}, **FP16)
-    norms = []
-    for _ in range(STATIC_SCALE_STEPS + 1):
+    for _ in range(6):
         loss = bench.forward(engine, 0)
         engine.backward(loss)
         engine.step()
-        norms.append(float(engine.get_global_grad_norm()))
-    return {"norm": norms[0], f"loss after {STATIC_SCALE_STEPS} steps": float(loss.detach())}
+    return {
+        "stage 0, fp16, loss scale 1024, AdamW: gradient norm": norm,
+        "stage 0, fp16, loss scale 1024: loss after 5 steps of SGD": loss.detach().item(),
+    }
 
 
-def second_group_states(bench: Bench) -> Values:
-    """How many parameters' optimizer states a script can read when there are two groups."""
+def states_of_two_groups(bench: Bench) -> Values:
     engine = bench.engine(stage=2, groups=True)
     engine.backward(bench.forward(engine, 0))
     engine.step()
@@ -100,13 +102,38 @@ def second_group_states(bench: Bench) -> Values:
         missing = mapping is not None and not (mapping.optim_fragment or {})
         if not _any_rank(missing):
             readable += read(parameter, "exp_avg") is not None
-    return {"readable of 9 parameters": readable}
+    return {"two groups: of 9 parameters, states `safe_get_full_optimizer_state` reads": readable}
 
 
-MEASURES: dict[str, Callable[[Bench], Values]] = {
-    measure.__name__: measure
-    for measure in (two_backwards, first_step_in_bf16, static_scale_at_stage_0, second_group_states)
-}
+def shared_memory(bench: Bench) -> Values:
+    port = os.environ.get("MASTER_PORT", "spmdzero")
+    files = Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*")
+    size = sum(file.stat().st_size for file in files) / WORLD / 1e6
+    return {"MB of shared memory left after a run, for each rank": size}
+
+
+def adagrad_with_two_groups(bench: Bench) -> Values:
+    optimizer = {"type": "Adagrad", "params": {"lr": 0.01}}
+    engine = bench.engine(stage=2, groups=True, optimizer=optimizer)
+    loss = bench.forward(engine, 0)
+    try:
+        engine.backward(loss)
+        engine.step()
+        norm: float | str = float(engine.get_global_grad_norm())
+    except IndexError:
+        norm = "IndexError"
+    return {"Adagrad, two groups: gradient norm": norm}
+
+
+# The last one may leave DeepSpeed's ranks out of step.
+MEASURES: list[Callable[[Bench], Values]] = [
+    two_losses,
+    bf16_at_stage_0,
+    fp16_at_stage_0,
+    states_of_two_groups,
+    shared_memory,
+    adagrad_with_two_groups,
+]
 
 
 def _any_rank(value: bool) -> bool:
@@ -121,11 +148,14 @@ def measure_all() -> None:
     """Prints the measures of the library that this process belongs to."""
     bench = Bench(this_process())
     print()
-    print(json.dumps({name: measure(bench) for name, measure in MEASURES.items()}))
+    values: Values = {}
+    for measure in MEASURES:
+        values |= measure(bench)
+    print(json.dumps(values))
 
 
-def compare() -> dict[str, tuple[Values, Values]]:
-    """Measure -> (DeepSpeed's values, ours); a loss of DeepSpeed is its ranks' mean."""
+def compare() -> dict[str, tuple[float | str, float | str]]:
+    """Measure -> (DeepSpeed's value, ours); a number of DeepSpeed is its ranks' mean."""
     arguments = ["-m", "tests.oracle.defects", "measure"]
     printed = run_ranks(arguments, ranks=WORLD, cwd=ROOT, timeout=600)
     ranks = [json.loads(text.splitlines()[-1]) for text in printed]
@@ -140,22 +170,22 @@ def compare() -> dict[str, tuple[Values, Values]]:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     ours = json.loads(done.stdout.splitlines()[-1])
-    return {
-        name: (
-            {
-                key: sum(rank[name][key] for rank in ranks) / WORLD
-                for key in ours[name]
-            },
-            ours[name],
-        )
-        for name in MEASURES
-    }  # fmt: skip
+    return {name: (_mean([rank[name] for rank in ranks]), ours[name]) for name in ours}
+
+
+def _mean(values: list[Any]) -> float | str:
+    return values[0] if isinstance(values[0], str) else sum(values) / len(values)
+
+
+def _written(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.3g}"
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["measure"]:
         measure_all()
     else:
-        for name, (theirs, ours) in compare().items():
-            for key in ours:
-                print(f"| {name} | {key} | {theirs[key]:.4g} | {ours[key]:.4g} |")
+        print("| What | DeepSpeed | spmdzero |")
+        print("|---|---|---|")
+        for name, values in compare().items():
+            print(f"| {name} | {_written(values[0])} | {_written(values[1])} |")
