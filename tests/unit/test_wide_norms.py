@@ -42,4 +42,4 @@ def test_gradients_under_a_loss_scale_are_torchs(norm: nn.Module, mesh: DeviceMe
         # One rounding to fp16 per replica and per operation, of the largest element's size.
         bound = 8 * torch.finfo(torch.float16).eps * expected.abs().max().item()
         got = probe.gradients[name].float()
-        torch.testing.assert_close(got, expected, rtol=0, atol=bound, msg=lambda m: f"{name}: {m}")
+        torch.testing.assert_close(got, expected, rtol=0, atol=bound)
