@@ -117,7 +117,7 @@ REFUSALS: dict[str, Refusal] = {
     **_under("", "autotuning", _AUTOTUNING),
     **_under("", "datastates io load_ds_config DeepSpeedDataLoader", _TUNING),
     **_under("accelerator", "is_current_accelerator_supported set_accelerator", _BUILD),
-    **_under("comm", "log_summary reset_log has_comm_data get_comm_operation_count", _COMM_LOG),
+    **_under("comm", "reset_log has_comm_data get_comm_operation_count", _COMM_LOG),
     **_under("comm", "get_logged_comm_ops configure CommsLogger timers timed_op", _COMM_LOG),
     **_under("comm", "get_msg_size_from_args get_tensor_kwarg get_tensor_position", _COMM_LOG),
     **_under("comm", "get_debug_log_name get_default_args get_caller_func", _COMM_LOG),

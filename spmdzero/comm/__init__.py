@@ -3,6 +3,7 @@
 from typing import Any
 
 from spmdzero import refusals
+from spmdzero.comm._log import log_summary, summarise_with
 from spmdzero.comm._messages import (
     P2POp,
     all_gather_object,
@@ -96,6 +97,7 @@ __all__ = [
     "is_available",
     "is_initialized",
     "isend",
+    "log_summary",
     "monitored_barrier",
     "new_group",
     "recv",
@@ -105,6 +107,7 @@ __all__ = [
     "reduce_scatter_tensor",
     "scatter",
     "send",
+    "summarise_with",
 ]
 
 

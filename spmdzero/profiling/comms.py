@@ -11,12 +11,15 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from typing import TypeVar
 
+from spmdzero.comm import summarise_with
 from spmdzero.engine import Engine
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.inspect import Collective, StepLedgers, record_ledgers
 
 logger = logging.getLogger("spmdzero")
+_Read = TypeVar("_Read")
 
 _OPERATIONS = {
     "all-reduce": "all_reduce",
@@ -54,10 +57,27 @@ def watch(engine: Engine) -> Callable[[Engine], None]:
         if engine not in _RECORDED:
             watching.close()
             _RECORDED[engine] = ledgers
+            reference = weakref.ref(engine)
+            summarise_with(lambda: _if_alive(reference, summary, ""), lambda: _counts(reference))
             if engine.spmd_config.comms_logger.verbose:
                 logger.info("%s", summary(engine))
 
     return first_step_is_over
+
+
+def _counts(reference: weakref.ref[Engine]) -> dict[str, dict[int, int]]:
+    counts: dict[str, dict[int, int]] = {}
+    for message, count in _if_alive(reference, messages, {}).items():
+        sizes = counts.setdefault(message.operation, {})
+        sizes[message.bytes] = sizes.get(message.bytes, 0) + count
+    return counts
+
+
+def _if_alive(
+    reference: weakref.ref[Engine], read: Callable[[Engine], _Read], otherwise: _Read
+) -> _Read:
+    engine = reference()
+    return otherwise if engine is None else read(engine)
 
 
 def messages(engine: Engine) -> dict[Message, int]:

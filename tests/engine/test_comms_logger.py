@@ -55,6 +55,18 @@ def test_the_summary_has_a_line_for_each_kind_of_message(engine: spmdzero.Engine
     ]
 
 
+def test_comm_log_summary_counts_what_the_engines_logged(
+    engine: spmdzero.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="spmdzero"):
+        counts = spmdzero.comm.log_summary(return_dict=True)
+    assert counts is not None
+    assert counts["all_gather"][BYTES] == 1
+    assert comms.summary(engine) in caplog.messages
+    with pytest.raises(SpmdZeroUsageError, match="times"):
+        spmdzero.comm.log_summary(show_straggler=True)
+
+
 def test_prof_ops_choose_operations_verbose_logs_them_and_memory_is_logged_at_each_step(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
