@@ -283,4 +283,4 @@ class ZeroOptimizer(LossScaled):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients summed so far."""
-        self._gradients.clear()
+        self._gradients.forget(self._names)
