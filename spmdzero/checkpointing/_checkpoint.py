@@ -43,7 +43,9 @@ def configure(
     Args:
         mpu_: None; there is no model parallelism.
         deepspeed_config: path of a JSON, or its dict; checked as `initialize` checks it.
-        partition_activations, checkpoint_in_cpu: refused when true.
+        checkpoint_in_cpu: refused when true.
+        partition_activations: without meaning, as in the config: it splits activations over
+            model-parallel ranks, and there are none.
         contiguous_checkpointing, num_checkpoints, synchronize, profile: without meaning, XLA
             allocates and schedules.
 
@@ -56,7 +58,6 @@ def configure(
         raise SpmdZeroUsageError(
             "checkpointing.configure(mpu_=...): there is no model parallelism. Pass None"
         )
-    partition_activations_in_checkpoint(bool(partition_activations))
     if checkpoint_in_cpu:
         raise SpmdZeroUsageError(
             "checkpointing.configure(checkpoint_in_cpu=True): inputs of checkpointed functions "
@@ -65,6 +66,7 @@ def configure(
     if deepspeed_config is not None:
         load_config(deepspeed_config)
     options = {
+        "partition_activations": partition_activations,
         "contiguous_checkpointing": contiguous_checkpointing,
         "num_checkpoints": num_checkpoints,
         "synchronize": synchronize,
@@ -86,16 +88,7 @@ def reset() -> None:
 
 
 def partition_activations_in_checkpoint(partition_activation: bool) -> None:
-    """Accepts False.
-
-    Raises:
-        SpmdZeroUsageError: it is True.
-    """
-    if partition_activation:
-        raise SpmdZeroUsageError(
-            "partition_activations splits activations over model-parallel ranks, and there are "
-            "none. Leave it out: each device holds the activations of its own rows only"
-        )
+    """Nothing: there are no model-parallel ranks that activations could be split over."""
 
 
 def set_num_layers(nlayers: int | None) -> None:

@@ -12,6 +12,7 @@ def check_combinations(config: SpmdZeroConfig) -> None:
             (``_do_error_check``), runtime/engine.py and zero/stage_1_and_2.py.
     """
     _one_precision(config)
+    _autocast_has_no_scale(config)
     _parameter_dtype(config)
     _low_masters_need_zero(config)
     _scaling_before_reduction(config)
@@ -32,6 +33,17 @@ def _one_precision(config: SpmdZeroConfig) -> None:
             value=True,
             reason=f"autocast computes over fp32 parameters, and {name} is enabled too",
             fix=f"Turn off torch_autocast or {name}.",
+        )
+
+
+def _autocast_has_no_scale(config: SpmdZeroConfig) -> None:
+    if config.torch_autocast.enabled and config.torch_autocast.dtype == "fp16":
+        raise SpmdZeroConfigError(
+            key="torch_autocast.dtype",
+            value=config.torch_autocast.dtype,
+            reason="its gradients need torch.amp.GradScaler's loss scale, which DeepSpeed adds "
+            "there and spmdzero has only for the section fp16",
+            fix='Write "bfloat16", which needs no loss scale, or enable fp16 instead.',
         )
 
 

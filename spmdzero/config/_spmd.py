@@ -21,7 +21,8 @@ class SpmdConfig(Section):
         batch_dim: the tensor dim of the batch, for all inputs or by an input's name.
         outputs: how an output leaves the region, by its dotted path such as "attentions.0".
         min_shard_elements: tensors with fewer elements are replicated.
-        check_finite: whether a non-finite loss or gradient raises before the update.
+        check_finite: whether a non-finite loss or gradient raises before the update; under a
+            dynamic loss scale, whose overflows are expected, only a loss.
     """
 
     mesh: dict[str, int] = Field(default_factory=lambda: {"fsdp": -1})

@@ -3,11 +3,20 @@
 import contextlib
 from collections.abc import Iterator
 
-from spmdzero.config import BatchSizes
+from spmdzero.config import BatchSizes, SpmdZeroConfig
+from spmdzero.engine._gradients import autograd_grad, set_autograd_grad
 from spmdzero.engine._inputs import InputPlacer
 from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.engine._state import EngineState
 from spmdzero.errors import SpmdZeroUsageError
+
+
+def planned_micro_batches(config: SpmdZeroConfig, batch: BatchSizes) -> int:
+    """The micro-batches of a step for which gradients need a place to wait."""
+    # Who says himself where a step ends may always have more than one micro-batch in it.
+    return (
+        batch.accumulation if config.managed_gradient_accumulation else max(2, batch.accumulation)
+    )
 
 
 class Accumulation(EngineState):
@@ -31,7 +40,10 @@ class Accumulation(EngineState):
 
     def is_first_micro_batch(self) -> bool:
         """Whether the current micro-batch is the first of its step and has no gradient yet."""
-        return self._within_step() == 0 and not self._backward_done
+        self._collect_global_gradients()
+        if self._gradients.waiting:
+            return False
+        return self._boundary_override is not None or self._within_step() == 0
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
         """Says whether the coming `step()` ends an accumulation, whatever the engine counts.
@@ -139,9 +151,30 @@ class Accumulation(EngineState):
         if batch.accumulation != self._batch.accumulation:
             # DeepSpeed's count goes on, which can make the first step after the change a short one.
             self._counters.counted_from = self.micro_steps
-            self.plan = self.plan.with_accumulation(batch.accumulation)
+            planned = planned_micro_batches(self.spmd_config, batch)
+            self.plan = self.plan.with_accumulation(planned)
             self._gradients.replan(self.plan)
         self._batch = batch
+
+    def _collect_global_gradients(self) -> None:
+        # With a global forward these are all gradients; otherwise what a loss term that was
+        # computed outside of the module, such as a weight penalty, gives.
+        for name, parameter in self.module.named_parameters():
+            if (grad := autograd_grad(parameter)) is not None:
+                self._gradients.add_global(name, grad)
+                set_autograd_grad(parameter, None)
+
+    def _require_whole_step(self) -> None:
+        if self._boundary_override is not None:
+            raise SpmdZeroUsageError(
+                "train_batch after set_gradient_accumulation_boundary, which says where a step "
+                "ends: call engine(...), backward and step yourself"
+            )
+        if not self.is_first_micro_batch():
+            raise SpmdZeroUsageError(
+                "train_batch in the middle of a gradient accumulation: finish the micro-batches "
+                "with backward and step first"
+            )
 
     def _within_step(self) -> int:
         if not self.spmd_config.managed_gradient_accumulation:

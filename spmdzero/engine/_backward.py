@@ -10,6 +10,7 @@ import torch
 
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.xla import ReplicaRegion, map_tensors
+from spmdzero.xla.mesh import fresh
 
 _running = threading.local()
 _watches: "weakref.WeakSet[BackwardWatch]" = weakref.WeakSet()
@@ -38,17 +39,22 @@ class BackwardWatch:
         self._scaled = False
         _watches.add(self)
 
-    def watch(self, output: Any) -> None:
-        """Hooks the differentiable tensors in what forward returned."""
+    def watch(self, output: Any) -> Any:
+        """Hooks the differentiable tensors in what forward returned; returns it to be used."""
         # From now on backward runs in this thread: autograd's own may let go of a last pending
         # tensor only after the step's program was cut, which then has one output more and compiles
         # once more.
         torch.autograd.set_multithreading_enabled(False)
-        map_tensors(output, lambda _, tensor: self._hook(tensor))
+        return map_tensors(output, lambda _, tensor: self._hook(tensor))
 
     def _hook(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.requires_grad:
-            tensor.register_hook(self._arrived)
+        if not tensor.requires_grad:
+            return tensor
+        if self._region is None:
+            # One output may be computed from another, such as a loss from logits: the gradient
+            # would pass two hooks. What leaves a region is a copy already.
+            tensor = fresh(tensor)
+        tensor.register_hook(self._arrived)
         return tensor
 
     def expect_scaled(self) -> None:

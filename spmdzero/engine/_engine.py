@@ -10,7 +10,7 @@ from torch import nn
 from spmdzero.config import BatchSizes, SpmdZeroConfig
 from spmdzero.engine._backward import BackwardWatch
 from spmdzero.engine._counters import Counters
-from spmdzero.engine._gradients import GradientStore, autograd_grad, set_autograd_grad
+from spmdzero.engine._gradients import GradientStore
 from spmdzero.engine._health import LossHealth
 from spmdzero.engine._inputs import InputPlacer, to_half
 from spmdzero.engine._launching import Launching
@@ -78,7 +78,7 @@ class Engine(Launching, ModuleMethods, RefusedMethods):
         self._watch = BackwardWatch(
             region=self._region,
             accumulation=self.gradient_accumulation_steps,
-            needs_scale=config.fp16.enabled,
+            needs_scale=config.fp16.enabled and optimizer is not None,
         )
         self._backward_done = False
         self._step_applied = False
@@ -112,9 +112,7 @@ class Engine(Launching, ModuleMethods, RefusedMethods):
             args, kwargs = map_tensors((args, kwargs), lambda _, tensor: to_half(tensor))
         placed_args, placed_kwargs = self._placer(args, kwargs, training=self.module.training)
         output = self._forward(placed_args, placed_kwargs)
-        if torch.is_grad_enabled():
-            self._watch.watch(output)
-        return output
+        return self._watch.watch(output) if torch.is_grad_enabled() else output
 
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
@@ -192,7 +190,9 @@ class Engine(Launching, ModuleMethods, RefusedMethods):
         self._backward_done = False
         self._launch("boundary" if boundary else "micro")
         try:
-            self._health.raise_if_asked(optimizer.grad_norm if boundary else None)
+            # A dynamic loss scale finds its size by overflows: they are no failure.
+            checked = boundary and not optimizer.dynamic_loss_scale
+            self._health.raise_if_asked(optimizer.grad_norm if checked else None)
         except NonFiniteError:
             if boundary:
                 optimizer.forget_skip()
@@ -217,13 +217,10 @@ class Engine(Launching, ModuleMethods, RefusedMethods):
         waits for the step.
 
         Raises:
-            SpmdZeroUsageError: the iterator ends in mid-step, there is no data, or no loss.
+            SpmdZeroUsageError: the iterator ends in mid-step, there is no data, or no loss; or the
+                caller ends steps, by `set_gradient_accumulation_boundary`.
         """
-        if not self.is_first_micro_batch():
-            raise SpmdZeroUsageError(
-                "train_batch in the middle of a gradient accumulation: finish the micro-batches "
-                "with backward and step first"
-            )
+        self._require_whole_step()
         batches = micro_batches(self._data(data_iter), self._batch.accumulation)
         # Uploaded, so that each micro-batch adds to it by the same graph.
         total = self.mesh.place(torch.zeros(()))
@@ -253,14 +250,6 @@ class Engine(Launching, ModuleMethods, RefusedMethods):
         return self._own_data
 
     # -- what the three calls are made of --------------------------------------------------
-
-    def _collect_global_gradients(self) -> None:
-        # With a global forward these are all gradients; otherwise what a loss term that was
-        # computed outside of the module, such as a weight penalty, gives.
-        for name, parameter in self.module.named_parameters():
-            if (grad := autograd_grad(parameter)) is not None:
-                self._gradients.add_global(name, grad)
-                set_autograd_grad(parameter, None)
 
     def _restart_step(self) -> None:
         self._gradients.clear()

@@ -1,6 +1,6 @@
 """Where gradients wait between the backward pass and the step."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -199,6 +199,12 @@ class GradientStore:
     def waiting(self) -> bool:
         """Whether a gradient was added since the last `clear`."""
         return bool(self._summed)
+
+    def forget(self, parameters: Iterable[torch.Tensor]) -> None:
+        """`clear`, and what autograd itself still holds of `parameters`."""
+        for parameter in parameters:
+            set_autograd_grad(parameter, None)
+        self.clear()
 
     def clear(self) -> None:
         """Forgets what was summed: pending gradients, and accumulators by zeroing them."""

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from spmdzero import comm
 from spmdzero.config import NO_MEANING, SpmdZeroConfig, load_config, resolve_batch_sizes
+from spmdzero.engine._accumulation import planned_micro_batches
 from spmdzero.engine._autocast import autocast_wire
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._gradients import GradientStore
@@ -94,6 +95,8 @@ def initialize(
                 'parallelism. Leave it out; "spmd": {"mesh": ...} shapes the data axes'
             )
     settings = load_config(config if config is not None else config_params, args=args)
+    if settings.log_level is not None:
+        logger.setLevel(settings.log_level.upper())
     if settings.spmd.forward == "global" and settings.communication_data_type is not None:
         raise SpmdZeroConfigError(
             key="communication_data_type",
@@ -125,16 +128,15 @@ def initialize(
         moments=groups.slots if groups else (),
         moment_dtype=_name(precision.moment),
         accumulator_dtype=_name(precision.accumulate),
-        # Who says himself where a step ends may always have more than one micro-batch in it.
-        accumulation_steps=batch.accumulation
-        if settings.managed_gradient_accumulation
-        else max(2, batch.accumulation),
+        accumulation_steps=planned_micro_batches(settings, batch),
         partial=in_region,
     )
     reduction = GradientReduction(
         mesh=mesh, method=_reduction_method(settings, spec), dtype=precision.communicate
     )
-    scaler = LossScaler.from_config(settings.fp16) if settings.fp16.enabled else None
+    # Without an optimizer nobody would multiply the loss by the scale, nor update it.
+    scaled = settings.fp16.enabled and groups is not None
+    scaler = LossScaler.from_config(settings.fp16) if scaled else None
     scaling = GradientScaling.from_config(settings, devices=spec.size)
     gradients = GradientStore(
         plan=plan,

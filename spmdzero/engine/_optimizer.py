@@ -1,7 +1,7 @@
 """The optimizer that updates shards: masters, moments and the gather of parameters."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -271,9 +271,16 @@ class ZeroOptimizer(LossScaled):
         return placement.partition_spec(tuple(parameter.shape), self._mesh.spec)
 
     @torch.no_grad()
-    def refresh_masters(self) -> None:
-        """Takes over parameters that were written from outside, as `load_state_dict` does."""
+    def refresh_masters(self, written: Collection[torch.Tensor] | None = None) -> None:
+        """Takes over parameters that were written from outside, as `load_state_dict` does.
+
+        Args:
+            written: those parameters, None for all. The masters of others keep the digits that
+                a bf16 or fp16 parameter has not.
+        """
         for parameter in self._trainable():
+            if written is not None and parameter not in written:
+                continue
             self._mesh.mark(parameter)
             master = self.state[parameter].get("master")
             placement = self._plan[self._names[parameter]].placement(Role.MASTER)
@@ -283,4 +290,4 @@ class ZeroOptimizer(LossScaled):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients summed so far."""
-        self._gradients.clear()
+        self._gradients.forget(self._names)

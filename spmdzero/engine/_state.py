@@ -136,7 +136,7 @@ class EngineState(EngineSettings):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients summed so far."""
-        self._gradients.clear()
+        self._gradients.forget(self.module.parameters())
 
     def train(self, mode: bool = True) -> Self:
         """Puts the module into training (or evaluation) mode."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from spmdzero.config import load_config
 from spmdzero.engine import membership
-from spmdzero.xla import runtime
+from spmdzero.xla import runtime, write_stamp
 
 
 class DeepSpeedTensorOverride(enum.Enum):
@@ -99,10 +99,11 @@ class GatheredParameters(contextlib.AbstractContextManager[None, None]):
         enabled: bool = True,
     ) -> None:
         given = [params] if isinstance(params, torch.Tensor) else list(params)
-        self._written = given if enabled and modifier_rank is not None else []
+        self._given = given if enabled and modifier_rank is not None else []
+        self._stamps: dict[torch.Tensor, object] = {}
 
     def __enter__(self) -> None:
-        return None
+        self._stamps = {p: write_stamp(p) for p in self._given if membership(p) is not None}
 
     def __exit__(
         self,
@@ -110,10 +111,11 @@ class GatheredParameters(contextlib.AbstractContextManager[None, None]):
         error: BaseException | None,
         trace: types.TracebackType | None,
     ) -> None:
-        members = (membership(parameter) for parameter in self._written)
+        written = {p for p, stamp in self._stamps.items() if write_stamp(p) != stamp}
+        members = (membership(parameter) for parameter in written)
         for engine in {member.engine for member in members if member is not None}:
             if engine is not None and engine.optimizer is not None:
-                engine.optimizer.refresh_masters()
+                engine.optimizer.refresh_masters(written)
                 runtime.sync()
 
 

@@ -160,3 +160,15 @@ def test_fp16_writes_the_scale_and_a_plain_backward_no_loss(tmp_path: Path) -> N
     # It doubles after each step whose distance to the last overflow is positive, so not the first.
     assert scales == ["step,loss_scale", "8,256.0", "16,512.0", "24,1024.0"]
     assert not (tmp_path / "job" / "Train_Samples_train_loss.csv").exists()
+
+
+def test_log_level_sets_the_level_of_the_projects_logger() -> None:
+    logger = logging.getLogger("spmdzero")
+    before = logger.level
+    try:
+        spmdzero.initialize(
+            model=torch.nn.Linear(2, 2), config={"train_batch_size": 8, "log_level": "ERROR"}
+        )
+        assert logger.level == logging.ERROR
+    finally:
+        logger.setLevel(before)

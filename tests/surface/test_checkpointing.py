@@ -133,7 +133,7 @@ def test_a_forked_random_state_goes_on_where_it_was_and_leaves_the_outer_one() -
 
 @pytest.mark.parametrize(
     "options",
-    [{"mpu_": object()}, {"partition_activations": True}, {"checkpoint_in_cpu": True}],
+    [{"mpu_": object()}, {"checkpoint_in_cpu": True}],
     ids=str,
 )
 def test_options_that_cant_be_honoured_are_refused(options: dict[str, Any]) -> None:
@@ -146,4 +146,12 @@ def test_configure_takes_deepspeeds_options_and_config() -> None:
     assert checkpointing.is_configured()
     checkpointing.reset()
     checkpointing.set_num_layers(4)
-    checkpointing.partition_activations_in_checkpoint(False)
+    checkpointing.partition_activations_in_checkpoint(True)
+
+
+def test_partition_activations_is_without_meaning_as_in_the_config(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("INFO", logger="spmdzero"):
+        checkpointing.configure(None, partition_activations=True)
+    assert "without meaning for checkpointing under XLA: partition_activations" in caplog.text

@@ -47,6 +47,21 @@ def test_what_is_written_inside_of_gathered_parameters_survives_the_next_step(
     assert (weight.detach().float().cpu() - 0.5).abs().max() < 5e-3
 
 
+def test_masters_of_parameters_that_nobody_wrote_keep_their_precision() -> None:
+    engine = engine_of(make_model(), stage=2, gas=1, **BF16_ADAM)
+    engine.backward(engine(*(t.bfloat16() for t in batch(0))))
+    engine.step()
+    written, *others = engine.module.parameters()
+    before = [utils.safe_get_full_fp32_param(other).cpu() for other in others]
+    with zero.GatheredParameters(engine.module.parameters(), modifier_rank=0), torch.no_grad():
+        written.data.fill_(0.5)
+    assert torch.equal(
+        utils.safe_get_full_fp32_param(written).cpu(), torch.full(written.shape, 0.5)
+    )
+    after = [utils.safe_get_full_fp32_param(other).cpu() for other in others]
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+
+
 def test_without_a_modifier_rank_masters_stay_as_they_are() -> None:
     engine = engine_of(make_model(), stage=2, gas=1, **BF16_ADAM)
     weight = engine.module.first.weight

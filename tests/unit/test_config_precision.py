@@ -72,6 +72,13 @@ def test_autocast_excludes_low_precision_parameters(section):
 LOW = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
 
 
+def test_autocast_in_fp16_is_refused_for_want_of_a_loss_scale():
+    error = refused({"torch_autocast": {"enabled": True, "dtype": "float16"}})
+    assert error.key == "torch_autocast.dtype"
+    assert "bfloat16" in error.fix
+    load_config({"torch_autocast": {"enabled": False, "dtype": "float16"}})
+
+
 @pytest.mark.parametrize("stage", [1, 2])
 def test_bf16_master_weights_and_states_go_together_with_zero(stage):
     bf16 = load_config({"bf16": LOW, "zero_optimization": {"stage": stage}}).bf16
