@@ -22,13 +22,7 @@ from spmdzero.engine._refused import RefusedMethods
 from spmdzero.engine._schedule import Scheduler, require_metrics
 from spmdzero.errors import NonFiniteError, SpmdZeroUsageError
 from spmdzero.plan import ShardingPlan
-from spmdzero.xla import (
-    DeviceMesh,
-    GlobalForward,
-    ReplicaRegion,
-    map_tensors,
-    runtime,
-)
+from spmdzero.xla import DeviceMesh, GlobalForward, ReplicaRegion, map_tensors, runtime
 
 logger = logging.getLogger("spmdzero")
 
@@ -111,6 +105,7 @@ class Engine(Launching, ModuleMethods, RefusedMethods):
         if self.spmd_config.fp16.auto_cast:
             args, kwargs = map_tensors((args, kwargs), lambda _, tensor: to_half(tensor))
         placed_args, placed_kwargs = self._placer(args, kwargs, training=self.module.training)
+        self._note_call()
         output = self._forward(placed_args, placed_kwargs)
         if torch.is_grad_enabled():
             self._watch.watch(output)
@@ -203,6 +198,7 @@ class Engine(Launching, ModuleMethods, RefusedMethods):
         if boundary:
             self._finish_step(optimizer, lr_kwargs or {})
         self._losses = [] if boundary else self._losses
+        self.programs.stepped()
 
     def train_batch(self, data_iter: Iterator[Any] | None = None) -> torch.Tensor:
         """One whole step: `gradient_accumulation_steps` micro-batches and the update.

@@ -89,6 +89,24 @@ def optimized_hlo(tensors: Sequence[torch.Tensor]) -> str:
     return text
 
 
+def shard_shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Shape of what the first device of this host holds of `tensor`, which must not be pending."""
+    (_, index), *_ = _C._get_local_shard_replica_and_indices([tensor])[0]
+    if index is Ellipsis:
+        return tuple(tensor.shape)
+    return tuple(part.stop - part.start for part in index)
+
+
+def tensor_id(tensor: torch.Tensor) -> int:
+    """What torch_xla knows a tensor by; an output takes over the buffer of the input of its id."""
+    return _C._xla_get_tensor_id(tensor)
+
+
+def runtime_has_started() -> bool:
+    """Whether the client of the devices exists, which reads its flags only once."""
+    return _C._xla_runtime_is_initialized()
+
+
 def write_stamp(tensor: torch.Tensor) -> tuple[int, int]:
     """Changes whenever `tensor` is written: in place, through a view, or through `.data`."""
     # Writes through .data leave the version alone, and copy_ leaves the id alone.
