@@ -19,9 +19,11 @@ from spmdzero._arguments import add_config_arguments
 from spmdzero._initialize import initialize
 from spmdzero._logging import show_log_lines
 from spmdzero.accelerator import get_accelerator
+from spmdzero.audit import AuditReport, Finding, audit, auditing
 from spmdzero.comm import init_distributed
 from spmdzero.engine import Engine
 from spmdzero.errors import (
+    AuditError,
     NonFiniteError,
     ReplicaRegionError,
     SpmdZeroConfigError,
@@ -41,12 +43,15 @@ __version__ = version("spmdzero")
 show_log_lines()
 
 __all__ = [
+    "AuditError",
+    "AuditReport",
     "CollectiveLedger",
     "DeepSpeedConfig",
     "DeepSpeedConfigError",
     "DeepSpeedEngine",
     "DeepSpeedOptimizer",
     "Engine",
+    "Finding",
     "NonFiniteError",
     "OnDevice",
     "ReplicaRegionError",
@@ -57,6 +62,8 @@ __all__ = [
     "SpmdZeroUsageError",
     "accelerator",
     "add_config_arguments",
+    "audit",
+    "auditing",
     "checkpoint",
     "checkpointing",
     "comm",

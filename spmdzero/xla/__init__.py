@@ -13,7 +13,15 @@ if "torch_xla" not in sys.modules:
 from spmdzero.xla import counters, flags, runtime, tracing
 from spmdzero.xla._global import GlobalForward
 from spmdzero.xla._norm import global_norm
-from spmdzero.xla._private import optimized_hlo, record_scopes, scope, shard_shape, sharding_of, tensor_id, write_stamp
+from spmdzero.xla._private import (
+    buffer_ids,
+    optimized_hlo,
+    record_scopes,
+    scope,
+    shard_shape,
+    sharding_of,
+    write_stamp,
+)
 from spmdzero.xla._tree import Batch, Replicated, map_tensors, replicated
 from spmdzero.xla.mesh import DeviceMesh, local_shards
 from spmdzero.xla.recompute import recomputed
@@ -28,6 +36,7 @@ __all__ = [
     "RegionRules",
     "ReplicaRegion",
     "Replicated",
+    "buffer_ids",
     "counters",
     "flags",
     "global_norm",
@@ -42,7 +51,6 @@ __all__ = [
     "scope",
     "shard_shape",
     "sharding_of",
-    "tensor_id",
     "tracing",
     "write_stamp",
 ]

@@ -6,6 +6,7 @@ Everything here has no public equivalent (manual sharding, optimised HLO) or one
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -26,6 +27,7 @@ if torch_xla.__version__.split("+")[0] != TESTED_VERSION:
 _C = torch_xla._XLAC
 
 OpSharding = _C.OpSharding
+_BUFFER_IDS = re.compile(r"TensorID: (\d+)\s+AliasID: (\d+)")
 MANUAL = OpSharding([], [], [], xs.ShardingType.MANUAL)
 
 
@@ -97,9 +99,14 @@ def shard_shape(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(part.stop - part.start for part in index)
 
 
-def tensor_id(tensor: torch.Tensor) -> int:
-    """What torch_xla knows a tensor by; an output takes over the buffer of the input of its id."""
-    return _C._xla_get_tensor_id(tensor)
+def buffer_ids(tensor: torch.Tensor) -> tuple[int, int]:
+    """The id of `tensor`, and the id of the input whose buffer its pending value will reuse.
+
+    Both are the same for a tensor that is not pending, and for one that is not an update in place.
+    """
+    found = _BUFFER_IDS.search(_C._get_xla_tensor_debug_info(tensor))
+    assert found is not None
+    return int(found[1]), int(found[2])
 
 
 def runtime_has_started() -> bool:
