@@ -73,9 +73,9 @@ def _leaks(leaks: list[Collective], where: str) -> Iterator[Finding]:
             cause="the compiler moves an activation between devices: the operation mixes rows of "
             "the batch, or propagation lost the batch's sharding here, and every device computes "
             "rows of others",
-            fix='with "spmd": {"forward": "region"} there is no such collective; with "global", '
-            "use nn.LayerNorm, nn.GroupNorm, nn.BatchNorm modules (they are annotated) instead of "
-            "their functions; outside of the model, compute the loss inside it",
+            fix='inside of the model: "spmd": {"forward": "region"}, where each device runs its own '
+            "rows, or an operation that keeps the sharding (nn.RMSNorm for a layer norm); outside: "
+            "compute the loss in the model's forward",
             evidence=f"{where}: {shown}; {moved:,} bytes per device",
         )
 
@@ -84,7 +84,7 @@ def _subject(leak: Collective) -> str:
     operation = leak.op_name.rsplit("/", 1)[-1].replace("__", "::")
     module = module_of(leak.op_name)
     if module is None:
-        return f"{operation}, outside of the model's forward"
+        return f"{operation} in the backward pass or outside of the model"
     return f"{operation} in {'module ' + module if module else 'the model'}"
 
 
@@ -142,10 +142,9 @@ def _wide(
 
 def _widened_by_the_compiler(module: Module, collective: Instruction) -> bool:
     """Whether XLA's CPU compiler, which has no bf16 collectives, made this one fp32 by itself."""
-    if "_promoted" in collective.attributes:
-        return True
-    operands = module.operands(collective)
-    return bool(operands) and all(_was_narrow(module, operand, set()) for operand in operands)
+    if not collective.opcode.startswith("all-gather"):
+        return "_promoted" in collective.attributes
+    return all(_was_narrow(module, operand, set()) for operand in module.operands(collective))
 
 
 def _was_narrow(module: Module, value: Instruction, seen: set[tuple[str, str]]) -> bool:

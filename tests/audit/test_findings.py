@@ -11,7 +11,7 @@ from tests.audit.models import (
     ROWS,
     WIDTH,
     GrowsByItself,
-    NormFunction,
+    NoNorm,
     ReadsValue,
     RunsOnCpu,
     Sound,
@@ -38,7 +38,7 @@ BF16 = {"bf16": {"enabled": True}}
     ids=["stage 2", "stage 1, two micro-batches", "stage 0", "global", "bf16", "explicit bf16"],
 )
 def test_nothing_is_found_in_a_sound_model(cfg: dict) -> None:
-    engine = engine_of(Sound(), cfg)
+    engine = engine_of(NoNorm() if cfg.get("spmd") == {"forward": "global"} else Sound(), cfg)
     dtype = torch.bfloat16 if "bf16" in cfg else torch.float32
     count = 3 * engine.gradient_accumulation_steps()
     report = spmdzero.audit(engine, batches(count, dtype))
@@ -48,18 +48,34 @@ def test_nothing_is_found_in_a_sound_model(cfg: dict) -> None:
     report.strict()
 
 
-def test_a_norm_outside_of_a_norm_module_is_a_stray_collective_with_its_operation() -> None:
-    report = spmdzero.audit(engine_of(NormFunction(), config(**GLOBAL)), batches(2))
-    assert set(names(report)) == {"stray-activation-collective"}
-    assert {f.severity for f in report.findings} == {"error"}
-    (norm,) = [f for f in report.findings if "in the model" in f.subject]
-    assert "aten::native_batch_norm" in norm.subject
-    assert f"all-gather f32[1, {ROWS}, {HIDDEN}]" in norm.evidence
-    assert '"forward": "region"' in norm.fix
+def test_the_layer_norm_leak_is_a_stray_collective_with_module_and_operation() -> None:
+    report = spmdzero.audit(engine_of(Sound(), config(**GLOBAL)), batches(2))
+    assert [(f.name, f.severity, f.subject) for f in report.findings] == [
+        ("stray-activation-collective", "error", "aten::native_batch_norm in module norm"),
+        (
+            "stray-activation-collective",
+            "error",
+            "aten::native_batch_norm_backward in the backward pass or outside of the model",
+        ),
+    ]
+    assert f"all-gather f32[1, {ROWS}, {HIDDEN}]" in report.findings[0].evidence
+    assert '"forward": "region"' in report.findings[0].fix
 
 
-def test_the_same_norm_function_is_sound_in_the_region() -> None:
-    assert spmdzero.audit(engine_of(NormFunction(), config()), batches(2)).findings == ()
+def test_a_loss_that_mixes_rows_outside_of_the_model_is_a_stray_collective() -> None:
+    class Output(Sound):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(self.norm(self.a(x)))
+
+    engine = engine_of(Output(), config())
+    with spmdzero.auditing(engine) as audit:
+        for x in batches(2):
+            output = engine(x)
+            engine.backward((output @ output.T).square().mean())
+            engine.step()
+    found = audit.report.of("stray-activation-collective")
+    assert found
+    assert all("outside of the model" in f.subject for f in found)
 
 
 def test_gradients_of_bf16_reduced_in_fp32_are_a_wide_dtype() -> None:
