@@ -19,7 +19,7 @@ from spmdzero._arguments import add_config_arguments
 from spmdzero._initialize import initialize
 from spmdzero._logging import show_log_lines
 from spmdzero.accelerator import get_accelerator
-from spmdzero.audit import AuditReport, Finding, audit, auditing
+from spmdzero.audit import AuditReport, Diagnosis, Finding, audit, auditing, doctor
 from spmdzero.comm import init_distributed
 from spmdzero.engine import Engine
 from spmdzero.errors import (
@@ -33,6 +33,7 @@ from spmdzero.errors import (
 )
 from spmdzero.inspect import CollectiveLedger, measure, record_ledgers
 from spmdzero.plan import ShardingPlan
+from spmdzero.profiling import profile
 from spmdzero.runtime.base_optimizer import DeepSpeedOptimizer
 from spmdzero.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 from spmdzero.runtime.engine import DeepSpeedEngine
@@ -50,6 +51,7 @@ __all__ = [
     "DeepSpeedConfigError",
     "DeepSpeedEngine",
     "DeepSpeedOptimizer",
+    "Diagnosis",
     "Engine",
     "Finding",
     "NonFiniteError",
@@ -67,6 +69,7 @@ __all__ = [
     "checkpoint",
     "checkpointing",
     "comm",
+    "doctor",
     "get_accelerator",
     "init_distributed",
     "initialize",
@@ -76,6 +79,7 @@ __all__ = [
     "logger",
     "measure",
     "ops",
+    "profile",
     "record_ledgers",
     "replicated",
     "runtime",

@@ -25,8 +25,9 @@ def replicated_states(engine: Engine) -> Iterator[Finding]:
             by_parameter.setdefault(parameter, {})[slot] = tensor
     for parameter, states in by_parameter.items():
         size = sum(t.numel() * t.element_size() for t in states.values())
-        least, elements = engine.spmd_config.spmd.min_shard_elements, math.prod(
-            engine.plan[parameter].shape
+        least, elements = (
+            engine.spmd_config.spmd.min_shard_elements,
+            math.prod(engine.plan[parameter].shape),
         )
         small = elements < least
         yield Finding(
@@ -37,7 +38,9 @@ def replicated_states(engine: Engine) -> Iterator[Finding]:
             f"{elements:,} elements"
             if small
             else "the state was replaced by a tensor without a sharding",
-            fix="lower it" if small else "write into the state with copy_, or save and load "
+            fix="lower it"
+            if small
+            else "write into the state with copy_, or save and load "
             "through the engine, which shards what it loads",
             evidence=f"every device holds all of {list(engine.plan[parameter].shape)}: "
             f"{size:,} bytes instead of {math.ceil(size / engine.mesh.spec.fsdp):,}",

@@ -40,11 +40,7 @@ def audit_program(
     leaks = set(ledger.activations)
     pairs = list(_with_instructions(ledger, module))
     stray = [c for c, i in pairs if c in leaks and not _feeds_a_gradient(module, i, set())]
-    wide = [
-        c
-        for c, i in pairs
-        if _is_wide(c, dtypes) and not _widened_by_the_compiler(module, i)
-    ]
+    wide = [c for c, i in pairs if _is_wide(c, dtypes) and not _widened_by_the_compiler(module, i)]
     return [*_leaks(stray, where), *_wide(wide, dtypes, where, communicate)]
 
 
@@ -117,7 +113,10 @@ def _is_wide(c: Collective, dtypes: Mapping[str, str]) -> bool:
 def _wide(
     wide: list[Collective], dtypes: Mapping[str, str], where: str, communicate: str | None
 ) -> Iterator[Finding]:
-    for role, moved in (("parameter", "values are gathered"), ("gradient", "gradients are reduced")):
+    for role, moved in (
+        ("parameter", "values are gathered"),
+        ("gradient", "gradients are reduced"),
+    ):
         members = [c for c in wide if c.role == role]
         if not members:
             continue

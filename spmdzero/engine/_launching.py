@@ -3,6 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -16,6 +17,8 @@ class Launching(Accumulation):
     """What the engine hands to the compiler."""
 
     donated_inputs: dict[str, int]
+    audit: Callable[..., Any]
+    doctor: Callable[..., Any]
     _region: ReplicaRegion | None
     _observers: list[Callable[[StepGraph], None]]
     _losses: list[torch.Tensor]

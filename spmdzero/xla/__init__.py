@@ -3,10 +3,11 @@
 import os
 import sys
 
+from spmdzero.xla import _chips
+
 if "torch_xla" not in sys.modules:
     # torch_xla chooses while it is imported, and warns when it has to guess.
-    tpu = os.path.exists("/dev/accel0") or os.path.exists("/dev/vfio/0")
-    os.environ.setdefault("PJRT_DEVICE", "TPU" if tpu else "CPU")
+    os.environ.setdefault("PJRT_DEVICE", "TPU" if _chips.are_here() else "CPU")
     # XLA warns at each compile that GSPMD propagation will give way to Shardy; errors still show.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 

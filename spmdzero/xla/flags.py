@@ -122,5 +122,6 @@ def _log_once(name: str) -> None:
     if name not in _LOGGED:
         _LOGGED.add(name)
         logger.info(
-            '"spmd": {"xla_flags": "%s"} has no effect here: they are flags of the TPU compiler', name
+            '"spmd": {"xla_flags": "%s"} has no effect here: they are flags of the TPU compiler',
+            name,
         )
