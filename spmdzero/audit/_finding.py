@@ -73,6 +73,16 @@ class AuditReport:
         """The report as JSON text: an object with this class's attributes."""
         return json.dumps(asdict(self), indent=2)
 
+    @classmethod
+    def from_json(cls, text: str) -> "AuditReport":
+        """The report that `to_json` wrote."""
+        found = json.loads(text)
+        return cls(
+            findings=tuple(Finding(**finding) for finding in found["findings"]),
+            steps=found["steps"],
+            programs=tuple(found["programs"]),
+        )
+
     @property
     def _headline(self) -> str:
         count = len(self.findings)

@@ -63,7 +63,7 @@ class HostWatch(TorchDispatchMode):
         return found
 
     def _place(self) -> tuple[str, bool]:
-        """`file:line (in submodule "h.0")` of the caller's code, and whether `step` itself reads."""
+        """`file:line (in submodule "h.0")` of the caller; whether `engine.step` itself reads."""
         line, module, by_engine = "", None, False
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:

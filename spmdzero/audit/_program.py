@@ -18,6 +18,7 @@ _BETWEEN |= {"copy", "bitcast", "reshape", "transpose", "negate", "concatenate",
 _SERVES_A_GRADIENT = re.compile(r"\bzero\.(?:gradient|update|norm|direction)/")
 _HLO_NAMES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}
 _SHOWN = 4
+_MOVED = {"parameter": "values are gathered", "gradient": "gradients are reduced"}
 _WIDTHS = {"bf16": 2, "f16": 2, "f32": 4, "f64": 8}
 
 
@@ -69,9 +70,9 @@ def _leaks(leaks: list[Collective], where: str) -> Iterator[Finding]:
             cause="the compiler moves an activation between devices: the operation mixes rows of "
             "the batch, or propagation lost the batch's sharding here, and every device computes "
             "rows of others",
-            fix='inside of the model: "spmd": {"forward": "region"}, where each device runs its own '
-            "rows, or an operation that keeps the sharding (nn.RMSNorm for a layer norm); outside: "
-            "compute the loss in the model's forward",
+            fix='inside of the model: "spmd": {"forward": "region"}, where each device runs '
+            "its own rows, or an operation that keeps the sharding (nn.RMSNorm for a layer norm); "
+            "outside: compute the loss in the model's forward",
             evidence=f"{where}: {shown}; {moved:,} bytes per device",
         )
 
@@ -113,10 +114,7 @@ def _is_wide(c: Collective, dtypes: Mapping[str, str]) -> bool:
 def _wide(
     wide: list[Collective], dtypes: Mapping[str, str], where: str, communicate: str | None
 ) -> Iterator[Finding]:
-    for role, moved in (
-        ("parameter", "values are gathered"),
-        ("gradient", "gradients are reduced"),
-    ):
+    for role, moved in _MOVED.items():
         members = [c for c in wide if c.role == role]
         if not members:
             continue

@@ -90,7 +90,7 @@ class ProgramLog:
         self._calls, self._window = {}, None
 
     def stepped(self) -> None:
-        """Takes note of the end of `engine.step`: what was read since the launch, the engine read."""
+        """Takes note of the end of `engine.step`, which read what was read since the launch."""
         self.engine_reads += self._reads_since()
 
     def _reads_since(self) -> int:

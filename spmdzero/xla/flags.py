@@ -91,8 +91,8 @@ def apply(name: str) -> None:
         _log_once(name)
     elif _private.runtime_has_started():
         raise SpmdZeroRuntimeError(
-            f'"spmd": {{"xla_flags": "{name}"}} comes too late: the TPU runtime has started without '
-            f"{', '.join(missing)}. Call spmdzero.initialize before the first use of a device, or "
+            f'"spmd": {{"xla_flags": "{name}"}} comes too late: the TPU runtime has started '
+            f"without {', '.join(missing)}. Call spmdzero.initialize before a device is used, or "
             f"start the program with {_VARIABLE}='{_written(missing)}'"
         )
     else:
@@ -122,6 +122,6 @@ def _log_once(name: str) -> None:
     if name not in _LOGGED:
         _LOGGED.add(name)
         logger.info(
-            '"spmd": {"xla_flags": "%s"} has no effect here: they are flags of the TPU compiler',
+            '"spmd": {"xla_flags": "%s"} has no effect here, it sets flags of the TPU compiler',
             name,
         )
