@@ -19,9 +19,11 @@ from spmdzero._arguments import add_config_arguments
 from spmdzero._initialize import initialize
 from spmdzero._logging import show_log_lines
 from spmdzero.accelerator import get_accelerator
+from spmdzero.audit import AuditReport, Diagnosis, Finding, audit, auditing, doctor
 from spmdzero.comm import init_distributed
 from spmdzero.engine import Engine
 from spmdzero.errors import (
+    AuditError,
     NonFiniteError,
     ReplicaRegionError,
     SpmdZeroConfigError,
@@ -31,6 +33,7 @@ from spmdzero.errors import (
 )
 from spmdzero.inspect import CollectiveLedger, measure, record_ledgers
 from spmdzero.plan import ShardingPlan
+from spmdzero.profiling import profile
 from spmdzero.runtime.base_optimizer import DeepSpeedOptimizer
 from spmdzero.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 from spmdzero.runtime.engine import DeepSpeedEngine
@@ -41,12 +44,16 @@ __version__ = version("spmdzero")
 show_log_lines()
 
 __all__ = [
+    "AuditError",
+    "AuditReport",
     "CollectiveLedger",
     "DeepSpeedConfig",
     "DeepSpeedConfigError",
     "DeepSpeedEngine",
     "DeepSpeedOptimizer",
+    "Diagnosis",
     "Engine",
+    "Finding",
     "NonFiniteError",
     "OnDevice",
     "ReplicaRegionError",
@@ -57,9 +64,12 @@ __all__ = [
     "SpmdZeroUsageError",
     "accelerator",
     "add_config_arguments",
+    "audit",
+    "auditing",
     "checkpoint",
     "checkpointing",
     "comm",
+    "doctor",
     "get_accelerator",
     "init_distributed",
     "initialize",
@@ -69,6 +79,7 @@ __all__ = [
     "logger",
     "measure",
     "ops",
+    "profile",
     "record_ledgers",
     "replicated",
     "runtime",

@@ -38,3 +38,7 @@ class ReplicaRegionError(SpmdZeroError, RuntimeError):
 
 class NonFiniteError(SpmdZeroError, FloatingPointError):
     """A loss or gradient was NaN or infinite, and the config asked to stop before the update."""
+
+
+class AuditError(SpmdZeroError):
+    """An audit or a diagnosis that must be clean found something; the message is its report."""

@@ -21,6 +21,7 @@ class SpmdConfig(Section):
         batch_dim: the tensor dim of the batch, for all inputs or by an input's name.
         outputs: how an output leaves the region, by its dotted path such as "attentions.0".
         min_shard_elements: tensors with fewer elements are replicated.
+        xla_flags: the TPU compiler flags with a measured effect on this generation's ledger.
         check_finite: whether a non-finite loss or gradient raises before the update; under a
             dynamic loss scale, whose overflows are expected, only a loss.
     """
@@ -31,6 +32,7 @@ class SpmdConfig(Section):
     batch_dim: int | dict[str, int] = 0
     outputs: dict[str, OutputRule] = Field(default_factory=dict)
     min_shard_elements: Natural = 2048
+    xla_flags: Literal["none", "v5e", "v5p", "v6e"] = "none"
     check_finite: bool = False
 
     @field_validator("mesh")

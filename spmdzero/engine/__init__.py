@@ -13,11 +13,15 @@ from spmdzero.engine._initialize import initialize
 from spmdzero.engine._loader import ZeroDataLoader
 from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.engine._parameter import ZeroParameter, membership
+from spmdzero.engine._programs import Call, Compilation, ProgramLog
 from spmdzero.engine._sampler import ReplicaBatchSampler
 from spmdzero.engine._snapshot import StepGraph
 
 __all__ = [
+    "Call",
+    "Compilation",
     "Engine",
+    "ProgramLog",
     "ReplicaBatchSampler",
     "StepGraph",
     "ZeroDataLoader",

@@ -22,13 +22,7 @@ from spmdzero.engine._refused import RefusedMethods
 from spmdzero.engine._schedule import Scheduler, require_metrics
 from spmdzero.errors import NonFiniteError, SpmdZeroUsageError
 from spmdzero.plan import ShardingPlan
-from spmdzero.xla import (
-    DeviceMesh,
-    GlobalForward,
-    ReplicaRegion,
-    map_tensors,
-    runtime,
-)
+from spmdzero.xla import DeviceMesh, GlobalForward, ReplicaRegion, map_tensors, runtime
 
 logger = logging.getLogger("spmdzero")
 
@@ -45,6 +39,7 @@ class Engine(Launching, ModuleMethods, RefusedMethods):
         training_dataloader: the loader made from `training_data`.
         plan: where every tensor lives.
         device: the virtual device that stands for the mesh.
+        audit, doctor: what is wrong with its steps; see `spmdzero.audit`, `spmdzero.doctor`.
         donated_inputs: kind of program -> inputs whose buffers it reuses, once compiled.
         global_steps, micro_steps, global_samples: DeepSpeed's counters.
     """
@@ -111,6 +106,7 @@ class Engine(Launching, ModuleMethods, RefusedMethods):
         if self.spmd_config.fp16.auto_cast:
             args, kwargs = map_tensors((args, kwargs), lambda _, tensor: to_half(tensor))
         placed_args, placed_kwargs = self._placer(args, kwargs, training=self.module.training)
+        self._note_call()
         output = self._forward(placed_args, placed_kwargs)
         return self._watch.watch(output) if torch.is_grad_enabled() else output
 
@@ -203,6 +199,7 @@ class Engine(Launching, ModuleMethods, RefusedMethods):
         if boundary:
             self._finish_step(optimizer, lr_kwargs or {})
         self._losses = [] if boundary else self._losses
+        self.programs.stepped()
 
     def train_batch(self, data_iter: Iterator[Any] | None = None) -> torch.Tensor:
         """One whole step: `gradient_accumulation_steps` micro-batches and the update.

@@ -35,6 +35,7 @@ from spmdzero.xla import (
     GradientReduction,
     RegionRules,
     ReplicaRegion,
+    flags,
     runtime,
 )
 
@@ -104,6 +105,7 @@ def initialize(
             reason="with a global forward the compiler reduces in the gradient's own dtype",
             fix='Leave it out, or write "spmd": {"forward": "region"}.',
         )
+    flags.apply(settings.spmd.xla_flags)
     comm.connect(dist_init_required=dist_init_required)
     spec = MeshSpec.resolve(settings.spmd.mesh, device_count=runtime.device_count())
     batch = resolve_batch_sizes(settings, dp_world_size=spec.size)

@@ -25,6 +25,7 @@ class InputPlacer:
         self, *, mesh: DeviceMesh, module: nn.Module, rules: RegionRules, micro_batch: int
     ) -> None:
         self._mesh, self._rules, self.micro_batch = mesh, rules, micro_batch
+        self.latest: tuple[tuple[str, tuple[int, ...], str], ...] = ()
         self.short_rows: int | None = None  # the loader's last micro-batch of an epoch, see there
         parameters = inspect.signature(module.forward).parameters.values()
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -60,7 +61,11 @@ class InputPlacer:
         map_tensors(named, look)
         expected = self._expected_rows(found, training=training)
 
+        seen: list[tuple[str, tuple[int, ...], str]] = []
+
         def put(path: str, tensor: Any) -> Any:
+            whole = tensor.tensor if isinstance(tensor, Replicated) else tensor
+            seen.append((path, tuple(whole.shape), str(whole.dtype).removeprefix("torch.")))
             if isinstance(tensor, Replicated):
                 return self._upload(tensor.tensor, None)
             dim = self.batch_dim(path)
@@ -69,6 +74,7 @@ class InputPlacer:
             return Batch(self._upload(tensor, dim), dim)
 
         placed = map_tensors(named, put)
+        self.latest = tuple(seen)
         positional = tuple(placed.pop(self._name(i)) for i in range(len(args)))
         return positional, placed
 

@@ -1,11 +1,14 @@
 """Starting a step's programs on the devices, and showing them to those who want to see."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
 from spmdzero.engine._accumulation import Accumulation
+from spmdzero.engine._programs import Call, ProgramLog
 from spmdzero.engine._snapshot import StepGraph
 from spmdzero.xla import ReplicaRegion, record_scopes, runtime
 
@@ -14,11 +17,28 @@ class Launching(Accumulation):
     """What the engine hands to the compiler."""
 
     donated_inputs: dict[str, int]
+    audit: Callable[..., Any]
+    doctor: Callable[..., Any]
     _region: ReplicaRegion | None
     _observers: list[Callable[[StepGraph], None]]
     _losses: list[torch.Tensor]
 
+    @functools.cached_property
+    def programs(self) -> ProgramLog:
+        """What was compiled, and what was read from the devices, so far."""
+        return ProgramLog()
+
+    def _note_call(self) -> None:
+        self.programs.called(
+            Call(
+                inputs=self._placer.latest,
+                training=self.module.training,
+                gradients=torch.is_grad_enabled(),
+            )
+        )
+
     def _launch(self, kind: str) -> None:
+        self.programs.launching(self.global_steps)
         if self._observers:
             outputs = self.named_tensors()
             outputs |= {f"loss/{i}": loss for i, loss in enumerate(self._losses)}
@@ -26,9 +46,11 @@ class Launching(Accumulation):
                 outputs["norm/global"] = self.optimizer.grad_norm
             for observer in self._observers:
                 observer(StepGraph(kind=kind, outputs=outputs))
-        compiled = runtime.compile_count()
+        before = runtime.compile_count()
         runtime.sync()
-        if runtime.compile_count() > compiled:
+        compiled = runtime.compile_count() - before
+        self.programs.launched(kind, self.global_steps, compiled)
+        if compiled:
             self.donated_inputs[kind] = runtime.aliased_inputs()
         if self._region is not None and self._counters.micro_steps < 2:
             # Later disagreements are read at the print steps, so as not to stall every step.

@@ -3,17 +3,26 @@
 import os
 import sys
 
+from spmdzero.xla import _chips
+
 if "torch_xla" not in sys.modules:
     # torch_xla chooses while it is imported, and warns when it has to guess.
-    tpu = os.path.exists("/dev/accel0") or os.path.exists("/dev/vfio/0")
-    os.environ.setdefault("PJRT_DEVICE", "TPU" if tpu else "CPU")
+    os.environ.setdefault("PJRT_DEVICE", "TPU" if _chips.are_here() else "CPU")
     # XLA warns at each compile that GSPMD propagation will give way to Shardy; errors still show.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from spmdzero.xla import runtime
+from spmdzero.xla import counters, flags, runtime, tracing
 from spmdzero.xla._global import GlobalForward
 from spmdzero.xla._norm import global_norm
-from spmdzero.xla._private import optimized_hlo, record_scopes, scope, sharding_of, write_stamp
+from spmdzero.xla._private import (
+    buffer_ids,
+    optimized_hlo,
+    record_scopes,
+    scope,
+    shard_shape,
+    sharding_of,
+    write_stamp,
+)
 from spmdzero.xla._tree import Batch, Replicated, map_tensors, replicated
 from spmdzero.xla.mesh import DeviceMesh, local_shards
 from spmdzero.xla.recompute import recomputed
@@ -28,6 +37,9 @@ __all__ = [
     "RegionRules",
     "ReplicaRegion",
     "Replicated",
+    "buffer_ids",
+    "counters",
+    "flags",
     "global_norm",
     "local_shards",
     "map_tensors",
@@ -38,6 +50,8 @@ __all__ = [
     "replicated",
     "runtime",
     "scope",
+    "shard_shape",
     "sharding_of",
+    "tracing",
     "write_stamp",
 ]

@@ -6,6 +6,7 @@ Everything here has no public equivalent (manual sharding, optimised HLO) or one
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -26,6 +27,7 @@ if torch_xla.__version__.split("+")[0] != TESTED_VERSION:
 _C = torch_xla._XLAC
 
 OpSharding = _C.OpSharding
+_BUFFER_IDS = re.compile(r"TensorID: (\d+)\s+AliasID: (\d+)")
 MANUAL = OpSharding([], [], [], xs.ShardingType.MANUAL)
 
 
@@ -87,6 +89,29 @@ def optimized_hlo(tensors: Sequence[torch.Tensor]) -> str:
             "variable XLA_DUMP_POST_OPTIMIZATIONS=1, or record ledgers first"
         )
     return text
+
+
+def shard_shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Shape of what the first device of this host holds of `tensor`, which must not be pending."""
+    (_, index), *_ = _C._get_local_shard_replica_and_indices([tensor])[0]
+    if index is Ellipsis:
+        return tuple(tensor.shape)
+    return tuple(part.stop - part.start for part in index)
+
+
+def buffer_ids(tensor: torch.Tensor) -> tuple[int, int]:
+    """The id of `tensor`, and the id of the input whose buffer its pending value will reuse.
+
+    Both are the same for a tensor that is not pending, and for one that is not an update in place.
+    """
+    found = _BUFFER_IDS.search(_C._get_xla_tensor_debug_info(tensor))
+    assert found is not None
+    return int(found[1]), int(found[2])
+
+
+def runtime_has_started() -> bool:
+    """Whether the client of the devices exists, which reads its flags only once."""
+    return _C._xla_runtime_is_initialized()
 
 
 def write_stamp(tensor: torch.Tensor) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import torch_xla.debug.metrics as met
 import torch_xla.runtime as xr
 
 from spmdzero.errors import SpmdZeroRuntimeError
-from spmdzero.xla import _private
+from spmdzero.xla import _chips, _private
 
 
 def start() -> None:
@@ -80,6 +80,11 @@ def rendezvous() -> str:
 def platform() -> str:
     """``"CPU"``, ``"TPU"``, ..."""
     return str(xr.device_type())
+
+
+def has_tpu_chips() -> bool:
+    """Whether this machine has TPU chips, used or not."""
+    return _chips.are_here()
 
 
 def sync() -> None:

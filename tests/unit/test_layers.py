@@ -12,8 +12,8 @@ ROOT = Path(spmdzero.__file__).parent
 # A layer may import what stands before it, and itself.
 LAYERS = [
     *("errors", "refusals", "config", "monitor", "plan", "xla", "comm", "optim", "precision"),
-    *("engine", "inspect", "profiling", "checkpointing", "zero", "accelerator", "utils", "ops"),
-    *("checkpoint", "runtime", "launcher"),
+    *("engine", "inspect", "profiling", "audit", "checkpointing", "zero", "accelerator"),
+    *("utils", "ops", "checkpoint", "runtime", "launcher", "cli"),
 ]
 
 

@@ -1,0 +1,139 @@
+"""Watching steps of training, and what is wrong with them."""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from spmdzero.audit import _live
+from spmdzero.audit._finding import AuditReport, sorted_findings
+from spmdzero.audit._host import HostWatch
+from spmdzero.audit._program import audit_program
+from spmdzero.audit._recompiles import recompilations
+from spmdzero.engine import Engine, StepGraph
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.inspect import CollectiveLedger
+from spmdzero.profiling.flops_profiler import module_scopes
+from spmdzero.xla import runtime
+
+
+class Audit:
+    """What `auditing` yields.
+
+    Attributes:
+        report: the findings, once the block has ended.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._texts: dict[str, str] = {}
+        self._before = tuple(engine.programs.compilations)
+        self._first_step = engine.global_steps
+        self._buffers = {name: buffer for name, (_, buffer) in _live.ids(engine).items()}
+        self._replaced: set[str] = set()
+        self.watch = HostWatch(engine.module)
+        self._report: AuditReport | None = None
+
+    @property
+    def report(self) -> AuditReport:
+        """The findings.
+
+        Raises:
+            SpmdZeroUsageError: the block has not ended.
+        """
+        if self._report is None:
+            raise SpmdZeroUsageError(
+                "the audit is not over: read its report after the `with spmdzero.auditing(engine)`"
+            )
+        return self._report
+
+    def read(self, graph: StepGraph) -> None:
+        """Looks at a program that is about to run."""
+        ids = _live.ids(self._engine)
+        for name, (_, reused) in ids.items():
+            if reused != self._buffers.get(name, reused):
+                self._replaced.add(name)
+        # Once the program has run, the buffer is known by the tensor's own id.
+        self._buffers = {name: own for name, (own, _) in ids.items()}
+        if graph.kind not in self._texts:
+            self._texts[graph.kind] = graph.hlo()
+
+    def finish(self) -> None:
+        """Makes the report.
+
+        Raises:
+            SpmdZeroUsageError: no step was trained.
+        """
+        engine = self._engine
+        if not self._texts:
+            raise SpmdZeroUsageError(
+                "the audit saw no step: train two or more inside of spmdzero.auditing(engine)"
+            )
+        # What the script left pending would otherwise have no shards.
+        runtime.sync()
+        steps = engine.global_steps - self._first_step
+        dtypes = {
+            name: str(parameter.dtype).removeprefix("torch.")
+            for name, parameter in engine.module.named_parameters()
+        }
+        findings = []
+        for kind, text in self._texts.items():
+            findings += audit_program(
+                text,
+                dtypes=dtypes,
+                where=f"{kind} program",
+                communicate=engine.spmd_config.communication_data_type,
+            )
+        inputs = CollectiveLedger.from_hlo(next(reversed(self._texts.values()))).parameters
+        findings += _live.replicated_states(engine)
+        findings += _live.drifted_parameters(engine)
+        findings += _live.missing_donation(
+            self._replaced, len(self._buffers), engine.donated_inputs, inputs
+        )
+        earlier = {id(compilation) for compilation in self._before}
+        since = [c for c in engine.programs.compilations if id(c) not in earlier]
+        findings += recompilations(since, before=self._before)
+        findings += self.watch.findings(steps=steps)
+        self._report = AuditReport(
+            findings=sorted_findings(findings), steps=steps, programs=tuple(self._texts)
+        )
+
+
+@contextlib.contextmanager
+def auditing(engine: Engine) -> Iterator[Audit]:
+    """Audits the steps that the block trains; read `report` after it.
+
+    Each kind of program is compiled once more for its text. Training goes on as it would have.
+    Two steps or more show what changes from one to the next.
+
+    Raises:
+        SpmdZeroUsageError: the block trained no step.
+    """
+    audit = Audit(engine)
+    with module_scopes(engine.module), engine.observe(audit.read), audit.watch:
+        yield audit
+    audit.finish()
+
+
+def audit(engine: Engine, batches: Iterable[Any]) -> AuditReport:
+    """Trains on `batches` and reports what is wrong; three steps or more show everything.
+
+    Args:
+        engine: trains as it would have: parameters and counters change.
+        batches: what `engine.train_batch` takes, `gradient_accumulation_steps` for each step. The
+            module must return the loss; use `auditing` around any other loop.
+
+    Raises:
+        SpmdZeroUsageError: the batches don't make whole steps, or `train_batch` refuses them.
+    """
+    micro_batches = list(batches)
+    size = engine.gradient_accumulation_steps()
+    if not micro_batches or len(micro_batches) % size:
+        raise SpmdZeroUsageError(
+            f"audit was given {len(micro_batches)} micro-batches, a step takes {size}: give "
+            "whole steps, three or more"
+        )
+    data = iter(micro_batches)
+    with auditing(engine) as watched:
+        for _ in range(len(micro_batches) // size):
+            engine.train_batch(data)
+    return watched.report

@@ -1,0 +1,76 @@
+"""The doctor: is the machine fit, and what did training suffer from."""
+
+from collections.abc import Iterator
+
+from spmdzero.audit._diagnosis import Check, Diagnosis
+from spmdzero.audit._machine import machine_checks
+from spmdzero.audit._recompiles import recompilations
+from spmdzero.engine import Engine
+from spmdzero.inspect import measure
+from spmdzero.xla import counters, runtime
+
+
+def doctor(engine: Engine | None = None) -> Diagnosis:
+    """Checks versions, devices, flags and memory; after training, what it suffered from.
+
+    With an engine also: what was compiled again and why, values read from the devices per step,
+    and operations that ran on the CPU, all from torch_xla's counters since the engine's first
+    forward. It reads counters only, so it may be called while training. Without an engine it
+    starts the devices' runtime.
+
+    Raises:
+        SpmdZeroRuntimeError: a device was used before SPMD was on.
+    """
+    runtime.start()
+    checks = list(machine_checks(engine.spmd_config if engine else None))
+    if engine is not None:
+        checks.append(Check(name="device memory", status="ok", said=str(measure(engine))))
+    if engine is not None and engine.programs.launches:
+        checks += _compilations(engine)
+        checks.append(_host_reads(engine))
+    checks += _fallbacks()
+    return Diagnosis(checks=tuple(checks))
+
+
+def _compilations(engine: Engine) -> Iterator[Check]:
+    yield Check(
+        name="compilations",
+        status="ok",
+        said=f"{runtime.compile_count()} programs in {counters.compile_seconds():.1f} s in this "
+        f"process; this engine launched {engine.programs.launches}",
+    )
+    for finding in recompilations(engine.programs.compilations):
+        yield Check(
+            name="recompilation",
+            status="warning",
+            said=f"{finding.subject}, {finding.evidence}: {finding.cause}",
+            fix=finding.fix,
+        )
+
+
+def _host_reads(engine: Engine) -> Check:
+    log, steps = engine.programs, max(engine.global_steps, 1)
+    often = log.script_reads >= steps
+    said = f"{log.script_reads / steps:.2g} per step by the script and the model"
+    if log.engine_reads:
+        said += f", {log.engine_reads / steps:.2g} by the engine (fp16, check_finite, printing)"
+    return Check(
+        name="host reads",
+        status="warning" if often else "ok",
+        said=said,
+        fix="each waits for the devices: read every so many steps; `spmdzero.auditing(engine)` "
+        "names the lines"
+        if often
+        else "",
+    )
+
+
+def _fallbacks() -> Iterator[Check]:
+    for name, calls in counters.fallbacks().items():
+        yield Check(
+            name="CPU fallback",
+            status="warning",
+            said=f"{name} ran on the CPU {calls} times in this process",
+            fix="torch_xla has no lowering of it: write it with other operations; "
+            "`spmdzero.auditing(engine)` names the line",
+        )

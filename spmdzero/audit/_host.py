@@ -1,0 +1,106 @@
+"""Who reads values from the devices, and what runs on the CPU: found while it happens."""
+
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from spmdzero.audit._finding import Finding
+from spmdzero.xla import counters
+
+_SPMDZERO = Path(__file__).parents[1]
+_LIBRARIES = (str(Path(torch.__file__).parent), str(_SPMDZERO), "<")
+_ENGINE = str(_SPMDZERO / "engine")
+
+
+@dataclass
+class _Site:
+    reads: int = 0
+    operations: set[str] = field(default_factory=set)
+
+
+class HostWatch(TorchDispatchMode):
+    """Watches each operation's effect on torch_xla's counters, and notes where it was called.
+
+    Args:
+        model: to name the module in whose forward it happens.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._names = {module: name for name, module in model.named_modules()}
+        self._reads: dict[str, _Site] = {}
+        self._fallbacks: Counter[tuple[str, str]] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
+    ) -> Any:
+        name = func.name().partition(".")[0]
+        reads, fallbacks = counters.host_reads(), counters.fallback_calls(name)
+        result = func(*args, **(kwargs or {}))
+        if counters.fallback_calls(name) > fallbacks:
+            self._fallbacks[name, self._place()[0]] += 1
+        elif counters.host_reads() > reads:
+            place, by_engine = self._place()
+            if not by_engine:
+                site = self._reads.setdefault(place, _Site())
+                site.reads += counters.host_reads() - reads
+                site.operations.add(name)
+        return result
+
+    def findings(self, *, steps: int) -> list[Finding]:
+        """CPU fallbacks, and the places that read once a step or more."""
+        found = [_fallback(name, place, n) for (name, place), n in self._fallbacks.items()]
+        for place, site in self._reads.items():
+            if steps and site.reads >= steps:
+                found.append(_read(place, site, steps))
+        return found
+
+    def _place(self) -> tuple[str, bool]:
+        """`file:line (in submodule "h.0")` of the caller; whether `engine.step` itself reads."""
+        line, module, by_engine = "", None, False
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            candidate, file = frame.f_locals.get("self"), frame.f_code.co_filename
+            if module is None and isinstance(candidate, nn.Module):
+                module = self._names.get(candidate)
+            if not line and file.startswith(_ENGINE) and frame.f_code.co_name == "step":
+                by_engine = True
+            if not line and not file.startswith(_LIBRARIES):
+                line = f"{file}:{frame.f_lineno}"
+            frame = frame.f_back
+        if module is not None:
+            line += f" (in {'submodule ' + repr(module) if module else 'the model'})"
+        return line or "the backward pass", by_engine
+
+
+def _fallback(name: str, place: str, calls: int) -> Finding:
+    return Finding(
+        name="cpu-fallback",
+        severity="warning",
+        subject=f"{name} at {place}",
+        cause="torch_xla has no XLA lowering of this operation: it compiles and runs what is "
+        "pending, moves the inputs to the host, computes there, and moves the result back",
+        fix="write it with operations that have a lowering, or keep it out of the step",
+        evidence=f"torch_xla's counter {name} rose by {calls}",
+    )
+
+
+def _read(place: str, site: _Site, steps: int) -> Finding:
+    return Finding(
+        name="host-read-in-step",
+        severity="warning",
+        subject=place,
+        cause="Python reads a tensor's value, which ends the program there and waits for the "
+        "devices, while they wait for the next program",
+        fix="keep the value on the device (torch.where instead of if, a running sum instead of a "
+        "float), or read it every so many steps",
+        evidence=f"{site.reads} transfers from the devices in {steps} steps, by "
+        f"{', '.join(sorted(site.operations))}",
+    )

@@ -1,0 +1,113 @@
+"""Findings in the live tensors: what a device holds whole, and which buffers are not reused."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+
+from spmdzero.audit._finding import Finding
+from spmdzero.engine import Engine
+from spmdzero.xla import buffer_ids, shard_shape, sharding_of
+
+# Below, a shard is smaller than what its collective costs; the default of min_shard_elements.
+LARGE = 2048
+_SHOWN = 4
+
+
+def replicated_states(engine: Engine) -> Iterator[Finding]:
+    """Large masters, moments and accumulators of which a device holds all; not at stage 0."""
+    if engine.plan.stage == 0:
+        return
+    by_parameter: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in engine.named_tensors().items():
+        slot, _, parameter = name.partition("/")
+        if _is_state(engine, slot) and tensor.numel() >= LARGE and _is_whole(tensor):
+            by_parameter.setdefault(parameter, {})[slot] = tensor
+    for parameter, states in by_parameter.items():
+        size = sum(t.numel() * t.element_size() for t in states.values())
+        least, elements = (
+            engine.spmd_config.spmd.min_shard_elements,
+            math.prod(engine.plan[parameter].shape),
+        )
+        small = elements < least
+        yield Finding(
+            name="replicated-large-state",
+            severity="error",
+            subject=f"{', '.join(states)} of {parameter}",
+            cause=f'"spmd": {{"min_shard_elements": {least}}} replicates tensors of up to '
+            f"{elements:,} elements"
+            if small
+            else "the state was replaced by a tensor without a sharding",
+            fix="lower it"
+            if small
+            else "write into the state with copy_, or save and load "
+            "through the engine, which shards what it loads",
+            evidence=f"every device holds all of {list(engine.plan[parameter].shape)}: "
+            f"{size:,} bytes instead of {math.ceil(size / engine.mesh.spec.fsdp):,}",
+        )
+
+
+def drifted_parameters(engine: Engine) -> Iterator[Finding]:
+    """Parameters of which a device holds only a part."""
+    for name, parameter in engine.module.named_parameters():
+        if not _is_whole(parameter):
+            yield Finding(
+                name="parameter-drift",
+                severity="error",
+                subject=name,
+                cause="the parameter was given the sharding of what was written into it, as "
+                "torch_xla does when a sharded value is assigned to .data or copied into it; "
+                "each forward now gathers it, as ZeRO-3 would",
+                fix="write with spmdzero.utils.safe_set_full_fp32_param, or through "
+                "model.load_state_dict; not with .data = or with tensors made of optimizer states",
+                evidence=f"a device holds {list(shard_shape(parameter))} of "
+                f"{list(parameter.shape)}, {sharding_of(parameter)}",
+            )
+
+
+def ids(engine: Engine) -> dict[str, tuple[int, int]]:
+    """`buffer_ids` of each parameter and state."""
+    return {
+        name: buffer_ids(tensor)
+        for name, tensor in engine.named_tensors().items()
+        if name.partition("/")[0] == "parameter" or _is_state(engine, name.partition("/")[0])
+    }
+
+
+def missing_donation(
+    replaced: Iterable[str], states: int, donated: Mapping[str, int], inputs: int
+) -> Iterator[Finding]:
+    """Tensors that another tensor stood for at the next launch.
+
+    Args:
+        replaced: their names, as in `engine.named_tensors()`.
+        states: how many parameters and states the engine has.
+        donated: kind of program -> inputs whose buffers it reuses, by torch_xla's metric, if
+            this engine had it compiled.
+        inputs: inputs of the boundary's program.
+    """
+    names = sorted(set(replaced))
+    if not names:
+        return
+    yield Finding(
+        name="missing-donation",
+        severity="warning",
+        subject=", ".join(names[:_SHOWN]) + (" ..." if len(names) > _SHOWN else ""),
+        cause="between two steps the tensor was replaced by another, so the program can't write "
+        "its result into the buffer of its input: both exist at once",
+        fix="update it in place, with copy_, mul_ or add_, instead of assigning a new tensor",
+        evidence=f"{len(names)} of {states} parameters and states came back as new tensors"
+        + (
+            f"; the boundary program reuses {donated['boundary']} of its {inputs} inputs"
+            if "boundary" in donated
+            else ""
+        ),
+    )
+
+
+def _is_state(engine: Engine, slot: str) -> bool:
+    return slot in ("master", "accumulator") or slot in engine.plan.moments
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    return shard_shape(tensor) == tuple(tensor.shape)

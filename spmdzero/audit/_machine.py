@@ -1,0 +1,122 @@
+"""Checks of the machine: versions, devices, flags, host memory."""
+
+import os
+import re
+from collections.abc import Iterator
+from importlib import metadata
+
+from spmdzero.audit._diagnosis import Check
+from spmdzero.config import SpmdZeroConfig
+from spmdzero.xla import flags, runtime
+
+_PACKAGES = ("torch", "torch_xla", "jax", "jaxlib", "libtpu")
+_DEBUGGING = ("PT_XLA_DEBUG_LEVEL", "XLA_SAVE_TENSORS_FILE", "XLA_DUMP_HLO_GRAPH", "XLA_IR_DEBUG")
+# Below, compiling a model of some hundred million parameters is likely to be killed.
+_LOW_MEMORY = 4 * 2**30
+
+
+def machine_checks(settings: SpmdZeroConfig | None) -> Iterator[Check]:
+    """The checks that need no engine; `settings` is the config of one, if there is one."""
+    yield from _versions()
+    yield _devices()
+    yield from _flags(settings)
+    yield _host_memory()
+
+
+def _versions() -> Iterator[Check]:
+    pins = {
+        found[1].replace("-", "_"): found[2]
+        for line in metadata.requires("spmdzero") or ()
+        if (found := re.match(r"([\w-]+)==([\w.]+)", line))
+    }
+    installed = {name: _version(name) for name in _PACKAGES}
+    shown = ", ".join(f"{name} {version}" for name, version in installed.items() if version)
+    wrong = {
+        name: pins[name]
+        for name, version in installed.items()
+        if version and name in pins and version.partition("+")[0] != pins[name]
+    }
+    install = " ".join(f"{name}=={version}" for name, version in wrong.items())
+    yield Check(
+        name="versions",
+        status="warning" if wrong else "ok",
+        said=shown,
+        fix=f"spmdzero is tested with other versions: pip install {install}" if wrong else "",
+    )
+    missing = [name for name in ("jax", "libtpu") if installed[name] is None]
+    if missing and runtime.platform() != "TPU":
+        yield Check(
+            name="TPU compiler",
+            status="note",
+            said=f"{' and '.join(missing)} not installed; only compiling for TPU without a TPU "
+            "needs it",
+            fix="pip install 'spmdzero[tpu]'",
+        )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _devices() -> Check:
+    platform, count = runtime.platform(), runtime.device_count()
+    processes = runtime.process_count()
+    said = f"{count} {platform} device{'s' * (count > 1)}"
+    if processes > 1:
+        said += f", {runtime.local_device_count()} of them in this one of {processes} processes"
+    if platform != "TPU" and runtime.has_tpu_chips():
+        return Check(
+            name="devices",
+            status="warning",
+            said=f"{said}, although this machine has TPU chips",
+            fix="start the program with PJRT_DEVICE=TPU",
+        )
+    alone = platform == "CPU" and count == 1
+    return Check(
+        name="devices",
+        status="note" if alone else "ok",
+        said=said,
+        fix="CPU_NUM_DEVICES=8 gives 8 virtual ones, to see what is sharded" if alone else "",
+    )
+
+
+def _flags(settings: SpmdZeroConfig | None) -> Iterator[Check]:
+    given = flags.in_force()
+    if runtime.platform() == "TPU":
+        wanted = flags.flags_for(settings.spmd.xla_flags if settings else "none")
+        other = {name: value for name, value in wanted.items() if given.get(name) != value}
+        yield Check(
+            name="flags",
+            status="warning" if other else "ok",
+            said=", ".join(f"{name}={value}" for name, value in given.items()) or "none",
+            fix=f'"spmd": {{"xla_flags": ...}} asks for {other}, but LIBTPU_INIT_ARGS has the last '
+            "word: take them out of it"
+            if other
+            else "",
+        )
+    else:
+        xla = os.environ.get("XLA_FLAGS", "").split()
+        yield Check(name="flags", status="ok", said=" ".join(xla) or "none")
+    debugging = [name for name in _DEBUGGING if os.environ.get(name, "0") not in ("", "0")]
+    if debugging:
+        yield Check(
+            name="flags",
+            status="warning",
+            said=f"{', '.join(debugging)} set: torch_xla writes out what it traces, which is slow",
+            fix="unset them for training",
+        )
+
+
+def _host_memory() -> Check:
+    page = os.sysconf("SC_PAGE_SIZE")
+    total, free = (os.sysconf(n) * page for n in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
+    low = free < _LOW_MEMORY
+    return Check(
+        name="host memory",
+        status="note" if low else "ok",
+        said=f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free",
+        fix="compiling large models may need more" if low else "",
+    )

@@ -1,0 +1,94 @@
+"""Findings in the log of compiled programs: what was compiled more than once, and why."""
+
+from collections.abc import Iterable, Iterator
+
+from spmdzero.audit._finding import Finding
+from spmdzero.engine import Call, Compilation
+
+_SHOWN = 5
+_KINDS = {
+    "micro": "the program of a micro-batch",
+    "boundary": "the program of a step's last micro-batch",
+    "forward": "what Python reads in the forward",
+}
+
+
+def recompilations(
+    compilations: Iterable[Compilation], *, before: Iterable[Compilation] = ()
+) -> Iterator[Finding]:
+    """One finding for each kind of program that was compiled again.
+
+    Args:
+        compilations: in order.
+        before: what was compiled earlier, and is not to be reported.
+    """
+    earlier: dict[str, list[Compilation]] = {}
+    for compilation in before:
+        earlier.setdefault(compilation.kind, []).append(compilation)
+    again: dict[str, list[tuple[Compilation, str]]] = {}
+    for compilation in compilations:
+        others = earlier.setdefault(compilation.kind, [])
+        if others or compilation.known:
+            change = _change(compilation, others)
+            again.setdefault(compilation.kind, []).append((compilation, change))
+        others.append(compilation)
+    for kind, found in again.items():
+        yield _finding(kind, found)
+
+
+def _finding(kind: str, found: list[tuple[Compilation, str]]) -> Finding:
+    changes = list(dict.fromkeys(change for _, change in found if change))
+    steps = ", ".join(str(c.step) for c, _ in found[:_SHOWN]) + (" ..." if found[_SHOWN:] else "")
+    programs = sum(c.count for c, _ in found)
+    if changes:
+        cause = "; ".join(changes[:_SHOWN])
+        fix = (
+            "give every forward the same shapes and dtypes: pad to one length (or to a few), "
+            "drop or pad the last batch, cast before the engine"
+        )
+    else:
+        cause = (
+            "the inputs were the same, so the model or the script traced another graph: a Python "
+            "number that shapes a tensor, a branch, a tensor that was replaced between steps, "
+            "or operations on parameters and states outside of the engine"
+        )
+        fix = "keep what changes from step to step in tensors, and write into tensors in place"
+    return Finding(
+        name="recompilation",
+        severity="warning",
+        subject=_KINDS[kind],
+        cause=cause,
+        fix=fix,
+        evidence=f"{programs} programs compiled again, at step {steps}",
+    )
+
+
+def _change(compilation: Compilation, others: list[Compilation]) -> str:
+    """How the calls differ from those of the earlier compilation that is most like it."""
+    if compilation.known:
+        return ""
+    found = [_difference(other.calls, compilation.calls) for other in others]
+    return min((f for f in found if f), key=len, default="")
+
+
+def _difference(old: tuple[Call, ...], new: tuple[Call, ...]) -> str:
+    if len(old) != len(new):
+        return f"{len(new)} different forwards in one micro-batch after {len(old)}"
+    said: list[str] = []
+    for before, after in zip(old, new, strict=True):
+        if before.training != after.training:
+            said.append(f"the module is in {'train' if after.training else 'eval'} mode")
+        if before.gradients != after.gradients:
+            said.append(f"autograd is {'on' if after.gradients else 'off'}")
+        was, now = ({path: rest for path, *rest in call.inputs} for call in (before, after))
+        for path in sorted(was.keys() | now.keys()):
+            if was.get(path) != now.get(path):
+                said.append(f"input {path!r}: {_shown(was.get(path))} -> {_shown(now.get(path))}")
+    return ", ".join(said)
+
+
+def _shown(seen: list | None) -> str:
+    if seen is None:
+        return "absent"
+    shape, dtype = seen
+    return f"{dtype}{list(shape)}"

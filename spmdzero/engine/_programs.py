@@ -1,0 +1,111 @@
+"""What the engine knows of its compiled programs: which inputs it saw, when something compiled."""
+
+import dataclasses
+from collections import deque
+from typing import ClassVar
+
+from spmdzero.xla import counters, runtime
+
+# A script that recompiles at every step would otherwise keep them all.
+_KEPT = 256
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Call:
+    """What of one forward decides which program it becomes.
+
+    Attributes:
+        inputs: path, global shape and dtype of each tensor that was handed to the module.
+        training: the module's mode.
+        gradients: whether autograd recorded.
+    """
+
+    inputs: tuple[tuple[str, tuple[int, ...], str], ...]
+    training: bool
+    gradients: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compilation:
+    """Programs that were compiled for one launch.
+
+    Attributes:
+        step: `engine.global_steps` at that time.
+        kind: ``"micro"`` or ``"boundary"``, the engine's own program; ``"forward"``, what was
+            compiled between the first forward and the launch because Python read a value.
+        calls: the forwards since the launch before.
+        count: how many programs.
+        known: whether these calls had been launched before, so that no input explains it.
+    """
+
+    step: int
+    kind: str
+    calls: tuple[Call, ...]
+    count: int
+    known: bool
+
+
+class ProgramLog:
+    """Notes each launch of an engine's programs; costs a few microseconds a step.
+
+    Attributes:
+        compilations: the latest 256 launches that compiled something.
+        launches: micro-batches launched.
+        script_reads: values read from the devices in the script's or the module's code, between
+            the first forward of the first step and now.
+        engine_reads: values read by `engine.step` itself: fp16's overflow, `check_finite`,
+            printed lines.
+    """
+
+    # Of all engines, because the runtime counts compilations of the whole process.
+    _launched: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        self.compilations: deque[Compilation] = deque(maxlen=_KEPT)
+        self.launches = self.script_reads = self.engine_reads = 0
+        self._calls: dict[Call, None] = {}
+        self._seen: set[tuple[str, tuple[Call, ...]]] = set()
+        self._window: int | None = None
+        self._reads_before: int | None = None
+
+    def called(self, call: Call) -> None:
+        """Takes note of a forward that is about to be traced."""
+        if self._window is None:
+            self._window = self._elsewhere()
+        if self._reads_before is None:
+            self._reads_before = counters.host_reads()
+        self._calls[call] = None
+
+    def launching(self, step: int) -> None:
+        """Takes note that the engine is about to compile and start what is pending."""
+        self.script_reads += self._reads_since()
+        if self._window is not None:
+            self._note("forward", step, self._elsewhere() - self._window)
+
+    def launched(self, kind: str, step: int, compiled: int) -> None:
+        """Takes note of a launch that compiled so many programs."""
+        ProgramLog._launched += compiled
+        self._note(kind, step, compiled)
+        self.launches += 1
+        self._calls, self._window = {}, None
+
+    def stepped(self) -> None:
+        """Takes note of the end of `engine.step`, which read what was read since the launch."""
+        self.engine_reads += self._reads_since()
+
+    def _reads_since(self) -> int:
+        before, self._reads_before = self._reads_before, counters.host_reads()
+        return 0 if before is None else self._reads_before - before
+
+    def _note(self, kind: str, step: int, count: int) -> None:
+        calls = tuple(self._calls)
+        if count:
+            known = (kind, calls) in self._seen
+            self.compilations.append(
+                Compilation(step=step, kind=kind, calls=calls, count=count, known=known)
+            )
+        if count or kind != "forward":
+            self._seen.add((kind, calls))
+
+    def _elsewhere(self) -> int:
+        return runtime.compile_count() - ProgramLog._launched

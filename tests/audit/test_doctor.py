@@ -1,0 +1,127 @@
+"""The doctor: what it says of this machine, and of what an engine has trained."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+import torch
+import torch.nn.functional as F
+from typer.testing import CliRunner
+
+import spmdzero
+from spmdzero.audit import Diagnosis
+from tests.audit.models import (
+    GLOBAL,
+    WIDTH,
+    ReadsValue,
+    RunsOnCpu,
+    Sound,
+    batches,
+    config,
+    engine_of,
+)
+from tests.support.processes import environment
+
+
+def train(engine: spmdzero.Engine, data: list[torch.Tensor]) -> Diagnosis:
+    for x in data:
+        engine.backward(engine(x))
+        engine.step()
+    return engine.doctor()
+
+
+def problems(diagnosis: Diagnosis) -> set[str]:
+    # Fallbacks are counted for the whole process, so another test's show here too.
+    return {check.name for check in diagnosis.problems} - {"CPU fallback"}
+
+
+def test_a_sound_engine_has_no_problem() -> None:
+    diagnosis = train(engine_of(Sound(hidden=56), config(gas=2)), batches(6))
+    assert problems(diagnosis) == set()
+    (memory,) = diagnosis.of("device memory")
+    assert "moment" in memory.said
+    (reads,) = diagnosis.of("host reads")
+    assert reads.said.startswith("0 per step")
+
+
+def test_what_recompiled_is_told_with_its_input() -> None:
+    class AnyWidth(Sound):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(F.pad(x, (0, WIDTH - x.shape[1])))
+
+    data = [x[:, :width] for x, width in zip(batches(3), (64, 64, 40), strict=True)]
+    diagnosis = train(engine_of(AnyWidth(hidden=104), config()), data)
+    (check,) = diagnosis.of("recompilation")
+    assert "input 'x': float32[8, 64] -> float32[8, 40]" in check.said
+
+
+def test_reads_per_step_count_the_scripts_and_not_the_engines() -> None:
+    quiet = engine_of(Sound(), config(spmd={"check_finite": True}))
+    (reads,) = train(quiet, batches(3)).of("host reads")
+    assert reads.status == "ok"
+    assert re.match(r"0 per step by the script and the model, \d\.?\d* by the engine", reads.said)
+    (reads,) = train(engine_of(ReadsValue(), config()), batches(3)).of("host reads")
+    assert reads.status == "warning"
+    assert reads.said == "1 per step by the script and the model"
+
+
+def test_a_fallback_is_told_by_its_operation() -> None:
+    diagnosis = train(engine_of(RunsOnCpu(), config(**GLOBAL)), batches(1))
+    said = [check.said for check in diagnosis.of("CPU fallback")]
+    assert any(line.startswith("aten::i0 ran on the CPU") for line in said)
+
+
+def test_the_machine_is_described_without_an_engine(mesh: object) -> None:
+    diagnosis = spmdzero.doctor()
+    (versions,) = diagnosis.of("versions")
+    assert f"torch {metadata.version('torch')}" in versions.said
+    assert f"torch_xla {metadata.version('torch_xla')}" in versions.said
+    assert [check.said for check in diagnosis.of("devices")] == ["8 CPU devices"]
+    (memory,) = diagnosis.of("host memory")
+    assert "GiB free" in memory.said
+
+
+def test_slow_debugging_variables_are_a_problem(
+    mesh: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XLA_IR_DEBUG", "1")
+    (check,) = [c for c in spmdzero.doctor().problems if c.name == "flags"]
+    assert "XLA_IR_DEBUG" in check.said
+    monkeypatch.setenv("XLA_IR_DEBUG", "0")
+    assert "flags" not in problems(spmdzero.doctor())
+
+
+def test_a_diagnosis_as_text_json_and_html(mesh: object) -> None:
+    diagnosis = spmdzero.doctor()
+    assert "devices: 8 CPU devices" in str(diagnosis)
+    assert json.loads(diagnosis.to_json())["checks"][0]["name"] == "versions"
+    assert "<script" not in diagnosis._repr_html_()
+    assert "devices: 8 CPU devices" in diagnosis._repr_html_()
+
+
+def test_the_command_prints_json_and_exits_with_1_under_strict_if_there_is_a_problem() -> None:
+    import typer
+
+    from spmdzero.cli._doctor import doctor
+
+    app = typer.Typer()
+    app.command()(doctor)
+    done = CliRunner().invoke(app, ["--json"], env={"XLA_IR_DEBUG": "1"})
+    assert done.exit_code == 0
+    assert {check["name"] for check in json.loads(done.stdout)["checks"]} >= {"versions", "devices"}
+    assert CliRunner().invoke(app, ["--strict"], env={"XLA_IR_DEBUG": "1"}).exit_code == 1
+
+
+def test_a_single_cpu_device_is_told_how_to_become_several() -> None:
+    code = "import spmdzero; print(spmdzero.doctor())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(CPU_NUM_DEVICES="1"),
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert "1 CPU device" in done.stdout
+    assert "CPU_NUM_DEVICES=8" in done.stdout
+    assert os.environ["CPU_NUM_DEVICES"] == "8"
