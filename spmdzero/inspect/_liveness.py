@@ -1,6 +1,6 @@
 """How much memory a compiled program's temporaries take, read off its schedule."""
 
-from spmdzero.inspect import _hlo
+from spmdzero.inspect import _hlo_text
 
 # They give another name to memory that is there already, or hold none.
 _VIEWS = frozenset({"bitcast", "tuple", "get-tuple-element", "optimization-barrier"})
@@ -21,7 +21,7 @@ def peak_temporary_bytes(text: str) -> int:
     Raises:
         SpmdZeroUsageError: the text is not a whole HLO module.
     """
-    module = _hlo.parse(text)
+    module = _hlo_text.parse(text)
     instructions = list(module.computations[module.entry].values())
     owners: dict[str, frozenset[str]] = {}
     last_read: dict[str, int] = {}

@@ -13,7 +13,14 @@ if "torch_xla" not in sys.modules:
 from spmdzero.xla import runtime
 from spmdzero.xla._global import GlobalForward
 from spmdzero.xla._norm import global_norm
-from spmdzero.xla._private import optimized_hlo, record_scopes, scope, sharding_of, write_stamp
+from spmdzero.xla._private import (
+    annotated_program,
+    optimized_hlo,
+    record_scopes,
+    scope,
+    sharding_of,
+    write_stamp,
+)
 from spmdzero.xla._tree import Batch, Replicated, map_tensors, replicated
 from spmdzero.xla.mesh import DeviceMesh, local_shards
 from spmdzero.xla.recompute import recomputed
@@ -28,6 +35,7 @@ __all__ = [
     "RegionRules",
     "ReplicaRegion",
     "Replicated",
+    "annotated_program",
     "global_norm",
     "local_shards",
     "map_tensors",
