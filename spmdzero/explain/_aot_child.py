@@ -34,15 +34,13 @@ def main(request_path: str, result_path: str) -> None:
     )
     stats = executable.get_compiled_memory_stats()
     Path(request["hlo"]).write_text(executable.hlo_modules()[0].to_string())
-    memory = {
-        "arguments": stats.argument_size_in_bytes,
-        "outputs": stats.output_size_in_bytes,
-        "aliased": stats.alias_size_in_bytes,
-        "temporary": stats.temp_size_in_bytes,
-        "peak": stats.peak_memory_in_bytes,
-    }
     cost = dict(executable.cost_analysis())
-    result = {"memory": memory, "flops": cost["flops"], "bytes_accessed": cost["bytes accessed"]}
+    result = {
+        "arguments": stats.argument_size_in_bytes,
+        "peak": stats.peak_memory_in_bytes,
+        "flops": cost["flops"],
+        "bytes_accessed": cost["bytes accessed"],
+    }
     Path(result_path).write_text(json.dumps(result))
 
 

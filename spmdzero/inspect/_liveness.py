@@ -7,6 +7,17 @@ _VIEWS = frozenset({"bitcast", "tuple", "get-tuple-element", "optimization-barri
 _NO_MEMORY = frozenset({"parameter", "constant", "after-all", "partition-id", "replica-id"})
 
 
+def entry_argument_bytes(text: str) -> int:
+    """Bytes of one device's inputs of the optimised program `text`.
+
+    Raises:
+        SpmdZeroUsageError: the text is not a whole HLO module.
+    """
+    module = _hlo_text.parse(text)
+    entry = module.computations[module.entry].values()
+    return sum(shape.bytes for i in entry if i.opcode == "parameter" for shape in i.shapes)
+
+
 def peak_temporary_bytes(text: str) -> int:
     """The most bytes that one device holds at once in values between inputs and outputs.
 
