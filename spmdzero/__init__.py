@@ -29,6 +29,7 @@ from spmdzero.errors import (
     SpmdZeroRuntimeError,
     SpmdZeroUsageError,
 )
+from spmdzero.explain import Explanation, explain
 from spmdzero.inspect import CollectiveLedger, measure, record_ledgers
 from spmdzero.plan import ShardingPlan
 from spmdzero.runtime.base_optimizer import DeepSpeedOptimizer
@@ -47,6 +48,7 @@ __all__ = [
     "DeepSpeedEngine",
     "DeepSpeedOptimizer",
     "Engine",
+    "Explanation",
     "NonFiniteError",
     "OnDevice",
     "ReplicaRegionError",
@@ -60,6 +62,7 @@ __all__ = [
     "checkpoint",
     "checkpointing",
     "comm",
+    "explain",
     "get_accelerator",
     "init_distributed",
     "initialize",

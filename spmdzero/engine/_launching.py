@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -14,6 +15,7 @@ class Launching(Accumulation):
     """What the engine hands to the compiler."""
 
     donated_inputs: dict[str, int]
+    explain: Callable[..., Any]
     _region: ReplicaRegion | None
     _observers: list[Callable[[StepGraph], None]]
     _losses: list[torch.Tensor]

@@ -64,9 +64,8 @@ class Explanation:
         ]
         for moves in self.moves:
             if moves.activations:
-                found.append(
-                    f"{moves.target}: {len(moves.activations)} collectives move activations"
-                )
+                count = len(moves.activations)
+                found.append(f"{moves.target}: {count} collectives move activations")
             if not moves.target.startswith("cpu"):
                 found += [f"{moves.target}: {r.tensor}: {r.reason}" for r in moves.refused]
         return tuple(found)

@@ -69,7 +69,7 @@ def _why(
         data = min(topology.shape)
         return (
             f"one mesh axis spans all of {topology.name}, where libtpu prefers its N-D all-reduce",
-            f'"spmd": {{"mesh": {{"data": {data}, "fsdp": -1}}}}: two axes scatter over one of them',
+            f'"spmd": {{"mesh": {{"data": {data}, "fsdp": -1}}}}: two axes scatter over fsdp',
         )
     if len(tensor.shape) == 1:
         return (

@@ -127,8 +127,8 @@ def flops_grid(explanation: "Explanation") -> Grid:
         rows=rows,
         numbers=frozenset({2, 3, 4, 6, 7}),
         notes=(
-            "compiled: the TPU compiler's own counts; floor: the matrix products of the CPU program "
-            "and the least that ZeRO moves. The last column is tokens a device and step.",
+            "compiled: the TPU compiler's own counts; floor: the CPU program's matrix products and "
+            "the least that ZeRO moves. The last column is tokens a device and step.",
             "Over ICI only: between slices the data-center network is slower.",
         ),
     )  # fmt: skip
