@@ -45,7 +45,6 @@ class Engine(Launching, ModuleMethods, RefusedMethods):
         training_dataloader: the loader made from `training_data`.
         plan: where every tensor lives.
         device: the virtual device that stands for the mesh.
-        explain: whether a step fits, what it moves and waits for; see `spmdzero.explain`.
         donated_inputs: kind of program -> inputs whose buffers it reuses, once compiled.
         global_steps, micro_steps, global_samples: DeepSpeed's counters.
     """

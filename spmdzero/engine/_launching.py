@@ -12,7 +12,11 @@ from spmdzero.xla import ReplicaRegion, record_scopes, runtime
 
 
 class Launching(Accumulation):
-    """What the engine hands to the compiler."""
+    """What the engine hands to the compiler.
+
+    Attributes:
+        explain: whether a step fits, what it moves, what it waits for; see `spmdzero.explain`.
+    """
 
     donated_inputs: dict[str, int]
     explain: Callable[..., Any]
