@@ -31,6 +31,7 @@ from spmdzero.errors import (
     SpmdZeroRuntimeError,
     SpmdZeroUsageError,
 )
+from spmdzero.explain import Explanation, explain
 from spmdzero.inspect import CollectiveLedger, measure, record_ledgers
 from spmdzero.plan import ShardingPlan
 from spmdzero.profiling import profile
@@ -53,6 +54,7 @@ __all__ = [
     "DeepSpeedOptimizer",
     "Diagnosis",
     "Engine",
+    "Explanation",
     "Finding",
     "NonFiniteError",
     "OnDevice",
@@ -70,6 +72,7 @@ __all__ = [
     "checkpointing",
     "comm",
     "doctor",
+    "explain",
     "get_accelerator",
     "init_distributed",
     "initialize",

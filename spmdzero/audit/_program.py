@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 
 from spmdzero.audit._finding import Finding
 from spmdzero.inspect import Collective, CollectiveLedger
-from spmdzero.inspect._hlo import Instruction, Module, parse
+from spmdzero.inspect._hlo import Instruction, Module
+from spmdzero.inspect._hlo_text import parse
 from spmdzero.profiling.flops_profiler import module_of
 
 _COLLECTIVE = re.compile(

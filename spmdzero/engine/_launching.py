@@ -14,11 +14,16 @@ from spmdzero.xla import ReplicaRegion, record_scopes, runtime
 
 
 class Launching(Accumulation):
-    """What the engine hands to the compiler."""
+    """What the engine hands to the compiler.
+
+    Attributes:
+        explain: whether a step fits, what it moves, what it waits for; see `spmdzero.explain`.
+    """
 
     donated_inputs: dict[str, int]
     audit: Callable[..., Any]
     doctor: Callable[..., Any]
+    explain: Callable[..., Any]
     _region: ReplicaRegion | None
     _observers: list[Callable[[StepGraph], None]]
     _losses: list[torch.Tensor]

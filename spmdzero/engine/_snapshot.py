@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import torch
 
-from spmdzero.xla import optimized_hlo
+from spmdzero.xla import annotated_program, optimized_hlo
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,3 +23,7 @@ class StepGraph:
     def hlo(self) -> str:
         """Compiles what is pending, without running it: optimised, partitioned HLO text."""
         return optimized_hlo(list(self.outputs.values()))
+
+    def annotated(self) -> bytes:
+        """What is pending as an HLO module proto: annotated, not partitioned, not optimised."""
+        return annotated_program(list(self.outputs.values()))

@@ -1,7 +1,7 @@
 """What the compiler did: collective ledgers, and what the devices hold."""
 
 from spmdzero.inspect._ledger import Collective, CollectiveLedger
-from spmdzero.inspect._liveness import peak_temporary_bytes
+from spmdzero.inspect._liveness import entry_argument_bytes, peak_temporary_bytes
 from spmdzero.inspect._matmuls import Matmul, read_matmuls
 from spmdzero.inspect._measure import measure
 from spmdzero.inspect._record import StepLedgers, record_ledgers
@@ -11,6 +11,7 @@ __all__ = [
     "CollectiveLedger",
     "Matmul",
     "StepLedgers",
+    "entry_argument_bytes",
     "measure",
     "peak_temporary_bytes",
     "read_matmuls",

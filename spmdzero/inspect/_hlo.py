@@ -1,4 +1,4 @@
-"""The text of one optimised HLO module as a graph: instructions, their uses, their callers."""
+"""One optimised HLO module as a graph: instructions, their uses, their callers."""
 
 import re
 from collections.abc import Iterator
@@ -8,19 +8,21 @@ from math import prod
 
 from spmdzero.errors import SpmdZeroUsageError
 
-_SHAPE = re.compile(r"\b([a-z]+\d*[a-z\d]*)\[([\d,<=]*)\]")
-_HEADER = re.compile(r"(?:ENTRY )?%(?P<name>[\w.\-]+) ?\(.*\{\s*$")
-_INSTRUCTION = re.compile(r"\s+(?P<root>ROOT )?%(?P<name>[\w.\-]+) = (?P<rest>.*)$")
-_OPCODE = re.compile(r"\s*(?P<opcode>[a-z][\w\-]*)\(")
 _CALLED = re.compile(
     r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=%([\w.\-]+)"
     r"|\b(?:branch_computations|called_computations)=\{([^}]*)\}"
 )
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+_SOURCE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
 _ALIAS = re.compile(r"\{[\d, ]*\}: \((\d+), \{([\d, ]*)\}")
 # The caller hands its operands to the called computation's parameters one by one, and takes its
 # root as its own value; a while, a reduce or a sort does not.
 _TRANSPARENT_CALLS = frozenset({"fusion", "call", "async-start"})
+
+# What stands between a collective and the rest: the slice of a fused reduce-scatter, the end of
+# an async pair, a layout change.
+_HANDS_ON = frozenset({"dynamic-slice", "bitcast", "copy", "async-done"})
+_HANDS_ON |= {"all-reduce-done", "all-gather-done", "collective-permute-done"}
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,12 @@ class Instruction:
         """The ``metadata={op_name=...}``, or an empty string."""
         found = _OP_NAME.search(self.attributes)
         return found[1] if found else ""
+
+    @property
+    def source(self) -> str:
+        """The ``file:line`` that traced it, or an empty string."""
+        found = _SOURCE.search(self.attributes)
+        return f"{found[1]}:{found[2]}" if found else ""
 
     @property
     def called(self) -> tuple[str, ...]:
@@ -154,6 +162,36 @@ class Module:
             else:
                 yield Use(caller, element or 0)
 
+    def taken_out(self, instruction: Instruction, element: int | None) -> Iterator[Instruction]:
+        """The instructions that hand on a value (or one element of a tuple) unchanged or sliced.
+
+        They are get-tuple-elements, and the fusion or async pair whose only result it is. The
+        compiler leaves each of them the metadata of its tensor when it combines collectives.
+        """
+        for user, position in self._users.get((instruction.computation, instruction.name), ()):
+            if user.opcode == "get-tuple-element":
+                if element is None or user.element == element:
+                    yield user
+                    yield from self.taken_out(user, None)
+            elif user.opcode == "tuple":
+                yield from self.taken_out(user, position)
+            elif user.opcode in _HANDS_ON:
+                yield user
+                yield from self.taken_out(user, element if user.opcode.endswith("-done") else None)
+        if instruction.is_root:
+            for caller in self.callers(instruction.computation):
+                if caller.opcode in _TRANSPARENT_CALLS:
+                    if len(caller.shapes) == 1:
+                        yield caller
+                    yield from self.taken_out(caller, element)
+
+    def asynchronous(self, instruction: Instruction) -> bool:
+        """Whether other work may run between its start and its end."""
+        return instruction.opcode.endswith("-start") or any(
+            caller.opcode == "async-start" or self.asynchronous(caller)
+            for caller in self.callers(instruction.computation)
+        )
+
     def group_size(self, collective: Instruction) -> int:
         """Devices in one group: ``{{0,1},{2,3}}``, ``[groups,size]<=[...]``, or all if empty.
 
@@ -209,70 +247,3 @@ class Module:
             name: {int(i.arguments): i for i in body.values() if i.opcode == "parameter"}
             for name, body in self.computations.items()
         }
-
-
-def parse(text: str) -> Module:
-    """The module that `text` describes.
-
-    Raises:
-        SpmdZeroUsageError: the text is not an HLO module with an entry computation.
-    """
-    header, entry, current = "", "", ""
-    computations: dict[str, dict[str, Instruction]] = {}
-    for line in text.splitlines():
-        if line.startswith("HloModule "):
-            header = line
-        elif found := _HEADER.match(line):
-            current = found["name"]
-            computations[current] = {}
-            if line.startswith("ENTRY "):
-                entry = current
-        elif current and (found := _INSTRUCTION.match(line)):
-            instruction = _instruction(found, current)
-            computations[current][instruction.name] = instruction
-    if not header or not entry:
-        raise SpmdZeroUsageError(
-            "the text is not one HLO module: it lacks a 'HloModule' header or an ENTRY "
-            "computation. Pass the whole text of the optimised module."
-        )
-    return Module(header, entry, computations)
-
-
-def _instruction(found: re.Match[str], computation: str) -> Instruction:
-    rest = found["rest"]
-    type_end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
-    opcode = _OPCODE.match(rest, type_end)
-    if opcode is None:
-        raise SpmdZeroUsageError(
-            f"the HLO line of %{found['name']} has no operation: {rest[:80]!r}. Pass the text "
-            "as the compiler printed it."
-        )
-    end = _closing(rest, opcode.end() - 1)
-    arguments = rest[opcode.end() : end]
-    return Instruction(
-        name=found["name"],
-        computation=computation,
-        opcode=opcode["opcode"],
-        shapes=shapes(rest[:type_end]),
-        operands=tuple(re.findall(r"%([\w.\-]+)", arguments)),
-        arguments=arguments,
-        attributes=rest[end + 1 :],
-        is_root=bool(found["root"]),
-    )
-
-
-def shapes(text: str) -> tuple[Shape, ...]:
-    """The arrays that a type such as ``(f32[8,16]{1,0}, bf16[])`` names."""
-    return tuple(
-        Shape(dtype, tuple(int(d.lstrip("<=")) for d in dims.split(",") if d))
-        for dtype, dims in _SHAPE.findall(text)
-    )
-
-
-def _closing(text: str, start: int) -> int:
-    depth = 0
-    for index in range(start, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[index], 0)
-        if depth == 0:
-            return index
-    return len(text)

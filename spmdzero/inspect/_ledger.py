@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.inspect import _ledger_render as _render
-from spmdzero.inspect._hlo import Instruction, Module, Shape, parse
+from spmdzero.inspect._hlo import Instruction, Module, Shape
+from spmdzero.inspect._hlo_text import parse
 
 _KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
 # A scope named zero.gradient/layer.weight reaches HLO as zero.gradient/layer.weight.<number>/<op>.
@@ -35,11 +36,13 @@ class Collective:
         group_size: N, the number of devices that take part together.
         scattered: each device keeps only its part of the sum: a reduce-scatter, or an all-reduce
             that is read only through the slice that the device's own index selects.
+        asynchronous: the compiler split it into a start and an end, with other work between.
         in_loop: it runs once for each turn of a while loop; the bytes are those of one turn.
         role: the tag's role (``gradient``, ``parameter``, ``loss``, ``norm``, ``direction``,
             ``update``), "" without a tag.
         tensor: the tag's tensor, "" if the tag has none.
         op_name: ``metadata={op_name=...}`` of the instruction.
+        source: ``file:line`` that traced it, as far as the metadata tells; "" otherwise.
     """
 
     kind: str
@@ -49,10 +52,12 @@ class Collective:
     wire_bytes: int
     group_size: int
     scattered: bool
+    asynchronous: bool
     in_loop: bool
     role: str
     tensor: str
     op_name: str
+    source: str
 
     @property
     def is_scalar(self) -> bool:
@@ -170,7 +175,8 @@ def _collectives(module: Module, instruction: Instruction) -> Iterator[Collectiv
         if kind == "all-reduce" and not scattered:
             scattered = _only_own_part(module, instruction, element)
         shown = "reduce-scatter" if fused else kind
-        role, tensor = _tag_of_element(module, instruction, operand, element)
+        op_name = _name_of_element(module, instruction, element)
+        role, tensor = _tag_of_element(module, op_name, instruction, operand, element)
         yield Collective(
             kind=shown,
             dtype=payload.dtype,
@@ -179,10 +185,12 @@ def _collectives(module: Module, instruction: Instruction) -> Iterator[Collectiv
             wire_bytes=_wire_bytes(shown, payload.bytes, size),
             group_size=size,
             scattered=scattered,
+            asynchronous=module.asynchronous(instruction),
             in_loop=module.in_loop(instruction.computation),
             role=role,
             tensor=tensor,
-            op_name=instruction.op_name,
+            op_name=op_name,
+            source=instruction.source,
         )
 
 
@@ -234,19 +242,35 @@ def _tag(op_name: str) -> tuple[str, str]:
     return found[-1] if found else ("", "")
 
 
-def _tag_of_element(
-    module: Module, instruction: Instruction, operand: Instruction, element: int | None
-) -> tuple[str, str]:
-    """Role and tensor that one element of a collective serves.
+def _name_of_element(module: Module, instruction: Instruction, element: int | None) -> str:
+    """The op_name under which one element of a collective was traced.
 
-    A combined collective keeps the metadata of only one of its tensors, so the tensor of each
-    element is read from the instructions around that element, and left "" if they don't tell.
+    A combined collective keeps the metadata of only one of its tensors, and a fused
+    reduce-scatter none; what takes each tensor out of it keeps that tensor's own.
+    """
+    names = [found.op_name for found in module.taken_out(instruction, element)]
+    if element is None:
+        names = [instruction.op_name, *names]
+    tagged = (name for name in names if _tag(name)[1])
+    return next(tagged, instruction.op_name)
+
+
+def _tag_of_element(
+    module: Module,
+    op_name: str,
+    instruction: Instruction,
+    operand: Instruction,
+    element: int | None,
+) -> tuple[str, str]:
+    """Role and tensor that one element of a collective serves, the tensor "" if nothing tells.
+
+    Without a tag of its own it is read from the instructions around the element.
     """
     own = _tag(instruction.op_name)
-    if element is None:
-        return own
-    for op_name in (*_names_before(module, operand), *_names_after(module, instruction, element)):
-        near = _tag(op_name)
+    if element is None or op_name != instruction.op_name:
+        return _tag(op_name)
+    for name in (*_names_before(module, operand), *_names_after(module, instruction, element)):
+        near = _tag(name)
         if near[1] and near[0] == (own[0] or near[0]):
             return near
     return own[0], ""

@@ -1,10 +1,21 @@
 """How much memory a compiled program's temporaries take, read off its schedule."""
 
-from spmdzero.inspect import _hlo
+from spmdzero.inspect import _hlo_text
 
 # They give another name to memory that is there already, or hold none.
 _VIEWS = frozenset({"bitcast", "tuple", "get-tuple-element", "optimization-barrier"})
 _NO_MEMORY = frozenset({"parameter", "constant", "after-all", "partition-id", "replica-id"})
+
+
+def entry_argument_bytes(text: str) -> int:
+    """Bytes of one device's inputs of the optimised program `text`.
+
+    Raises:
+        SpmdZeroUsageError: the text is not a whole HLO module.
+    """
+    module = _hlo_text.parse(text)
+    entry = module.computations[module.entry].values()
+    return sum(shape.bytes for i in entry if i.opcode == "parameter" for shape in i.shapes)
 
 
 def peak_temporary_bytes(text: str) -> int:
@@ -21,7 +32,7 @@ def peak_temporary_bytes(text: str) -> int:
     Raises:
         SpmdZeroUsageError: the text is not a whole HLO module.
     """
-    module = _hlo.parse(text)
+    module = _hlo_text.parse(text)
     instructions = list(module.computations[module.entry].values())
     owners: dict[str, frozenset[str]] = {}
     last_read: dict[str, int] = {}

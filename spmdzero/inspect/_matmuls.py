@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from spmdzero.inspect._hlo import Instruction, Module, parse
+from spmdzero.inspect._hlo import Instruction, Module
+from spmdzero.inspect._hlo_text import parse
 
 _CONTRACTED = re.compile(r"\blhs_contracting_dims=\{([\d,]*)\}")
 _LABELS = re.compile(r"\bdim_labels=\w+_(\w+)->\w+")

@@ -15,6 +15,7 @@ from spmdzero.xla import counters, flags, runtime, tracing
 from spmdzero.xla._global import GlobalForward
 from spmdzero.xla._norm import global_norm
 from spmdzero.xla._private import (
+    annotated_program,
     buffer_ids,
     optimized_hlo,
     record_scopes,
@@ -37,6 +38,7 @@ __all__ = [
     "RegionRules",
     "ReplicaRegion",
     "Replicated",
+    "annotated_program",
     "buffer_ids",
     "counters",
     "flags",

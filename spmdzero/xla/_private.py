@@ -114,6 +114,17 @@ def runtime_has_started() -> bool:
     return _C._xla_runtime_is_initialized()
 
 
+def annotated_program(tensors: Sequence[torch.Tensor]) -> bytes:
+    """The pending program that computes `tensors`, as a serialised, unoptimised HLO module proto.
+
+    It carries the shardings of inputs and values as annotations; donation is not in it. Unlike
+    `_get_xla_tensors_hlo_proto` it heeds no environment variable that is fixed per process.
+    """
+    context = _C.lowering.LoweringContext("step")
+    context.build(list(tensors))
+    return context.hlo()
+
+
 def write_stamp(tensor: torch.Tensor) -> tuple[int, int]:
     """Changes whenever `tensor` is written: in place, through a view, or through `.data`."""
     # Writes through .data leave the version alone, and copy_ leaves the id alone.

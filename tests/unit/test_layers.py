@@ -13,7 +13,7 @@ ROOT = Path(spmdzero.__file__).parent
 LAYERS = [
     *("errors", "refusals", "config", "monitor", "plan", "xla", "comm", "optim", "precision"),
     *("engine", "inspect", "profiling", "audit", "checkpointing", "zero", "accelerator"),
-    *("utils", "ops", "checkpoint", "runtime", "launcher", "cli"),
+    *("utils", "ops", "checkpoint", "runtime", "launcher", "explain", "cli"),
 ]
 
 

@@ -1,0 +1,103 @@
+"""`spmdzero explain`: whether a step fits, what it moves, what it waits for."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spmdzero.errors import SpmdZeroError
+from spmdzero.explain import Explanation, Topology
+
+_WORKER = "spmdzero.cli._explain_worker"
+_DEFAULT_DEVICES = 8
+
+
+def explain(
+    model: Annotated[str, typer.Argument(help="module:function that returns the model")],
+    config: Annotated[Path, typer.Argument(help="a DeepSpeed JSON")],
+    batch: Annotated[
+        list[str],
+        typer.Option(
+            "--batch",
+            "-b",
+            help="a shape, such as x=8x128:int64, once for each input; or module:function. "
+            "{devices} in it becomes the number of devices.",
+        ),
+    ],
+    tpu: Annotated[
+        list[str] | None, typer.Option(help="a topology, such as v5e:2x4; again for more")
+    ] = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="devices, where no --tpu says how many: 8 if left out")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables")] = False,
+    html: Annotated[Path | None, typer.Option(help="write a page to this file")] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="exit with status 1 if there is a problem")
+    ] = False,
+    own_stage: Annotated[
+        bool, typer.Option("--own-stage", help="compile the config's stage only: faster")
+    ] = False,
+) -> None:
+    """Does it fit, what does it move, what does it wait for? On the CPU; no TPU needed."""
+    try:
+        explanations = [
+            _explain_on(
+                count,
+                {
+                    "model": model,
+                    "config": str(config),
+                    "batch": [text.replace("{devices}", str(count)) for text in batch],
+                    "tpu": names,
+                    "stages": [] if own_stage else [0, 1, 2],
+                },
+            )
+            for count, names in _by_devices(tpu or [], devices).items()
+        ]
+    except SpmdZeroError as error:
+        typer.echo(f"spmdzero explain: {error}", err=True)
+        raise typer.Exit(2) from error
+    if as_json:
+        typer.echo(json.dumps([json.loads(e.to_json()) for e in explanations], indent=2))
+    else:
+        typer.echo("\n\n".join(str(e) for e in explanations))
+    if html is not None:
+        html.write_text("\n".join(e.to_html() for e in explanations))
+    problems = [problem for e in explanations for problem in e.problems]
+    for problem in problems:
+        typer.echo(f"problem: {problem}", err=True)
+    if strict and problems:
+        raise typer.Exit(1)
+
+
+def _by_devices(tpu: list[str], devices: int | None) -> dict[int, list[str]]:
+    """Number of devices -> the topologies of that many chips."""
+    groups: dict[int, list[str]] = {}
+    if devices is not None or not tpu:
+        groups[devices or _DEFAULT_DEVICES] = []
+    for name in tpu:
+        groups.setdefault(Topology.parse(name).devices, []).append(name)
+    return groups
+
+
+def _explain_on(devices: int, request: dict[str, object]) -> Explanation:
+    """The explanation on so many virtual devices, which are fixed for a process's life."""
+    environment = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices)}
+    with tempfile.TemporaryDirectory() as folder:
+        asked, answered = Path(folder, "request.json"), Path(folder, "answer.json")
+        asked.write_text(json.dumps(request))
+        # Its log lines, the progress, go to this command's stderr.
+        done = subprocess.run(
+            [sys.executable, "-m", _WORKER, str(asked), str(answered)],
+            env=environment,
+            stdout=sys.stderr.fileno(),
+            check=False,
+        )
+        if done.returncode != 0:
+            raise typer.Exit(2)
+        return Explanation.from_json(answered.read_text())

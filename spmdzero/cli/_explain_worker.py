@@ -1,0 +1,29 @@
+"""The process of `spmdzero explain` that has the devices: python -m, with two JSON paths."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from spmdzero.cli._load import load_object
+from spmdzero.cli._shapes import make_batch
+from spmdzero.errors import SpmdZeroError
+from spmdzero.explain import Explanation, explain
+
+
+def main(asked: str, answered: str) -> None:
+    """Explains as the first file asks, writes the explanation to the second."""
+    try:
+        explanation = _explain(json.loads(Path(asked).read_text()))
+    except SpmdZeroError as error:
+        sys.exit(f"spmdzero explain: {error}")
+    Path(answered).write_text(explanation.to_json())
+
+
+def _explain(request: dict[str, Any]) -> Explanation:
+    model, batch = load_object(request["model"])(), make_batch(request["batch"])
+    return explain(model, request["config"], batch, tpu=request["tpu"], stages=request["stages"])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

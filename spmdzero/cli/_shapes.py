@@ -1,0 +1,51 @@
+"""A batch from what the command line says of it."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from spmdzero.cli._load import load_object
+from spmdzero.errors import SpmdZeroUsageError
+
+_SHAPE = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<dims>\d+(?:x\d+)*)(?::(?P<dtype>\w+))?")
+
+
+def make_batch(described: Sequence[str]) -> Any:
+    """A batch of one forward: by shapes, or by a function that returns one.
+
+    Args:
+        described: ``module:function``, alone; or shapes such as ``x=8x128:int64``, ``8x10``: a
+            name (all inputs have one, or none), the dims, a torch dtype (float32 if left out).
+            Integers are zeros, so that they are valid indices; other numbers are normal draws.
+
+    Raises:
+        SpmdZeroUsageError: neither of them.
+    """
+    if len(described) == 1 and _SHAPE.fullmatch(described[0]) is None:
+        return load_object(described[0])()
+    named: dict[str, torch.Tensor] = {}
+    for index, text in enumerate(described):
+        found = _SHAPE.fullmatch(text)
+        if found is None:
+            raise SpmdZeroUsageError(
+                f"--batch {text}: write a shape, such as x=8x128:int64 or 8x10, or one "
+                "module:function that returns a batch"
+            )
+        dims = [int(length) for length in found["dims"].split("x")]
+        named[found["name"] or str(index)] = _tensor(dims, found["dtype"] or "float32", text)
+    if all(name.isdigit() for name in named):
+        return tuple(named.values())
+    if any(name.isdigit() for name in named):
+        raise SpmdZeroUsageError("--batch: name all inputs, as in x=8x128:int64, or none of them")
+    return named
+
+
+def _tensor(dims: list[int], dtype_name: str, text: str) -> torch.Tensor:
+    dtype = getattr(torch, dtype_name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise SpmdZeroUsageError(f"--batch {text}: {dtype_name} is no torch dtype")
+    if dtype.is_floating_point:
+        return torch.randn(dims, generator=torch.Generator().manual_seed(0)).to(dtype)
+    return torch.zeros(dims, dtype=dtype)

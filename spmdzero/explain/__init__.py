@@ -1,0 +1,28 @@
+"""What the compilers, the TPU's included, make of a training step: memory, traffic, limits."""
+
+from spmdzero.explain._aot import Compiled, CompilerMemory, compile_for_tpu
+from spmdzero.explain._chips import CHIPS, Chip, Topology
+from spmdzero.explain._explain import explain, explain_engine
+from spmdzero.explain._explanation import Explanation
+from spmdzero.explain._fit import StageFit, TargetMemory
+from spmdzero.explain._moves import Moves, ProgramLedger
+from spmdzero.explain._refused import RefusedScatter
+from spmdzero.explain._roofline import Roofline
+
+__all__ = [
+    "CHIPS",
+    "Chip",
+    "Compiled",
+    "CompilerMemory",
+    "Explanation",
+    "Moves",
+    "ProgramLedger",
+    "RefusedScatter",
+    "Roofline",
+    "StageFit",
+    "TargetMemory",
+    "Topology",
+    "compile_for_tpu",
+    "explain",
+    "explain_engine",
+]

@@ -1,0 +1,135 @@
+"""Compiling a program for TPUs on a machine that has none."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from spmdzero.errors import SpmdZeroRuntimeError
+from spmdzero.explain._chips import Topology
+
+_CHILD = Path(__file__).with_name("_aot_child.py")
+# What torch_xla itself passes; without it gathers become all-reduces on larger topologies.
+TORCH_XLA_FLAGS: Mapping[str, str] = {"xla_tpu_prefer_async_allgather_to_allreduce": "true"}
+_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    # Any accelerator will do: the topology of the request decides.
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    # Without it two compilations at once collide on libtpu's lock file.
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TPU_MIN_LOG_LEVEL": "3",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompilerMemory:
+    """A compiler's own account of one program, bytes per device.
+
+    Attributes:
+        arguments: the program's inputs: parameters, states, the batch.
+        peak: the most that is in use at once, inputs included.
+    """
+
+    arguments: int
+    peak: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """One program as a compiler made it.
+
+    Attributes:
+        hlo: optimised, partitioned HLO text.
+        memory: bytes per device.
+        flops: operations of one device in one run, by the compiler's cost analysis; None where
+            the compiler gives none.
+        bytes_accessed: bytes that one device reads and writes in one run; None likewise.
+    """
+
+    hlo: str
+    memory: CompilerMemory
+    flops: float | None = None
+    bytes_accessed: float | None = None
+
+
+def require_tpu_compiler() -> None:
+    """Checks that jax and libtpu are there.
+
+    Raises:
+        SpmdZeroRuntimeError: one is missing.
+    """
+    missing = [name for name in ("jax", "libtpu") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SpmdZeroRuntimeError(
+            f"compiling for TPU needs {' and '.join(missing)}, which is not installed: "
+            "pip install 'spmdzero[tpu]'"
+        )
+
+
+def compile_for_tpu(
+    program: bytes,
+    topology: Topology,
+    *,
+    flags: Mapping[str, str] = TORCH_XLA_FLAGS,
+    timeout: float = 1800.0,
+) -> Compiled:
+    """What libtpu makes of an annotated HLO module proto, for chips that need not be here.
+
+    Args:
+        program: the proto of a module annotated for `topology.devices` devices.
+        topology: the chips.
+        flags: XLA's compile options.
+        timeout: seconds.
+
+    Raises:
+        SpmdZeroRuntimeError: jax or libtpu is missing, the compiler failed, or it took too long.
+    """
+    require_tpu_compiler()
+    with tempfile.TemporaryDirectory() as folder:
+        files = {name: str(Path(folder, name)) for name in ("proto", "hlo", "request", "result")}
+        Path(files["proto"]).write_bytes(program)
+        request = {
+            "topology": topology.slice_name,
+            "slices": topology.slices,
+            "proto": files["proto"],
+            "hlo": files["hlo"],
+            "flags": dict(flags),
+        }
+        Path(files["request"]).write_text(json.dumps(request))
+        _run([files["request"], files["result"]], topology=topology, timeout=timeout)
+        result = json.loads(Path(files["result"]).read_text())
+        return Compiled(
+            hlo=Path(files["hlo"]).read_text(),
+            memory=CompilerMemory(arguments=result["arguments"], peak=result["peak"]),
+            flops=result["flops"],
+            bytes_accessed=result["bytes_accessed"],
+        )
+
+
+def _run(arguments: list[str], *, topology: Topology, timeout: float) -> None:
+    environment = {**os.environ, **_ENVIRONMENT}
+    # Meant for this process's XLA; jaxlib's aborts on a flag that it doesn't know.
+    environment.pop("XLA_FLAGS", None)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", str(_CHILD), *arguments],
+            env=environment, capture_output=True, text=True, timeout=timeout, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as late:
+        raise SpmdZeroRuntimeError(
+            f"compiling for {topology.name} took more than {timeout:.0f} s. A smaller model or "
+            "fewer layers shows the same collectives"
+        ) from late
+    if done.returncode != 0:
+        last = "\n".join(done.stderr.strip().splitlines()[-8:])
+        raise SpmdZeroRuntimeError(
+            f"the TPU compiler failed for {topology.name} (status {done.returncode}):\n{last}"
+        )

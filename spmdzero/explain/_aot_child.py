@@ -1,0 +1,82 @@
+"""Compiles one program for a TPU topology; run by its path, in a process of its own.
+
+    python -P _aot_child.py REQUEST.json RESULT.json
+
+It knows jax and libtpu and nothing of spmdzero: torch_xla's bundled XLA and jaxlib's can't share a
+process, and a failed check in libtpu ends the process that it happens in.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jax._src.interpreters import mlir
+from jax._src.lib import xla_client
+from jax._src.lib.mlir import ir
+from jax.experimental import topologies
+
+
+def main(request_path: str, result_path: str) -> None:
+    """Reads the request, compiles, writes the result; a failure is a traceback and status 1."""
+    request = json.loads(Path(request_path).read_text())
+    devices = list(
+        topologies.get_topology_desc(
+            topology_name=request["topology"], platform="tpu", num_slices=request["slices"]
+        ).devices
+    )
+    module = with_donated_inputs(Path(request["proto"]).read_bytes())
+    executable = devices[0].client.compile(
+        module,
+        executable_devices=xla_client.DeviceList(tuple(devices)),
+        compile_options=options([d.id for d in devices], flags=request["flags"]),
+    )
+    stats = executable.get_compiled_memory_stats()
+    Path(request["hlo"]).write_text(executable.hlo_modules()[0].to_string())
+    cost = dict(executable.cost_analysis())
+    result = {
+        "arguments": stats.argument_size_in_bytes,
+        "peak": stats.peak_memory_in_bytes,
+        "flops": cost["flops"],
+        "bytes_accessed": cost["bytes accessed"],
+    }
+    Path(result_path).write_text(json.dumps(result))
+
+
+def options(device_ids: list[int], *, flags: dict[str, str]) -> Any:
+    """What torch_xla sets for SPMD: one replica, GSPMD, free output shardings."""
+    made = xla_client.CompileOptions()
+    made.num_replicas, made.num_partitions = 1, len(device_ids)
+    build = made.executable_build_options
+    build.use_spmd_partitioning, build.use_shardy_partitioner = True, False
+    build.allow_spmd_sharding_propagation_to_output = [True]
+    build.device_assignment = xla_client.DeviceAssignment.create(np.array([device_ids]))
+    made.env_option_overrides = list(flags.items())
+    return made
+
+
+def with_donated_inputs(proto: bytes) -> bytes:
+    """The HLO as StableHLO, each input marked as one whose buffer an output may take.
+
+    torch_xla donates what is updated in place; lowering a graph for its text leaves that out.
+    XLA uses a donated buffer only for an output of the same shape and sharding.
+    """
+    with mlir.make_ir_context(), ir.Location.unknown():
+        module = ir.Module.parse(xla_client._xla.mlir.hlo_to_stablehlo(proto))
+        main = next(
+            op
+            for op in module.body.operations
+            if op.operation.name == "func.func"
+            and ir.StringAttr(op.attributes["sym_name"]).value == "main"
+        )
+        arguments = []
+        for attributes in main.attributes["arg_attrs"]:
+            kept = {named.name: named.attr for named in ir.DictAttr(attributes)}
+            arguments.append(ir.DictAttr.get(kept | {"jax.buffer_donor": ir.BoolAttr.get(True)}))
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get(arguments)
+        return mlir.module_to_bytecode(module)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,100 @@
+"""What an explanation says."""
+
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter, ValidationError
+
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.explain import _render
+from spmdzero.explain._fit import StageFit
+from spmdzero.explain._moves import Moves
+from spmdzero.explain._roofline import Roofline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Whether a training step fits, what it moves and what it waits for, read off compilers.
+
+    Attributes:
+        stage: the ZeRO stage of the config.
+        mesh: the mesh, e.g. ``fsdp=8``.
+        devices: devices of the mesh.
+        accumulation: micro-batches in one step.
+        tokens: per device and step: positions of integer inputs, rows of others.
+        fits: the memory of the stages 0, 1 and 2.
+        paper_note: when the ZeRO paper's formula applies, or why it doesn't here.
+        moves: the traffic of the config's stage on each target.
+        rooflines: compute, memory and network time, on each chip.
+    """
+
+    stage: int
+    mesh: str
+    devices: int
+    accumulation: int
+    tokens: int
+    fits: tuple[StageFit, ...]
+    paper_note: str
+    moves: tuple[Moves, ...]
+    rooflines: tuple[Roofline, ...]
+
+    def moves_on(self, target: str) -> Moves:
+        """The traffic on one target.
+
+        Raises:
+            SpmdZeroUsageError: the target is not among the explained ones.
+        """
+        for moves in self.moves:
+            if moves.target == target:
+                return moves
+        known = ", ".join(moves.target for moves in self.moves)
+        raise SpmdZeroUsageError(f"nothing was compiled for {target!r}, only for {known}")
+
+    def fit_at(self, stage: int) -> StageFit:
+        """The memory of one stage: 0, 1 or 2."""
+        return self.fits[stage]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What `--strict` fails for: no room, activations that move, refused large gradients."""
+        found = [
+            f"{memory.target}: stage {self.stage} needs {memory.memory.peak:,} bytes of "
+            f"{memory.hbm_bytes:,}"
+            for memory in self.fits[self.stage].compiled
+            if memory.fits is False
+        ]
+        for moves in self.moves:
+            if moves.activations:
+                count = len(moves.activations)
+                found.append(f"{moves.target}: {count} collectives move activations")
+            if not moves.target.startswith("cpu"):
+                found += [f"{moves.target}: {r.tensor}: {r.reason}" for r in moves.refused]
+        return tuple(found)
+
+    def to_json(self) -> str:
+        """The explanation as JSON text that `from_json` reads."""
+        return _ADAPTER.dump_json(self, indent=2).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> "Explanation":
+        """The explanation that `to_json` wrote.
+
+        Raises:
+            SpmdZeroUsageError: not the JSON text of an explanation.
+        """
+        try:
+            return _ADAPTER.validate_json(text)
+        except ValidationError as wrong:
+            raise SpmdZeroUsageError(f"not the JSON text of an explanation: {wrong}") from wrong
+
+    def to_html(self) -> str:
+        """A page that needs nothing from outside, readable in dark and light."""
+        return _render.page(self)
+
+    def __str__(self) -> str:
+        return _render.text(self)
+
+    def _repr_html_(self) -> str:
+        return _render.html(self)
+
+
+_ADAPTER = TypeAdapter(Explanation)

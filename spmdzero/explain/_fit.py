@@ -1,0 +1,80 @@
+"""Does it fit: four accounts of the same memory, side by side."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spmdzero.explain._aot import Compiled, CompilerMemory
+from spmdzero.plan import MemoryReport, Role, ShardingPlan
+from spmdzero.zero import estimate_zero2_model_states_mem_needs
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetMemory:
+    """A compiler's account of one stage on one target.
+
+    Attributes:
+        target: ``cpu:8``, ``v5e:2x4``, ...
+        memory: bytes per device of the whole step, all its programs.
+        hbm_bytes: what one device has; None on the CPU.
+    """
+
+    target: str
+    memory: CompilerMemory
+    hbm_bytes: int | None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the peak is within the device's memory; None on the CPU."""
+        return None if self.hbm_bytes is None else self.memory.peak <= self.hbm_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageFit:
+    """The memory of one ZeRO stage, bytes per device.
+
+    Attributes:
+        stage: 0, 1 or 2.
+        paper: ZeRO's formula (arXiv 1910.02054, section 5); None where it doesn't apply.
+        deepspeed: DeepSpeed's estimate, which exists for stage 2 (runtime/zero/stage_1_and_2.py).
+        plan: what the plan stores, by role, exactly.
+        compiled: what each compiler counts; empty for a stage that was not compiled.
+    """
+
+    stage: int
+    paper: int | None
+    deepspeed: int | None
+    plan: MemoryReport
+    compiled: tuple[TargetMemory, ...]
+
+    @property
+    def states(self) -> int:
+        """What lives between steps by the plan: everything but the gradient at the step."""
+        return self.plan.total - self.plan[Role.GRADIENT]
+
+
+def stage_fit(plan: ShardingPlan, stage: int, compiled: Sequence[TargetMemory] = ()) -> StageFit:
+    """The accounts of one stage of `plan`'s model."""
+    comparison = plan.compare()
+    parameters = sum(math.prod(tensor.shape) for tensor in plan)
+    _, estimate = estimate_zero2_model_states_mem_needs(
+        parameters, num_gpus_per_node=plan.mesh.size, cpu_offload=False
+    )
+    return StageFit(
+        stage=stage,
+        paper=comparison.paper[stage] if comparison.paper else None,
+        deepspeed=estimate if stage == 2 else None,
+        plan=comparison.stages[stage],
+        compiled=tuple(compiled),
+    )
+
+
+def step_memory(programs: Sequence[Compiled]) -> CompilerMemory:
+    """The memory of a step of several programs; the last one is the boundary's.
+
+    Only the boundary's program has every state among its inputs, but all of them take memory
+    while a micro-batch runs too.
+    """
+    arguments = programs[-1].memory.arguments
+    temporary = max(program.memory.peak - program.memory.arguments for program in programs)
+    return CompilerMemory(arguments=arguments, peak=arguments + temporary)

@@ -1,0 +1,104 @@
+"""What moves: a step's collectives against the least that ZeRO has to move."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spmdzero.explain._chips import Topology
+from spmdzero.explain._refused import RefusedScatter, refused_scatters
+from spmdzero.inspect import Collective, CollectiveLedger
+from spmdzero.plan import Role, ShardingPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramLedger:
+    """The collectives of one of a step's programs.
+
+    Attributes:
+        kind: ``"micro"`` or ``"boundary"``.
+        runs: how often it runs in one step.
+        ledger: its collectives.
+    """
+
+    kind: str
+    runs: int
+    ledger: CollectiveLedger
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moves:
+    """The traffic of one step on one target.
+
+    Attributes:
+        target: ``cpu:8``, ``v5e:2x4``, ...
+        programs: each program's ledger.
+        wire_bytes: what one device sends in a step, bytes.
+        wire_elements: the same in elements, so that two dtypes compare.
+        floor_elements: the least: one reduction of each gradient and one gather of each updated
+            parameter, Ψ(N-1)/N elements each; at stage 2 with K micro-batches K reductions.
+        activations: untagged collectives that serve no tensor of ZeRO.
+        refused: gradients that the plan shards and the compiler reduced whole.
+    """
+
+    target: str
+    programs: tuple[ProgramLedger, ...]
+    wire_bytes: int
+    wire_elements: int
+    floor_elements: int
+    activations: tuple[Collective, ...]
+    refused: tuple[RefusedScatter, ...]
+
+    @property
+    def over_floor(self) -> float:
+        """Elements sent, as a multiple of the floor."""
+        return self.wire_elements / self.floor_elements if self.floor_elements else 1.0
+
+
+def measure_moves(
+    plan: ShardingPlan,
+    programs: Sequence[ProgramLedger],
+    *,
+    target: str,
+    topology: Topology | None,
+) -> Moves:
+    """The traffic of the compiled programs of one step under `plan`.
+
+    Args:
+        topology: the chips of a TPU target; None for the CPU.
+    """
+    moved = [(c, p.runs) for p in programs for c in p.ledger.collectives]
+    return Moves(
+        target=target,
+        programs=tuple(programs),
+        wire_bytes=sum(runs * c.wire_bytes for c, runs in moved),
+        wire_elements=sum(runs * _wire_elements(c) for c, runs in moved),
+        floor_elements=floor_elements(plan),
+        activations=tuple(c for p in programs for c in p.ledger.activations),
+        refused=refused_scatters(plan, [c for c, _ in moved], topology=topology),
+    )
+
+
+def floor_elements(plan: ShardingPlan) -> int:
+    """The elements that each device must send in one step of `plan`, rounded down.
+
+    2Ψ(N-1)/N: a ring's reduce-scatter and all-gather, or its all-reduce, which is both; with two
+    mesh axes, reducing over one and then over the other comes to the same. Stage 2 reduces each
+    sharded gradient once a micro-batch.
+    """
+    n = plan.mesh.size
+    sent = 0
+    for tensor in plan:
+        gradient = tensor.placement(Role.GRADIENT)
+        if gradient is None:
+            continue
+        reductions = plan.accumulation_steps if plan.stage == 2 else 1
+        whole = gradient.kind == "replicate"
+        # An all-reduce of what stays whole is a reduce-scatter and a gather each time.
+        times = 2 * reductions if whole else reductions + 1
+        sent += times * math.prod(tensor.shape)
+    return sent * (n - 1) // n
+
+
+def _wire_elements(collective: Collective) -> int:
+    elements = math.prod(collective.shape)
+    return collective.wire_bytes * elements // collective.bytes if collective.bytes else 0

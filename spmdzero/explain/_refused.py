@@ -1,0 +1,107 @@
+"""Reduce-scatters that a compiler refused, and what restores them."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from spmdzero.explain._chips import Topology
+from spmdzero.inspect import Collective
+from spmdzero.plan import Role, ShardingPlan, TensorPlan
+
+# A register tile of the TPU: rows on the dim before the last, columns on the last.
+_TILE = {-2: 8, -1: 128}
+_V6E_FLAGS = (
+    "xla_tpu_use_minor_sharding_for_major_trivial_input=true and "
+    "xla_tpu_relayout_group_size_threshold_for_reduce_scatter=1"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefusedScatter:
+    """A gradient that the plan shards and the compiler reduced whole, then sliced.
+
+    Attributes:
+        tensor: the parameter's name.
+        bytes: size of the whole gradient on the wire.
+        reason: why, as far as topology, tile and size tell.
+        fix: what restores it, or why it need not be.
+    """
+
+    tensor: str
+    bytes: int
+    reason: str
+    fix: str
+
+
+def refused_scatters(
+    plan: ShardingPlan, collectives: Iterable[Collective], *, topology: Topology | None
+) -> tuple[RefusedScatter, ...]:
+    """The gradients of `plan` that should have been reduce-scattered and were not.
+
+    Args:
+        collectives: of all programs of a step.
+        topology: the chips; None for XLA's CPU compiler.
+    """
+    gradients = [c for c in collectives if c.role == "gradient"]
+    scattered = {c.tensor for c in gradients if c.kind == "reduce-scatter"}
+    refused: dict[str, RefusedScatter] = {}
+    for c in gradients:
+        if c.tensor in scattered or c.tensor not in plan.names:
+            continue
+        tensor = plan[c.tensor]
+        placement = tensor.placement(Role.GRADIENT)
+        if placement is None or placement.kind == "replicate":
+            continue
+        reason, fix = _why(plan, tensor, topology=topology, any_scattered=bool(scattered))
+        refused[c.tensor] = RefusedScatter(tensor=c.tensor, bytes=c.bytes, reason=reason, fix=fix)
+    return tuple(refused.values())
+
+
+def _why(
+    plan: ShardingPlan, tensor: TensorPlan, *, topology: Topology | None, any_scattered: bool
+) -> tuple[str, str]:
+    if topology is None:
+        return (
+            "XLA's CPU compiler has no pass that makes one from an annotation",
+            "nothing to do: compile for TPU to see what becomes of it",
+        )
+    if not any_scattered and not _is_pair_of_rows(topology):
+        data = min(topology.shape)
+        return (
+            f"one mesh axis spans all of {topology.name}, where libtpu prefers its N-D all-reduce",
+            f'"spmd": {{"mesh": {{"data": {data}, "fsdp": -1}}}}: two axes scatter over fsdp',
+        )
+    if len(tensor.shape) == 1:
+        return (
+            "libtpu combines the gradients of vectors into one all-reduce",
+            f'little to gain; "spmd": {{"min_shard_elements": {math.prod(tensor.shape) + 1}}} '
+            "keeps its states whole and saves its gather",
+        )
+    if off := _off_tile(plan, tensor):
+        return off, "another width, or states kept whole: raise spmd.min_shard_elements"
+    return (
+        "libtpu combined it into an all-reduce with other tensors, as it does with small ones",
+        f"the XLA flags {_V6E_FLAGS}",
+    )
+
+
+def _is_pair_of_rows(topology: Topology) -> bool:
+    """Whether libtpu was seen to scatter over the whole slice: 2-D with a side that is not equal.
+
+    Measured: yes on 2x2, 2x4, 4x8, 8x16; no on 4x4, 8x8, 16x16 and on 3-D slices.
+    """
+    sides = [length for length in topology.shape if length > 1]
+    return len(sides) < 2 or (len(sides) == 2 and (sides[0] != sides[1] or sides == [2, 2]))
+
+
+def _off_tile(plan: ShardingPlan, tensor: TensorPlan) -> str:
+    placement = tensor.placement(Role.GRADIENT)
+    assert placement is not None
+    if placement.kind != "shard" or placement.dim is None:
+        return ""
+    dim = placement.dim - len(tensor.shape)
+    local = placement.local_shape(tensor.shape, plan.mesh)[placement.dim]
+    tile = _TILE.get(dim, 1)
+    if local % tile == 0:
+        return ""
+    return f"its shard has {local} entries on dim {placement.dim}, no multiple of the tile's {tile}"

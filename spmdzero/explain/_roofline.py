@@ -1,0 +1,71 @@
+"""Compute, memory or network: which of them a step waits for."""
+
+from dataclasses import dataclass
+
+from spmdzero.explain._chips import Chip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roofline:
+    """The least time that each part of a chip needs for one step, seconds.
+
+    Attributes:
+        target: ``v5e:2x4``, or a chip's name where nothing was compiled for it.
+        compiled: whether bytes and operations are the TPU compiler's own count. Otherwise they
+            are the matrix products of the CPU program and the floor of what ZeRO moves.
+        compute: at peak bf16 operations.
+        memory: every byte that the program reads or writes, at the HBM's rate; None if unknown.
+        network: every byte that a device sends, at the ICI's rate, nothing overlapped.
+        intensity: operations per byte sent.
+        tokens: per device and step, as now.
+        hiding_tokens: per device and step from which compute is as long as network.
+    """
+
+    target: str
+    compiled: bool
+    compute: float
+    memory: float | None
+    network: float
+    intensity: float
+    tokens: int
+    hiding_tokens: int
+
+    @property
+    def bound(self) -> str:
+        """``"compute"``, ``"memory"`` or ``"network"``: the longest of the three."""
+        times = {"compute": self.compute, "memory": self.memory or 0.0, "network": self.network}
+        return max(times, key=times.__getitem__)
+
+
+def roofline(
+    chip: Chip,
+    *,
+    target: str,
+    flops: float,
+    matmul_flops: float,
+    bytes_accessed: float | None,
+    wire_bytes: float,
+    tokens: int,
+) -> Roofline:
+    """The times of one step.
+
+    Args:
+        flops: operations of one device in one step.
+        matmul_flops: those of matrix products alone, which grow with the tokens; the optimizer's
+            don't.
+        bytes_accessed: bytes that one device reads and writes in one step; None if unknown.
+        wire_bytes: bytes that one device sends in one step.
+        tokens: per device and step.
+    """
+    per_token = matmul_flops / chip.bf16_flops / tokens
+    network = wire_bytes / chip.ici_rate
+    return Roofline(
+        target=target,
+        compiled=bytes_accessed is not None,
+        compute=flops / chip.bf16_flops,
+        memory=None if bytes_accessed is None else bytes_accessed / chip.hbm_rate,
+        network=network,
+        intensity=flops / wire_bytes if wire_bytes else float("inf"),
+        tokens=tokens,
+        hiding_tokens=round(network / per_token) if per_token else 0,
+    )
