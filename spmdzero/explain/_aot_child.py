@@ -71,7 +71,7 @@ def with_donated_inputs(proto: bytes) -> bytes:
             and ir.StringAttr(op.attributes["sym_name"]).value == "main"
         )
         arguments = []
-        for attributes in main.attributes["arg_attrs"]:
+        for attributes in main.attributes["arg_attrs"]:  # type: ignore[not-iterable]
             kept = {named.name: named.attr for named in ir.DictAttr(attributes)}
             arguments.append(ir.DictAttr.get(kept | {"jax.buffer_donor": ir.BoolAttr.get(True)}))
         main.attributes["arg_attrs"] = ir.ArrayAttr.get(arguments)
