@@ -1,4 +1,4 @@
-"""An optimizer whose states are planned refuses what torch's would do, before it changes anything."""
+"""What a torch optimizer does and a planned one refuses, before it changes anything."""
 
 import pytest
 import torch
