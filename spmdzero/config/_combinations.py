@@ -12,7 +12,7 @@ def check_combinations(config: SpmdZeroConfig) -> None:
             (``_do_error_check``), runtime/engine.py and zero/stage_1_and_2.py.
     """
     _one_precision(config)
-    _autocast_has_no_scale(config)
+    _autocast_dtype(config)
     _parameter_dtype(config)
     _low_masters_need_zero(config)
     _scaling_before_reduction(config)
@@ -36,14 +36,19 @@ def _one_precision(config: SpmdZeroConfig) -> None:
         )
 
 
-def _autocast_has_no_scale(config: SpmdZeroConfig) -> None:
-    if config.torch_autocast.enabled and config.torch_autocast.dtype == "fp16":
+def _autocast_dtype(config: SpmdZeroConfig) -> None:
+    reasons = {
+        "fp16": "XLA's autocast computes in bf16 only, and fp16 would need the loss scale that "
+        "DeepSpeed's torch.amp.GradScaler adds",
+        "fp32": "XLA's autocast computes in bf16 only; fp32 would leave it off",
+    }
+    asked = config.torch_autocast.dtype
+    if config.torch_autocast.enabled and asked in reasons:
         raise SpmdZeroConfigError(
             key="torch_autocast.dtype",
-            value=config.torch_autocast.dtype,
-            reason="its gradients need torch.amp.GradScaler's loss scale, which DeepSpeed adds "
-            "there and spmdzero has only for the section fp16",
-            fix='Write "bfloat16", which needs no loss scale, or enable fp16 instead.',
+            value=asked,
+            reason=reasons[asked],
+            fix='Write "bfloat16", which needs no loss scale, or turn torch_autocast off.',
         )
 
 

@@ -56,7 +56,7 @@ class FlopsProfilerConfig(Section):
 
     Attributes:
         enabled: whether a step is profiled.
-        recompute_fwd_factor: forwards that backward repeats, in forwards.
+        recompute_fwd_factor: no meaning here, see `NO_MEANING`.
         profile_step: the step to profile, from 1.
         module_depth: depth of the modules to list; -1 means the deepest.
         top_modules: modules to list at each depth.
@@ -81,7 +81,7 @@ class CommsLoggerConfig(Section):
         prof_all: whether all operations are logged, or only those of ``prof_ops``.
         prof_ops: names of operations, such as "all_reduce".
         verbose: whether each call is logged besides the summary.
-        debug: whether the name of the caller is logged with each operation.
+        debug: no meaning here, see `NO_MEANING`.
     """
 
     enabled: bool = False

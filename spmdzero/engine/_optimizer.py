@@ -11,6 +11,7 @@ from spmdzero.engine._gradients import GradientStore
 from spmdzero.engine._hold import ScheduleHold
 from spmdzero.engine._hyper import upload_numbers
 from spmdzero.engine._loss_scale import LossScaled, LossScales, unscale
+from spmdzero.engine._torch_calls import PlannedOptimizer, refuse_closure
 from spmdzero.engine._whole import MeshTensor
 from spmdzero.optim import UpdateRule
 from spmdzero.plan import Placement, Role, ShardingPlan
@@ -19,7 +20,7 @@ from spmdzero.xla import global_norm, scope
 from spmdzero.xla.mesh import DeviceMesh, PartitionSpec
 
 
-class ZeroOptimizer(LossScaled):
+class ZeroOptimizer(LossScaled, PlannedOptimizer):
     """A torch optimizer whose states are shards on the mesh.
 
     `param_groups` work as in torch, so any `torch.optim.lr_scheduler` can drive it; numbers of a
@@ -59,6 +60,7 @@ class ZeroOptimizer(LossScaled):
     ) -> None:
         # DeepSpeed's Muon, the optimizer of two rules, has no defaults either.
         super().__init__(param_groups, dict(rules[0].defaults) if len(set(rules)) == 1 else {})
+        self._planned = True
         # torch copies the dicts; a schedule made on the user's own optimizer must reach ours.
         self.param_groups = param_groups
         for rule, group in zip(rules, param_groups, strict=True):
@@ -137,6 +139,7 @@ class ZeroOptimizer(LossScaled):
 
         Order and formulas are DeepSpeed's (runtime/zero/stage_1_and_2.py, `step`).
         """
+        refuse_closure(closure)
         self._gradients.reduce_deferred()
         gradients = {p: self._gradients.take(self._names[p]) for p in self._trainable()}
         placements = {p: self._final_placement(p) for p in gradients}

@@ -91,17 +91,17 @@ class ReportSettings(nn.Module):
         return False
 
     def use_node_local_storage(self) -> bool:
-        """False."""
-        return False
+        """As the config holds it; without meaning, this release has no checkpoints."""
+        return self.spmd_config.checkpoint.use_node_local_storage
 
     def load_universal_checkpoint(self) -> bool:
         """False."""
         return False
 
     def checkpoint_tag_validation_enabled(self) -> bool:
-        """True: processes must agree on a checkpoint's tag."""
-        return True
+        """Whether the config asks processes to agree on a checkpoint's tag; without meaning."""
+        return self.spmd_config.checkpoint.tag_validation != "IGNORE"
 
     def checkpoint_tag_validation_fail(self) -> bool:
-        """False: DeepSpeed's default is a warning."""
-        return False
+        """Whether the config makes a disagreement on the tag an error; without meaning."""
+        return self.spmd_config.checkpoint.tag_validation == "FAIL"

@@ -72,11 +72,13 @@ def test_autocast_excludes_low_precision_parameters(section):
 LOW = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
 
 
-def test_autocast_in_fp16_is_refused_for_want_of_a_loss_scale():
-    error = refused({"torch_autocast": {"enabled": True, "dtype": "float16"}})
+@pytest.mark.parametrize(("dtype", "reason"), [("float16", "loss scale"), ("fp32", "off")])
+def test_autocast_is_refused_in_any_dtype_but_bf16(dtype, reason):
+    error = refused({"torch_autocast": {"enabled": True, "dtype": dtype}})
     assert error.key == "torch_autocast.dtype"
+    assert reason in error.reason
     assert "bfloat16" in error.fix
-    load_config({"torch_autocast": {"enabled": False, "dtype": "float16"}})
+    load_config({"torch_autocast": {"enabled": False, "dtype": dtype}})
 
 
 @pytest.mark.parametrize("stage", [1, 2])
