@@ -10,6 +10,9 @@ from spmdzero.explain._fit import StageFit
 from spmdzero.explain._moves import Moves
 from spmdzero.explain._roofline import Roofline
 
+# Scalars and vectors reduced whole cost less than this.
+_NEAR_THE_FLOOR = 1.02
+
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
@@ -55,7 +58,7 @@ class Explanation:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What `--strict` fails for: no room, activations that move, refused large gradients."""
+        """What `--strict` fails for: no room, activations that move, refusals that cost traffic."""
         found = [
             f"{memory.target}: stage {self.stage} needs {memory.memory.peak:,} bytes of "
             f"{memory.hbm_bytes:,}"
@@ -66,7 +69,7 @@ class Explanation:
             if moves.activations:
                 count = len(moves.activations)
                 found.append(f"{moves.target}: {count} collectives move activations")
-            if not moves.target.startswith("cpu"):
+            if not moves.target.startswith("cpu") and moves.over_floor > _NEAR_THE_FLOOR:
                 found += [f"{moves.target}: {r.tensor}: {r.reason}" for r in moves.refused]
         return tuple(found)
 

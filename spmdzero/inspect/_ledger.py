@@ -175,8 +175,8 @@ def _collectives(module: Module, instruction: Instruction) -> Iterator[Collectiv
         if kind == "all-reduce" and not scattered:
             scattered = _only_own_part(module, instruction, element)
         shown = "reduce-scatter" if fused else kind
-        op_name = _name_of_element(module, instruction, element)
-        role, tensor = _tag_of_element(module, op_name, instruction, operand, element)
+        traced = _traced_as(module, instruction, element)
+        role, tensor = _tag_of_element(module, traced, instruction, operand, element)
         yield Collective(
             kind=shown,
             dtype=payload.dtype,
@@ -189,8 +189,8 @@ def _collectives(module: Module, instruction: Instruction) -> Iterator[Collectiv
             in_loop=module.in_loop(instruction.computation),
             role=role,
             tensor=tensor,
-            op_name=op_name,
-            source=instruction.source,
+            op_name=traced.op_name,
+            source=traced.source,
         )
 
 
@@ -242,22 +242,21 @@ def _tag(op_name: str) -> tuple[str, str]:
     return found[-1] if found else ("", "")
 
 
-def _name_of_element(module: Module, instruction: Instruction, element: int | None) -> str:
-    """The op_name under which one element of a collective was traced.
+def _traced_as(module: Module, instruction: Instruction, element: int | None) -> Instruction:
+    """The instruction whose metadata tells under which name one element was traced.
 
     A combined collective keeps the metadata of only one of its tensors, and a fused
     reduce-scatter none; what takes each tensor out of it keeps that tensor's own.
     """
-    names = [found.op_name for found in module.taken_out(instruction, element)]
+    candidates = [*module.taken_out(instruction, element)]
     if element is None:
-        names = [instruction.op_name, *names]
-    tagged = (name for name in names if _tag(name)[1])
-    return next(tagged, instruction.op_name)
+        candidates.insert(0, instruction)
+    return next((found for found in candidates if _tag(found.op_name)[1]), instruction)
 
 
 def _tag_of_element(
     module: Module,
-    op_name: str,
+    traced: Instruction,
     instruction: Instruction,
     operand: Instruction,
     element: int | None,
@@ -267,8 +266,8 @@ def _tag_of_element(
     Without a tag of its own it is read from the instructions around the element.
     """
     own = _tag(instruction.op_name)
-    if element is None or op_name != instruction.op_name:
-        return _tag(op_name)
+    if element is None or traced is not instruction:
+        return _tag(traced.op_name)
     for name in (*_names_before(module, operand), *_names_after(module, instruction, element)):
         near = _tag(name)
         if near[1] and near[0] == (own[0] or near[0]):

@@ -105,7 +105,7 @@ def rows(ledger: Any) -> list[list[Any]]:
 
 
 def compile_group(devices: int) -> dict[str, Any]:
-    """Case name -> `explained(case)` of every case on so many devices, from its own process."""
+    """Case name -> `explained(case)` of the cases on so many devices, in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.explain.golden", "--group", str(devices)],
         cwd=ROOT, env=environment(CPU_NUM_DEVICES=str(devices)), stdout=subprocess.PIPE, text=True,

@@ -1,0 +1,123 @@
+"""`spmdzero explain`, as a shell runs it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from spmdzero import SpmdZeroUsageError
+from spmdzero.cli._load import load_object
+from spmdzero.cli._shapes import make_batch
+from spmdzero.explain import Explanation
+from tests.support.processes import environment
+from tests.support.trajectory import ROOT
+
+MODEL = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Linear(64, 128)
+
+    def forward(self, x, y=None):
+        return self.body(x).pow(2).mean()
+
+def batch():
+    return {"x": torch.ones(4, 64)}
+"""
+CONFIG = {
+    "train_micro_batch_size_per_gpu": 1,
+    "optimizer": {"type": "Adam", "params": {"lr": 1e-3}},
+    "zero_optimization": {"stage": 1},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "net.py").write_text(MODEL)
+    (tmp_path / "ds.json").write_text(json.dumps(CONFIG))
+    leaking = CONFIG | {"spmd": {"forward": "global"}}
+    (tmp_path / "global.json").write_text(json.dumps(leaking))
+    return tmp_path
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "spmdzero.cli", "explain", *arguments],
+        cwd=folder, env=environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+
+
+def test_json_and_page_are_of_the_devices_that_were_asked_for(folder: Path) -> None:
+    done = run(
+        folder, "net:Net", "ds.json", "--batch", "x={devices}x64", "--devices", "4",
+        "--own-stage", "--json", "--html", "page.html", "--strict",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)
+    explanation = Explanation.from_json(json.dumps(found))
+    assert (explanation.devices, explanation.stage) == (4, 1)
+    assert [moves.target for moves in explanation.moves] == ["cpu:4"]
+    assert (folder / "page.html").read_text() == explanation.to_html()
+
+
+def test_strict_fails_for_activations_that_move(folder: Path) -> None:
+    arguments = ("net:Net", "global.json", "-b", "net:batch", "--devices", "4", "--own-stage")
+    done = run(folder, *arguments, "--strict")
+    # The global forward sums the weight's gradient where the compiler likes, outside of any tag.
+    assert done.returncode == 1, done.stderr
+    assert "problem: cpu:4: " in done.stderr
+    assert "2. What moves on cpu:4?" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["net:Nothing", "ds.json", "-b", "8x64"], "net has no function Nothing"),
+        (["net:Net", "ds.json", "-b", "9x64"], "9 rows"),
+        (["net:Net", "ds.json", "-b", "8x64", "--tpu", "v5e"], "no TPU topology"),
+    ],
+    ids=["model", "batch", "topology"],
+)
+def test_a_mistake_ends_with_one_message_and_status_2(
+    folder: Path, arguments: list[str], expected: str
+) -> None:
+    done = run(folder, *arguments)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+class TestBatch:
+    def test_named_shapes_are_keyword_inputs(self) -> None:
+        batch = make_batch(["x=8x128:int64", "mask=8x128:bool", "scale=8:bfloat16"])
+        assert {name: (list(t.shape), t.dtype) for name, t in batch.items()} == {
+            "x": ([8, 128], torch.int64),
+            "mask": ([8, 128], torch.bool),
+            "scale": ([8], torch.bfloat16),
+        }
+
+    def test_shapes_without_names_are_positional_floats(self) -> None:
+        (image, label) = make_batch(["8x3x32x32", "8:int64"])
+        assert (tuple(image.shape), image.dtype) == ((8, 3, 32, 32), torch.float32)
+        assert (tuple(label.shape), label.dtype) == ((8,), torch.int64)
+
+    @pytest.mark.parametrize("text", ["8xx3", "x=", "8:complex128x", "8:nn"])
+    def test_anything_else_is_refused(self, text: str) -> None:
+        with pytest.raises(SpmdZeroUsageError):
+            make_batch([text, "8x8"])
+
+    def test_names_for_some_inputs_only_are_refused(self) -> None:
+        with pytest.raises(SpmdZeroUsageError, match="name all inputs"):
+            make_batch(["x=8x8", "8x8"])
+
+
+@pytest.mark.parametrize("name", ["net", "net:", "no_such_module:f", "os:no_such_function"])
+def test_a_name_that_leads_nowhere_is_refused(name: str) -> None:
+    with pytest.raises(SpmdZeroUsageError, match=r"write module|No module named|no function"):
+        load_object(name)

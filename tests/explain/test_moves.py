@@ -1,0 +1,105 @@
+"""The floor of what ZeRO moves, why a reduce-scatter was refused, and the roofline."""
+
+import math
+
+import pytest
+
+from spmdzero.explain import CHIPS, Topology
+from spmdzero.explain._moves import floor_elements
+from spmdzero.explain._refused import refused_scatters
+from spmdzero.explain._roofline import roofline
+from spmdzero.inspect import Collective
+from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan
+
+WEIGHT, BIAS = 1024 * 512, 4096
+
+
+def plan(stage: int, *, devices: int = 8, micro_batches: int = 1) -> ShardingPlan:
+    return ShardingPlan.build(
+        [
+            ParamSpec(name="weight", shape=(1024, 512), dtype="bfloat16", trainable=True),
+            ParamSpec(name="bias", shape=(4096,), dtype="bfloat16", trainable=True),
+            ParamSpec(name="norm", shape=(512,), dtype="bfloat16", trainable=True),
+            ParamSpec(name="frozen", shape=(512, 512), dtype="bfloat16", trainable=False),
+        ],
+        stage=stage,
+        mesh=MeshSpec.resolve({"fsdp": -1}, device_count=devices),
+        master=True,
+        moments=("exp_avg", "exp_avg_sq"),
+        accumulator_dtype=None,
+        accumulation_steps=micro_batches,
+    )
+
+
+def reduction(tensor: str, shape: tuple[int, ...], kind: str = "all-reduce") -> Collective:
+    size = 2 * math.prod(shape)
+    return Collective(
+        kind=kind, dtype="bf16", shape=shape, bytes=size, wire_bytes=size, group_size=8,
+        scattered=True, asynchronous=False, in_loop=False, role="gradient", tensor=tensor,
+        op_name="", source="",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_floor_is_two_psi_of_what_is_trained(stage: int) -> None:
+    psi = WEIGHT + BIAS + 512
+    assert floor_elements(plan(stage)) == 2 * psi * 7 // 8
+
+
+def test_stage_2_reduces_once_a_micro_batch_and_gathers_once() -> None:
+    sharded, whole = WEIGHT + BIAS, 512
+    # (K+1)Ψ(N-1)/N; the small tensor stays whole, so each of its reductions is an all-reduce.
+    assert floor_elements(plan(2, micro_batches=4)) == (5 * sharded + 8 * whole) * 7 // 8
+    assert floor_elements(plan(1, micro_batches=4)) == floor_elements(plan(1))
+
+
+def test_a_whole_square_slice_is_refused_for_its_topology_and_a_second_axis_restores_it() -> None:
+    topology = Topology.parse("v5e:4x4")
+    weight, bias = reduction("weight", (1024, 512)), reduction("bias", (4096,))
+    refused = refused_scatters(plan(2, devices=16), [weight, bias], topology=topology)
+    assert [r.tensor for r in refused] == ["weight", "bias"]
+    assert all("N-D all-reduce" in r.reason for r in refused)
+    assert '"mesh": {"data": 4, "fsdp": -1}' in refused[0].fix
+
+
+def test_a_vector_is_refused_for_being_one() -> None:
+    gradients = [reduction("weight", (1024, 512), "reduce-scatter"), reduction("bias", (4096,))]
+    (refused,) = refused_scatters(plan(2), gradients, topology=Topology.parse("v5e:2x4"))
+    assert (refused.tensor, refused.bytes) == ("bias", 2 * BIAS)
+    assert "vectors" in refused.reason
+    assert '"min_shard_elements": 4097' in refused.fix
+
+
+def test_a_small_matrix_is_given_the_flags_that_were_seen_to_restore_it() -> None:
+    (refused,) = refused_scatters(
+        plan(2), [reduction("weight", (1024, 512))], topology=Topology.parse("v6e:2x4")
+    )
+    assert "xla_tpu_use_minor_sharding_for_major_trivial_input=true" in refused.fix
+
+
+def test_a_gradient_that_the_plan_keeps_whole_is_not_refused() -> None:
+    topology = Topology.parse("v5e:2x4")
+    assert refused_scatters(plan(2), [reduction("norm", (512,))], topology=topology) == ()
+    whole = [reduction("weight", (1024, 512))]
+    assert refused_scatters(plan(0), whole, topology=topology) == ()
+
+
+def test_a_step_is_bound_by_the_longest_of_its_three_times() -> None:
+    def bound(**given: float) -> str:
+        counts = {"flops": 1.0, "matmul_flops": 1.0, "bytes_accessed": 1.0, "wire_bytes": 1.0}
+        return roofline(CHIPS["v5e"], target="v5e:2x4", tokens=64, **(counts | given)).bound
+
+    assert bound(flops=1e12) == "compute"
+    assert bound(bytes_accessed=1e12) == "memory"
+    assert bound(wire_bytes=1e12) == "network"
+
+
+def test_network_hides_from_the_tokens_that_make_compute_as_long() -> None:
+    chip = CHIPS["v5e"]
+    # 64 tokens take 1 ms of matrix products, the network 4 ms: it hides from 256 tokens on.
+    line = roofline(
+        chip, target="v5e", flops=chip.bf16_flops * 2e-3, matmul_flops=chip.bf16_flops * 1e-3,
+        bytes_accessed=None, wire_bytes=chip.ici_rate * 4e-3, tokens=64,
+    )  # fmt: skip
+    assert line.hiding_tokens == 256
+    assert (line.memory, line.compiled) == (None, False)
