@@ -61,7 +61,8 @@ def moves_grid(moves: Moves) -> Grid:
         groups: dict[tuple[str, str, str, str, str], list[Collective]] = defaultdict(list)
         for c in program.ledger.collectives:
             kind = f"{c.kind} + slice" if c.scattered and c.kind == "all-reduce" else c.kind
-            role = c.role or ("scalar" if c.is_scalar else "activation")
+            unknown = "not said" if c in moves.unnamed else "activation"
+            role = c.role or ("scalar" if c.is_scalar else unknown)
             loop, overlapped = ("yes" if flag else "no" for flag in (c.in_loop, c.asynchronous))
             groups[role, kind, c.dtype, loop, overlapped].append(c)
         for key, members in sorted(groups.items()):
@@ -73,6 +74,11 @@ def moves_grid(moves: Moves) -> Grid:
         f"a device sends {moves.wire_bytes:,} bytes a step: {moves.wire_elements:,} elements, "
         f"{moves.over_floor:.3f} x the floor of {moves.floor_elements:,}"
     ]
+    if moves.unnamed:
+        notes.append(
+            "not said: libtpu split collectives over all slices into ones within a slice and "
+            "transfers between slices; the transfers are not counted"
+        )
     notes += [
         f"activation: {c.kind} {c.dtype}{list(c.shape)} {c.op_name} {c.source}".rstrip()
         for c in moves.activations

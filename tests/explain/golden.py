@@ -76,6 +76,7 @@ def explained(case: Case) -> dict[str, Any]:
                 "arguments": arguments[moves.target],
                 "over_floor": round(moves.over_floor, 4),
                 "activations": len(moves.activations),
+                "unnamed": len(moves.unnamed),
                 "refused": sorted(refused.tensor for refused in moves.refused),
                 "programs": {
                     program.kind: {"runs": program.runs, "collectives": rows(program.ledger)}
