@@ -51,8 +51,6 @@ class ProgramLog:
     Attributes:
         compilations: the latest 256 launches that compiled something.
         launches: micro-batches launched.
-        script_reads: values read from the devices in the script's or the module's code, between
-            the first forward of the first step and now.
         engine_reads: values read by `engine.step` itself: fp16's overflow, `check_finite`,
             printed lines.
     """
@@ -62,11 +60,17 @@ class ProgramLog:
 
     def __init__(self) -> None:
         self.compilations: deque[Compilation] = deque(maxlen=_KEPT)
-        self.launches = self.script_reads = self.engine_reads = 0
+        self.launches = self.engine_reads = self._script_reads = 0
         self._calls: dict[Call, None] = {}
         self._seen: set[tuple[str, tuple[Call, ...]]] = set()
         self._window: int | None = None
         self._reads_before: int | None = None
+
+    @property
+    def script_reads(self) -> int:
+        """Values that the script's or the module's code read from the devices, up to now."""
+        before = self._reads_before
+        return self._script_reads + (counters.host_reads() - before if before is not None else 0)
 
     def called(self, call: Call) -> None:
         """Takes note of a forward that is about to be traced."""
@@ -78,7 +82,7 @@ class ProgramLog:
 
     def launching(self, step: int) -> None:
         """Takes note that the engine is about to compile and start what is pending."""
-        self.script_reads += self._reads_since()
+        self._script_reads += self._reads_since()
         if self._window is not None:
             self._note("forward", step, self._elsewhere() - self._window)
 

@@ -64,9 +64,14 @@ def test_reads_per_step_count_the_scripts_and_not_the_engines() -> None:
     (reads,) = train(quiet, batches(3)).of("host reads")
     assert reads.status == "ok"
     assert re.match(r"0 per step by the script and the model, \d\.?\d* by the engine", reads.said)
-    (reads,) = train(engine_of(ReadsValue(), config()), batches(3)).of("host reads")
+    engine = engine_of(ReadsValue(), config())
+    (reads,) = train(engine, batches(3)).of("host reads")
     assert reads.status == "warning"
     assert reads.said == "1 per step by the script and the model"
+    for _ in range(3):
+        engine.get_global_grad_norm()
+    (reads,) = engine.doctor().of("host reads")
+    assert reads.said == "2 per step by the script and the model"
 
 
 def test_a_fallback_is_told_by_its_operation() -> None:
