@@ -29,7 +29,7 @@ from spmdzero.errors import (
     SpmdZeroRuntimeError,
     SpmdZeroUsageError,
 )
-from spmdzero.inspect import CollectiveLedger, measure, record_ledgers
+from spmdzero.inspect import CollectiveLedger, ShardView, measure, record_ledgers, shards
 from spmdzero.plan import ShardingPlan
 from spmdzero.runtime.base_optimizer import DeepSpeedOptimizer
 from spmdzero.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
@@ -50,6 +50,7 @@ __all__ = [
     "NonFiniteError",
     "OnDevice",
     "ReplicaRegionError",
+    "ShardView",
     "ShardingPlan",
     "SpmdZeroConfigError",
     "SpmdZeroError",
@@ -72,6 +73,7 @@ __all__ = [
     "record_ledgers",
     "replicated",
     "runtime",
+    "shards",
     "utils",
     "zero",
 ]

@@ -5,14 +5,18 @@ from spmdzero.inspect._liveness import peak_temporary_bytes
 from spmdzero.inspect._matmuls import Matmul, read_matmuls
 from spmdzero.inspect._measure import measure
 from spmdzero.inspect._record import StepLedgers, record_ledgers
+from spmdzero.inspect._shards import Shard, ShardView, shards
 
 __all__ = [
     "Collective",
     "CollectiveLedger",
     "Matmul",
+    "Shard",
+    "ShardView",
     "StepLedgers",
     "measure",
     "peak_temporary_bytes",
     "read_matmuls",
     "record_ledgers",
+    "shards",
 ]

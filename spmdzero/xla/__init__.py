@@ -13,7 +13,15 @@ if "torch_xla" not in sys.modules:
 from spmdzero.xla import runtime
 from spmdzero.xla._global import GlobalForward
 from spmdzero.xla._norm import global_norm
-from spmdzero.xla._private import optimized_hlo, record_scopes, scope, sharding_of, write_stamp
+from spmdzero.xla._private import (
+    local_devices,
+    local_slices,
+    optimized_hlo,
+    record_scopes,
+    scope,
+    sharding_of,
+    write_stamp,
+)
 from spmdzero.xla._tree import Batch, Replicated, map_tensors, replicated
 from spmdzero.xla.mesh import DeviceMesh, local_shards
 from spmdzero.xla.recompute import recomputed
@@ -29,7 +37,9 @@ __all__ = [
     "ReplicaRegion",
     "Replicated",
     "global_norm",
+    "local_devices",
     "local_shards",
+    "local_slices",
     "map_tensors",
     "optimized_hlo",
     "recomputed",
