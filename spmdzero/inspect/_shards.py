@@ -28,7 +28,7 @@ class Shard:
         return tuple(part.stop - part.start for part in self.slices)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ShardView:
     """Who holds what of one tensor; print it, or let a notebook draw it.
 
@@ -57,6 +57,9 @@ class ShardView:
             if shard.slices not in found:
                 found.append(shard.slices)
         return tuple(found)
+
+    def __repr__(self) -> str:
+        return f"ShardView({_render.summary(self)})"
 
     def __str__(self) -> str:
         return _render.shards_text(self)

@@ -15,7 +15,7 @@ _HUE_STEP = 137.5
 
 def shards_text(view: "ShardView") -> str:
     """One line for each part, with the devices that hold it."""
-    lines = [_summary(view)]
+    lines = [summary(view)]
     for part in view.parts:
         devices = ", ".join(shard.device for shard in view.shards if shard.slices == part)
         lines.append(f"  {_index(part, view.shape):<24} {devices}")
@@ -31,12 +31,13 @@ def shards_html(view: "ShardView") -> str:
     parts = view.parts
     figures = "".join(_figure(view, shard, parts.index(shard.slices)) for shard in view.shards)
     return (
-        f'<div style="color:inherit"><p>{escape(_summary(view))}</p>'
+        f'<div style="color:inherit"><p>{escape(summary(view))}</p>'
         f'<div style="display:flex;flex-wrap:wrap;gap:12px">{figures}</div></div>'
     )
 
 
-def _summary(view: "ShardView") -> str:
+def summary(view: "ShardView") -> str:
+    """Shape, number of parts, and bytes per device, in one line."""
     whole = prod(view.shape) * view.element_bytes
     count, parts = len(view.shards), len(view.parts)
     named = f"{view.dtype} {list(view.shape)}"
