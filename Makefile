@@ -10,7 +10,7 @@ help:
 	@echo "make demo    train a GPT on 8 virtual devices, under 5 minutes (DEMO_ARGS=\"--size tiny\": under 1)"
 	@echo "make test    lint, types, all tests"
 	@echo "make lint    ruff and pyrefly"
-	@echo "make notebooks   run all notebooks and write their outputs anew"
+	@echo "make notebooks   run the notebooks, write their outputs anew"
 	@echo "make bench   step time beside real DeepSpeed"
 	@echo "make clean   remove the virtual environment and everything generated"
 
