@@ -3,13 +3,14 @@ BIN := .venv/bin
 # What the demo is run with, e.g. make demo DEMO_ARGS="--size tiny"
 DEMO_ARGS ?=
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench notebooks clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    train a GPT on 8 virtual devices, under 5 minutes (DEMO_ARGS=\"--size tiny\": under 1)"
 	@echo "make test    lint, types, all tests"
 	@echo "make lint    ruff and pyrefly"
+	@echo "make notebooks   run the notebooks, write their outputs anew"
 	@echo "make bench   step time beside real DeepSpeed"
 	@echo "make clean   remove the virtual environment and everything generated"
 
@@ -26,6 +27,9 @@ lint: .venv/installed
 
 bench: .venv/installed
 	$(BIN)/python tests/benchmarks/step_time.py
+
+notebooks: .venv/installed
+	$(BIN)/python -m tests.notebooks.execute
 
 clean:
 	rm -rf .venv build out .pytest_cache .ruff_cache .hypothesis *.egg-info

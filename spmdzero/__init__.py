@@ -32,7 +32,7 @@ from spmdzero.errors import (
     SpmdZeroUsageError,
 )
 from spmdzero.explain import Explanation, explain
-from spmdzero.inspect import CollectiveLedger, measure, record_ledgers
+from spmdzero.inspect import CollectiveLedger, ShardView, measure, record_ledgers, shards
 from spmdzero.plan import ShardingPlan
 from spmdzero.profiling import profile
 from spmdzero.runtime.base_optimizer import DeepSpeedOptimizer
@@ -59,6 +59,7 @@ __all__ = [
     "NonFiniteError",
     "OnDevice",
     "ReplicaRegionError",
+    "ShardView",
     "ShardingPlan",
     "SpmdZeroConfigError",
     "SpmdZeroError",
@@ -86,6 +87,7 @@ __all__ = [
     "record_ledgers",
     "replicated",
     "runtime",
+    "shards",
     "utils",
     "zero",
 ]

@@ -5,15 +5,19 @@ from spmdzero.inspect._liveness import entry_argument_bytes, peak_temporary_byte
 from spmdzero.inspect._matmuls import Matmul, read_matmuls
 from spmdzero.inspect._measure import measure
 from spmdzero.inspect._record import StepLedgers, record_ledgers
+from spmdzero.inspect._shards import Shard, ShardView, shards
 
 __all__ = [
     "Collective",
     "CollectiveLedger",
     "Matmul",
+    "Shard",
+    "ShardView",
     "StepLedgers",
     "entry_argument_bytes",
     "measure",
     "peak_temporary_bytes",
     "read_matmuls",
     "record_ledgers",
+    "shards",
 ]

@@ -65,7 +65,7 @@ class Collective:
         return math.prod(self.shape) == 1
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class CollectiveLedger:
     """Every collective of one compiled step.
 
@@ -146,6 +146,9 @@ class CollectiveLedger:
     def to_json(self) -> str:
         """The ledger as JSON text: an object with this class's attributes."""
         return json.dumps(asdict(self), indent=2)
+
+    def __repr__(self) -> str:
+        return f"CollectiveLedger({_render.summary(self)})"
 
     def __str__(self) -> str:
         return _render.ledger_text(self)

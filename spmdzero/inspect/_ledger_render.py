@@ -51,7 +51,7 @@ def ledger_html(ledger: "CollectiveLedger") -> str:
     )
     leaks = "".join(f"<li><code>{escape(leak)}</code></li>" for leak in _leaks(ledger))
     return (
-        f'<div><p>{escape(_summary(ledger))}</p><table style="border-collapse:collapse">'
+        f'<div><p>{escape(summary(ledger))}</p><table style="border-collapse:collapse">'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         + (f"<ul>{leaks}</ul>" if leaks else "")
         + "</div>"
@@ -67,13 +67,22 @@ def _text(
     for row in rows:
         table.add_row(*row)
     out = io.StringIO()
-    console = Console(file=out, width=160, color_system=None, markup=False, highlight=False)
+    # In a notebook rich would display instead of writing to the file.
+    console = Console(
+        file=out,
+        width=160,
+        color_system=None,
+        markup=False,
+        highlight=False,
+        force_jupyter=False,
+    )
     console.print(table)
-    lines = [_summary(ledger), *out.getvalue().splitlines(), *_leaks(ledger)]
+    lines = [summary(ledger), *out.getvalue().splitlines(), *_leaks(ledger)]
     return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
-def _summary(ledger: "CollectiveLedger") -> str:
+def summary(ledger: "CollectiveLedger") -> str:
+    """How much moves, in one line."""
     donated = "?" if ledger.aliased is None else ledger.aliased
     return (
         f"collectives: {len(ledger.collectives)}, {ledger.bytes:,} bytes, "

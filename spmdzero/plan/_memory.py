@@ -42,6 +42,9 @@ class MemoryReport:
             " bytes per device"
         )
 
+    def _repr_html_(self) -> str:
+        return _render.memory_html(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageComparison:

@@ -45,6 +45,11 @@ def plan_html(plan: "ShardingPlan") -> str:
     return _html(_plan_grids(plan))
 
 
+def memory_html(report: "MemoryReport") -> str:
+    """Bytes per device of each role as an HTML table."""
+    return _html([_memory_grid(report)])
+
+
 def comparison_text(comparison: "StageComparison") -> str:
     """The stages side by side as aligned text."""
     return _text([_comparison_grid(comparison)])
@@ -63,15 +68,17 @@ def _plan_grids(plan: "ShardingPlan") -> list[_Grid]:
         numbers=frozenset(),
         note=_LEGEND,
     )
-    memory = plan.memory()
-    report = _Grid(
+    return [tensors, _memory_grid(plan.memory())]
+
+
+def _memory_grid(report: "MemoryReport") -> _Grid:
+    return _Grid(
         title="Memory per device",
         headers=("role", "bytes"),
-        rows=_memory_rows([memory]),
+        rows=_memory_rows([report]),
         numbers=frozenset({1}),
         totals=1,
     )
-    return [tensors, report]
 
 
 def _tensor_row(tensor: "TensorPlan", plan: "ShardingPlan") -> list[str]:

@@ -17,6 +17,8 @@ from spmdzero.xla._norm import global_norm
 from spmdzero.xla._private import (
     annotated_program,
     buffer_ids,
+    local_devices,
+    local_slices,
     optimized_hlo,
     record_scopes,
     scope,
@@ -43,7 +45,9 @@ __all__ = [
     "counters",
     "flags",
     "global_norm",
+    "local_devices",
     "local_shards",
+    "local_slices",
     "map_tensors",
     "optimized_hlo",
     "recomputed",

@@ -46,6 +46,24 @@ def sharding_of(tensor: torch.Tensor) -> str:
     return _C._get_xla_sharding_spec(tensor)
 
 
+def local_slices(tensor: torch.Tensor) -> list[tuple[slice, ...]]:
+    """The part of an annotated tensor that each local device holds, padding left out.
+
+    In the order of `local_devices`; nothing is read from the devices.
+    """
+    whole = tuple(slice(0, length) for length in tensor.shape)
+    found = _C._get_local_shard_replica_and_indices([tensor])[0]
+    return [
+        whole if parts is Ellipsis else tuple(slice(part.start, part.stop) for part in parts)
+        for _, parts in found
+    ]
+
+
+def local_devices() -> list[str]:
+    """Names of the devices that this process drives, such as ``TPU:0``."""
+    return _C._xla_get_runtime_devices()
+
+
 def full_to_shard(tensor: torch.Tensor) -> torch.Tensor:
     """Enters manual sharding: this device's shard of an annotated global tensor."""
     return _C._spmd_full_to_shard_shape(tensor)

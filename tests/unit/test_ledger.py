@@ -320,6 +320,11 @@ def test_text_names_totals_and_each_untagged_collective(tpu):
     assert "\x1b" not in text
 
 
+def test_repr_is_one_line_with_the_totals(tpu):
+    first = str(tpu).splitlines()[0]
+    assert repr(tpu) == f"CollectiveLedger({first})"
+
+
 def test_html_escapes_names_and_sets_no_colour(tpu):
     text = TPU.replace("channel_id=9,", 'metadata={op_name="<script>"}, channel_id=9,')
     html = CollectiveLedger.from_hlo(text)._repr_html_()

@@ -137,3 +137,12 @@ def test_an_empty_plan_prints(plan):
         accumulation_steps=1,
     )
     assert row_of(str(empty), "total").split() == ["total", "0"]
+
+
+def test_memory_html_has_a_row_for_each_role_and_the_total(plan):
+    memory = plan.memory()
+    rows = Cells(memory._repr_html_()).rows
+    assert rows[1:] == [
+        *([str(role), f"{size:,}"] for role, size in memory),
+        ["total", f"{memory.total:,}"],
+    ]

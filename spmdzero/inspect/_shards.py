@@ -1,0 +1,98 @@
+"""Which device holds which part of a tensor."""
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.inspect import _shards_render as _render
+from spmdzero.xla import local_devices, local_slices, runtime, sharding_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """What one device holds of a tensor.
+
+    Attributes:
+        device: the device's name, such as ``TPU:0``.
+        slices: the part of the global tensor, a slice for each dim, without padding.
+    """
+
+    device: str
+    slices: tuple[slice, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return tuple(part.stop - part.start for part in self.slices)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ShardView:
+    """Who holds what of one tensor; print it, or let a notebook draw it.
+
+    Attributes:
+        shape: the global shape.
+        dtype: torch's name of the dtype, such as ``float32``.
+        element_bytes: bytes of one element.
+        shards: one for each device that this process drives, in their order.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    element_bytes: int
+    shards: tuple[Shard, ...]
+
+    @property
+    def bytes_per_device(self) -> int:
+        """Bytes of the tensor on the device that holds most of it."""
+        return max(prod(shard.shape) for shard in self.shards) * self.element_bytes
+
+    @property
+    def parts(self) -> tuple[tuple[slice, ...], ...]:
+        """The different parts, in the order of the first device that holds each."""
+        found: list[tuple[slice, ...]] = []
+        for shard in self.shards:
+            if shard.slices not in found:
+                found.append(shard.slices)
+        return tuple(found)
+
+    def __repr__(self) -> str:
+        return f"ShardView({_render.summary(self)})"
+
+    def __str__(self) -> str:
+        return _render.shards_text(self)
+
+    def _repr_html_(self) -> str:
+        return _render.shards_html(self)
+
+
+def shards(tensor: torch.Tensor) -> ShardView:
+    """Which local device holds which part of `tensor`, a tensor on the mesh.
+
+    Waits for what the devices are computing. No data leaves them, and nothing pending is run.
+
+    Raises:
+        SpmdZeroUsageError: the tensor is not on the mesh, or still pending without an annotation.
+    """
+    if tensor.device.type != "xla":
+        raise SpmdZeroUsageError(
+            f"the tensor is on {tensor.device}, where no mesh splits it. Pass one that lives on "
+            "the mesh: a parameter of engine.module, or a value of engine.named_tensors()"
+        )
+    runtime.wait()
+    if not sharding_of(tensor):
+        raise SpmdZeroUsageError(
+            "the compiler has not placed this tensor yet: it is the result of operations that are "
+            "still pending. Run them first: torch_xla.sync()"
+        )
+    return ShardView(
+        shape=tuple(tensor.shape),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        element_bytes=tensor.element_size(),
+        shards=tuple(
+            Shard(device=device, slices=slices)
+            for device, slices in zip(local_devices(), local_slices(tensor), strict=True)
+        ),
+    )

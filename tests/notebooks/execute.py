@@ -1,0 +1,44 @@
+"""Runs notebooks as a reader would. `python -m tests.notebooks.execute` writes all outputs anew."""
+
+import os
+import sys
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+
+
+def execute(path: Path) -> nbformat.NotebookNode:
+    """The notebook of `path` with the outputs of a fresh kernel; the file stays as it is."""
+    notebook = nbformat.read(path, as_version=4)
+    metadata = {"kernelspec": notebook.metadata.kernelspec, "language_info": {"name": "python"}}
+    client = NotebookClient(
+        notebook,
+        timeout=300,
+        record_timing=False,
+        resources={"metadata": {"path": str(path.parent)}},
+    )
+    client.execute()
+    # The kernel adds its own version, which would differ from one machine to the next.
+    notebook.metadata = nbformat.from_dict(metadata)
+    return notebook
+
+
+def main() -> None:
+    """One notebook to another file, or all of them (or those that start so) in place."""
+    os.environ["PJRT_DEVICE"] = "CPU"
+    # As in tests/conftest.py: LLVM's optimisation would take most of the time, and shows nowhere.
+    os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+    if len(sys.argv) == 3:
+        nbformat.write(execute(Path(sys.argv[1])), sys.argv[2])
+        return
+    prefix = sys.argv[1] if len(sys.argv) > 1 else ""
+    for path in sorted(NOTEBOOKS.glob(f"{prefix}*.ipynb")):
+        nbformat.write(execute(path), path)
+        print(f"wrote {path.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The notebooks run, and show what they were committed with."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests.notebooks.execute import NOTEBOOKS
+from tests.support.processes import environment
+from tests.support.trajectory import ROOT
+
+PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
+
+
+def read(path: Path) -> nbformat.NotebookNode:
+    return nbformat.read(path, as_version=4)
+
+
+def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def kinds(cell: nbformat.NotebookNode) -> list[object]:
+    """What a cell shows, without its contents."""
+    return [
+        output.name if output.output_type == "stream" else sorted(output.get("data", ()))
+        for output in cell.outputs
+    ]
+
+
+def shown(cell: nbformat.NotebookNode) -> list[str]:
+    """The text and HTML of a cell's outputs."""
+    found = []
+    for output in cell.outputs:
+        texts = {"text/plain": output.text} if output.output_type == "stream" else output.data
+        found += [text for kind, text in sorted(texts.items()) if kind.startswith("text/")]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_a_notebook_runs_and_shows_what_it_was_committed_with(path: Path, tmp_path: Path) -> None:
+    # A process of its own: the kernel's client leaves sockets open, which is a warning here.
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.notebooks.execute", str(path), str(tmp_path / path.name)],
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    fresh, committed = code_cells(read(tmp_path / path.name)), code_cells(read(path))
+    for now, then in zip(fresh, committed, strict=True):
+        assert kinds(now) == kinds(then), now.source
+        if "checked" in now.metadata.get("tags", ()):
+            assert shown(now) == shown(then), now.source
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_a_notebook_is_committed_as_a_fresh_kernel_ran_it(path: Path) -> None:
+    cells = code_cells(read(path))
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert all(output.output_type != "error" for output in outputs)
+    # Warnings and log lines go to stderr.
+    assert all(output.get("name") != "stderr" for output in outputs)
+    checked = [cell for cell in cells if "checked" in cell.metadata.get("tags", ())]
+    assert len(checked) >= 4
+    assert all(shown(cell) for cell in checked)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_a_notebook_starts_with_what_its_reader_can_do_afterwards(path: Path) -> None:
+    first = read(path).cells[0]
+    assert first.cell_type == "markdown"
+    title, promise, *_ = first.source.split("\n\n")
+    assert title.startswith("# ")
+    assert promise.startswith("After this notebook you can ")
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_a_notebook_names_no_path_of_the_machine_that_ran_it(path: Path) -> None:
+    for cell in code_cells(read(path)):
+        for text in shown(cell):
+            assert not re.search(r"(?<![\w.])/(?:home|root|tmp|work|usr)/", text), text
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_a_notebook_is_listed_in_the_index_of_the_docs(path: Path) -> None:
+    assert f"(../notebooks/{path.name})" in (ROOT / "docs" / "index.md").read_text()
