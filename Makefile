@@ -3,13 +3,14 @@ BIN := .venv/bin
 # What the demo is run with, e.g. make demo DEMO_ARGS="--size tiny"
 DEMO_ARGS ?=
 
-.PHONY: help demo test lint bench notebooks clean
+.PHONY: help demo test lint bench goldens notebooks clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    train a GPT on 8 virtual devices, under 5 minutes (DEMO_ARGS=\"--size tiny\": under 1)"
 	@echo "make test    lint, types, all tests"
 	@echo "make lint    ruff and pyrefly"
+	@echo "make goldens     compile the recorded models for TPUs again, write their ledgers anew"
 	@echo "make notebooks   run the notebooks, write their outputs anew"
 	@echo "make bench   step time beside real DeepSpeed"
 	@echo "make clean   remove the virtual environment and everything generated"
@@ -27,6 +28,9 @@ lint: .venv/installed
 
 bench: .venv/installed
 	$(BIN)/python tests/benchmarks/step_time.py
+
+goldens: .venv/installed
+	$(BIN)/python -m tests.explain.golden
 
 notebooks: .venv/installed
 	$(BIN)/python -m tests.notebooks.execute
