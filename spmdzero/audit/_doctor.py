@@ -33,11 +33,16 @@ def doctor(engine: Engine | None = None) -> Diagnosis:
 
 
 def _compilations(engine: Engine) -> Iterator[Check]:
+    seconds = {"initial states": engine.programs.initial.seconds}
+    for compilation in engine.programs.compilations:
+        seconds.setdefault(compilation.kind, 0.0)
+        seconds[compilation.kind] += compilation.seconds
+    own = ", ".join(f"{kind} {spent:.1f} s" for kind, spent in seconds.items())
     yield Check(
         name="compilations",
         status="ok",
         said=f"{runtime.compile_count()} programs in {counters.compile_seconds():.1f} s in this "
-        f"process; this engine launched {engine.programs.launches}",
+        f"process; this engine's: {own}; it launched {engine.programs.launches}",
     )
     for finding in recompilations(engine.programs.compilations):
         yield Check(

@@ -11,7 +11,7 @@ if "torch_xla" not in sys.modules:
     # XLA warns at each compile that GSPMD propagation will give way to Shardy; errors still show.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from spmdzero.xla import counters, flags, runtime, tracing
+from spmdzero.xla import compile_cache, counters, flags, runtime, tracing
 from spmdzero.xla._global import GlobalForward
 from spmdzero.xla._norm import global_norm
 from spmdzero.xla._private import (
@@ -42,6 +42,7 @@ __all__ = [
     "Replicated",
     "annotated_program",
     "buffer_ids",
+    "compile_cache",
     "counters",
     "flags",
     "global_norm",

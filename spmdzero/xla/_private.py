@@ -132,6 +132,11 @@ def runtime_has_started() -> bool:
     return _C._xla_runtime_is_initialized()
 
 
+def has_compiled() -> bool:
+    """Whether the cache of compiled programs exists: where it keeps them is decided by then."""
+    return _C._xla_computation_cache_is_initialized()
+
+
 def annotated_program(tensors: Sequence[torch.Tensor]) -> bytes:
     """The pending program that computes `tensors`, as a serialised, unoptimised HLO module proto.
 
