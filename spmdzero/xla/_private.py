@@ -109,14 +109,6 @@ def optimized_hlo(tensors: Sequence[torch.Tensor]) -> str:
     return text
 
 
-def shard_shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Shape of what the first device of this host holds of `tensor`, which must not be pending."""
-    (_, index), *_ = _C._get_local_shard_replica_and_indices([tensor])[0]
-    if index is Ellipsis:
-        return tuple(tensor.shape)
-    return tuple(part.stop - part.start for part in index)
-
-
 def buffer_ids(tensor: torch.Tensor) -> tuple[int, int]:
     """The id of `tensor`, and the id of the input whose buffer its pending value will reuse.
 
