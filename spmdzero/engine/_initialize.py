@@ -218,7 +218,7 @@ def initialize(
         )
     adopt_parameters(engine)
     if zero is not None:
-        model.register_load_state_dict_post_hook(MastersFollow(zero))
+        MastersFollow(zero).watch(model)
     # States that are still pending would make the first step another program than the second.
     before = Compiled.so_far()
     runtime.sync()

@@ -22,7 +22,6 @@ from spmdzero.xla._private import (
     optimized_hlo,
     record_scopes,
     scope,
-    shard_shape,
     sharding_of,
     write_stamp,
 )
@@ -57,7 +56,6 @@ __all__ = [
     "replicated",
     "runtime",
     "scope",
-    "shard_shape",
     "sharding_of",
     "tracing",
     "write_stamp",
