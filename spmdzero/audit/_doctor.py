@@ -15,8 +15,8 @@ def doctor(engine: Engine | None = None) -> Diagnosis:
 
     With an engine also: what was compiled again and why, values read from the devices per step,
     and operations that ran on the CPU, all from torch_xla's counters since the engine's first
-    forward. It reads counters only, so it may be called while training. Without an engine it
-    starts the devices' runtime.
+    forward. It changes nothing, so it may be called while training. Without an engine it starts
+    the devices' runtime.
 
     Raises:
         SpmdZeroRuntimeError: a device was used before SPMD was on.
@@ -24,7 +24,9 @@ def doctor(engine: Engine | None = None) -> Diagnosis:
     runtime.start()
     checks = list(machine_checks(engine.spmd_config if engine else None))
     if engine is not None:
-        checks.append(Check(name="device memory", status="ok", said=str(measure(engine))))
+        with engine.programs.unwatched():
+            held = str(measure(engine))
+        checks.append(Check(name="device memory", status="ok", said=held))
     if engine is not None and engine.programs.launches:
         checks += _compilations(engine)
         checks.append(_host_reads(engine))
