@@ -1,9 +1,7 @@
 """What the engine knows of its compiled programs: which inputs it saw, when something compiled."""
 
-import contextlib
 import dataclasses
 from collections import deque
-from collections.abc import Iterator
 from typing import ClassVar
 
 from spmdzero.xla import counters
@@ -102,14 +100,6 @@ class ProgramLog:
         """Values that the script's or the module's code read from the devices, up to now."""
         before = self._reads_before
         return self._script_reads + (counters.host_reads() - before if before is not None else 0)
-
-    @contextlib.contextmanager
-    def unwatched(self) -> Iterator[None]:
-        """Values that the block reads from the devices are not the script's."""
-        before = counters.host_reads()
-        yield
-        if self._reads_before is not None:
-            self._reads_before += counters.host_reads() - before
 
     def called(self, call: Call) -> None:
         """Takes note of a forward that is about to be traced."""

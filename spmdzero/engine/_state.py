@@ -108,7 +108,7 @@ class EngineState(EngineSettings):
     def get_global_grad_norm(self) -> float | None:
         """The L2 norm of all gradients of the latest step, unscaled and before clipping.
 
-        Reads two scalars and so waits for the step; None before the first.
+        Reads one scalar and so waits for the step; None before the first.
         """
         if self.optimizer is None or self.optimizer.grad_norm is None:
             return None
