@@ -36,6 +36,21 @@ class ReplicaRegionError(SpmdZeroError, RuntimeError):
     """
 
 
+class SpmdZeroCheckpointError(SpmdZeroError, RuntimeError):
+    """A checkpoint can't be written, or what is there can't be loaded; nothing was changed.
+
+    Attributes:
+        file: the file or folder that it is about.
+        reason: what is wrong with it.
+        newest: the newest tag of the folder that is complete, None if there is none.
+    """
+
+    def __init__(self, *, file: object, reason: str, newest: str | None, fix: str = "") -> None:
+        self.file, self.reason, self.newest = str(file), reason, newest
+        good = f"newest complete tag: {newest!r}" if newest else "no complete tag is there"
+        super().__init__(f"{file}: {reason} ({good}){'. ' + fix if fix else ''}")
+
+
 class NonFiniteError(SpmdZeroError, FloatingPointError):
     """A loss or gradient was NaN or infinite, and the config asked to stop before the update."""
 
