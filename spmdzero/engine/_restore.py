@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import dataclasses
-import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from spmdzero.engine._generators import set_generators
 from spmdzero.engine._host_state import extra_states, take_over_optimizer, take_over_progress
 from spmdzero.engine._live_state import persistent_buffers
 from spmdzero.engine._match import LoadReport, Target, match
-from spmdzero.engine._upload import upload
+from spmdzero.engine._upload import overwrite
 from spmdzero.errors import SpmdZeroCheckpointError
 from spmdzero.store import HostState, TrainingState
 from spmdzero.xla import runtime
@@ -21,7 +20,8 @@ from spmdzero.xla import runtime
 if TYPE_CHECKING:
     from spmdzero.engine._engine import Engine
 
-logger = logging.getLogger("spmdzero")
+_TOGETHER = 1 << 30
+"""Bytes of copies to replicated tensors that one program makes; it needs as many again."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,10 +67,7 @@ def restore(engine: "Engine", state: TrainingState, options: LoadOptions) -> Loa
     else:
         state.check({name: tensor.pieces for name, tensor in state.tensors.items()})
     with _progress(engine, state.host, options), _own_loading(engine, state, options):
-        engine._gradients.clear()
-        for target in targets:
-            _replace(engine, target)
-    runtime.wait()
+        _take_over_tensors(engine, targets)
     if not with_optimizer and engine.optimizer is not None:
         engine.optimizer.refresh_masters()
         runtime.sync()
@@ -93,10 +90,17 @@ def restore(engine: "Engine", state: TrainingState, options: LoadOptions) -> Loa
     return report
 
 
-def _replace(engine: "Engine", target: Target) -> None:
-    # The same tensor object: optimizers, hooks and compiled steps refer to it. By `data`, which
-    # takes over the new buffer as it is, where `copy_` would compile a program.
-    target.held.stored.data = upload(engine, target)
+def _take_over_tensors(engine: "Engine", targets: list[Target]) -> None:
+    engine._gradients.clear()
+    runtime.sync()
+    runtime.wait()
+    pending = 0
+    for target in targets:
+        pending += overwrite(engine, target)
+        if pending > _TOGETHER:
+            runtime.sync()
+            pending = 0
+    runtime.sync()
 
 
 @contextlib.contextmanager
@@ -143,7 +147,8 @@ def _own_loading(engine: "Engine", state: TrainingState, options: LoadOptions) -
         yield
     except BaseException:
         for name, tensor in named.items():
-            tensor.data = engine.mesh.place(before[name])
+            engine.mesh.mark(tensor.copy_(before[name]))
+        runtime.sync()
         raise
 
 

@@ -17,6 +17,7 @@ from spmdzero.xla._norm import global_norm
 from spmdzero.xla._private import (
     annotated_program,
     buffer_ids,
+    is_split,
     local_devices,
     local_replicas,
     local_slices,
@@ -46,6 +47,7 @@ __all__ = [
     "counters",
     "flags",
     "global_norm",
+    "is_split",
     "local_devices",
     "local_replicas",
     "local_shards",

@@ -64,11 +64,21 @@ def local_replicas(tensor: torch.Tensor) -> list[int]:
     return [replica for replica, _ in _C._get_local_shard_replica_and_indices([tensor])[0]]
 
 
-def upload_parts(
-    parts: Sequence[torch.Tensor], op_sharding: OpSharding, shape: Sequence[int]
-) -> torch.Tensor:
-    """A tensor of the global `shape` from the CPU tensors that each local device is to hold."""
-    return _C._global_tensor_from_cpu_shards(list(parts), op_sharding, list(shape))
+def is_split(tensor: torch.Tensor) -> bool:
+    """Whether an annotated tensor may be different on each device."""
+    return _C._get_xla_sharding_type(tensor) not in (
+        xs.ShardingType.REPLICATED,
+        xs.ShardingType.MAXIMAL,
+        None,
+    )
+
+
+def overwrite(tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    """Puts CPU tensors in the place of what each local device holds of a split tensor.
+
+    It stays the tensor it was: with another id, the next step would be another program.
+    """
+    _C._load_local_shards(tensor, list(parts), local_devices())
 
 
 def local_devices() -> list[str]:
