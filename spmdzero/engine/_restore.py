@@ -11,7 +11,7 @@ import torch
 from spmdzero.engine._generators import set_generators
 from spmdzero.engine._host_state import extra_states, take_over_optimizer, take_over_progress
 from spmdzero.engine._live_state import persistent_buffers
-from spmdzero.engine._match import LoadReport, Target, match
+from spmdzero.engine._match import LoadReport, Target, match, needed_parts
 from spmdzero.engine._upload import overwrite
 from spmdzero.errors import SpmdZeroCheckpointError
 from spmdzero.store import HostState, TrainingState
@@ -55,6 +55,9 @@ def restore(engine: "Engine", state: TrainingState, options: LoadOptions) -> Loa
         SpmdZeroCheckpointError: the state is damaged, or does not fit; the engine is as it was.
     """
     with_optimizer = options.optimizer and not options.module_only and engine.optimizer is not None
+    # Where a tensor's parts are is known once it is there.
+    runtime.sync()
+    runtime.wait()
     targets, report = match(
         engine,
         state,
@@ -63,7 +66,7 @@ def restore(engine: "Engine", state: TrainingState, options: LoadOptions) -> Loa
         optimizer=with_optimizer,
     )
     if options.custom_load_fn is None:
-        state.check({name: boxes for target in targets for name, boxes in target.parts().items()})
+        state.check(needed_parts(targets))
     else:
         state.check({name: tensor.pieces for name, tensor in state.tensors.items()})
     with _progress(engine, state.host, options), _own_loading(engine, state, options):
