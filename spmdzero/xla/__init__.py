@@ -11,7 +11,7 @@ if "torch_xla" not in sys.modules:
     # XLA warns at each compile that GSPMD propagation will give way to Shardy; errors still show.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from spmdzero.xla import counters, flags, runtime, tracing
+from spmdzero.xla import compile_cache, counters, flags, runtime, tracing
 from spmdzero.xla._global import GlobalForward
 from spmdzero.xla._norm import global_norm
 from spmdzero.xla._private import (
@@ -24,7 +24,6 @@ from spmdzero.xla._private import (
     optimized_hlo,
     record_scopes,
     scope,
-    shard_shape,
     sharding_of,
     write_stamp,
 )
@@ -44,6 +43,7 @@ __all__ = [
     "Replicated",
     "annotated_program",
     "buffer_ids",
+    "compile_cache",
     "counters",
     "flags",
     "global_norm",
@@ -60,7 +60,6 @@ __all__ = [
     "replicated",
     "runtime",
     "scope",
-    "shard_shape",
     "sharding_of",
     "tracing",
     "write_stamp",
