@@ -60,6 +60,28 @@ def local_slices(tensor: torch.Tensor) -> list[tuple[slice, ...]]:
     ]
 
 
+def local_replicas(tensor: torch.Tensor) -> list[int]:
+    """For each local device, how many devices before it hold the same part of `tensor`."""
+    return [replica for replica, _ in _C._get_local_shard_replica_and_indices([tensor])[0]]
+
+
+def is_split(tensor: torch.Tensor) -> bool:
+    """Whether an annotated tensor may be different on each device."""
+    return _C._get_xla_sharding_type(tensor) not in (
+        xs.ShardingType.REPLICATED,
+        xs.ShardingType.MAXIMAL,
+        None,
+    )
+
+
+def overwrite(tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    """Puts CPU tensors in the place of what each local device holds of a split tensor.
+
+    It stays the tensor it was: with another id, the next step would be another program.
+    """
+    _C._load_local_shards(tensor, list(parts), local_devices())
+
+
 def local_devices() -> list[str]:
     """Names of the devices that this process drives, such as ``TPU:0``."""
     return _C._xla_get_runtime_devices()
