@@ -63,6 +63,7 @@ class HostState:
         rng: generators by name, of the process that saved it.
         extra: what modules return from `get_extra_state`, by state dict key.
         client_state: the caller's.
+        tied: further state dict key of a tied parameter -> the one it is saved under.
     """
 
     counters: Mapping[str, int] = field(default_factory=dict)
@@ -77,6 +78,7 @@ class HostState:
     rng: Mapping[str, Any] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     client_state: Mapping[str, Any] = field(default_factory=dict)
+    tied: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,13 +37,21 @@ class OptimizerFile:
     scaler: Any = None
 
 
-def host_state(model: Mapping[str, Any], found: OptimizerFile | None, file: Path) -> HostState:
+def host_state(
+    model: Mapping[str, Any],
+    found: OptimizerFile | None,
+    *,
+    file: Path,
+    extra: Mapping[str, Any],
+    tied: Mapping[str, str],
+) -> HostState:
     """The host's side of a checkpoint.
 
     Args:
         model: the contents of the model file.
         found: those of the optimizer's files, None where there are none.
         file: the model file, for messages.
+        extra, tied: as in `HostState`.
 
     Raises:
         DamagedFile: parameters were updated different numbers of times.
@@ -58,7 +66,9 @@ def host_state(model: Mapping[str, Any], found: OptimizerFile | None, file: Path
         param_groups=found.groups if found else None,
         scheduler=model.get("lr_scheduler"),
         scaler=_scaler(found.scaler) if found else None,
+        extra=extra,
         client_state=client_state,
+        tied=tied,
     )
 
 

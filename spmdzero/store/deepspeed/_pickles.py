@@ -1,5 +1,6 @@
 """torch's .pt files, read without running what is in them, and written in DeepSpeed's names."""
 
+import os
 import pickle
 import types
 import warnings
@@ -74,7 +75,10 @@ def write_pt(value: Any, path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(value, path, pickle_module=_DEEPSPEED_NAMES)
+        with path.open("wb") as file:
+            torch.save(value, file, pickle_module=_DEEPSPEED_NAMES)
+            file.flush()
+            os.fsync(file.fileno())
     except (OSError, RuntimeError) as error:
         raise DamagedFile(
             file=path,

@@ -85,6 +85,6 @@ def _read(folder: Path, order: Order | None) -> TrainingState:
         states = {}
     return TrainingState(
         tensors=tensors | states,
-        host=host_state(model.content, found, model.path),
+        host=host_state(model.content, found, file=model.path, extra=model.extra, tied=model.tied),
         source=str(model.path),
     )
