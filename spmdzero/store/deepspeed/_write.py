@@ -4,7 +4,7 @@ import contextlib
 import math
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,8 @@ from spmdzero.store.deepspeed._stand_ins import FragmentAddress
 from spmdzero.store.deepspeed._target import VERSION, Target
 from spmdzero.store.deepspeed._universal import GLOBAL_STATE, STATES
 
-Progress = Callable[[str], None]
 
-
-def write_regular(target: Target, folder: Path, *, progress: Progress = lambda _: None) -> None:
+def write_regular(target: Target, folder: Path) -> None:
     """Writes what the ranks of `target` would have written under ZeRO-1/2.
 
     DeepSpeed loads it by `engine.load_checkpoint` with exactly that many ranks. One rank's part of
@@ -33,20 +31,19 @@ def write_regular(target: Target, folder: Path, *, progress: Progress = lambda _
     Args:
         target: the state and the run.
         folder: `<save_dir>/<tag>`; it appears when it is complete, and replaces one of its name.
-        progress: called with the name of each file that is done.
 
     Raises:
         SpmdZeroCheckpointError: no space, or no permission.
     """
     prefix = "bf16_" if target.bf16 else ""
     with _appearing(folder) as new:
-        _save(target.model_file(), new / MODEL_FILE, progress)
+        write_pt(target.model_file(), new / MODEL_FILE)
         for rank in range(target.ranks):
             name = f"{prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
-            _save(_rank_file(target, rank), new / name, progress)
+            write_pt(_rank_file(target, rank), new / name)
 
 
-def write_universal(target: Target, folder: Path, *, progress: Progress = lambda _: None) -> None:
+def write_universal(target: Target, folder: Path) -> None:
     """Writes DeepSpeed's universal format: a folder for each parameter, whole tensors.
 
     DeepSpeed of any number of ranks loads it with ``"checkpoint": {"load_universal": true}``. One
@@ -55,24 +52,21 @@ def write_universal(target: Target, folder: Path, *, progress: Progress = lambda
     Args and Raises: as `write_regular`.
     """
     with _appearing(folder) as new:
-        _save(target.model_file(), new / MODEL_FILE, progress)
+        write_pt(target.model_file(), new / MODEL_FILE)
         for group in target.flat:
             for name in group.shapes:
                 at = new / STATES / name
-                _save(_tensor_file(target.master(name)), at / "fp32.pt", progress)
+                master = target.master(name)
+                write_pt({"cat_dim": 0, "param": master.whole().float()}, at / "fp32.pt")
                 for slot in target.slots.get(name, ()):
-                    tensor = target.state.tensors[f"{slot}/{name}"]
-                    _save(_tensor_file(tensor), at / f"{slot}.pt", progress)
+                    value = target.state.tensors[f"{slot}/{name}"].whole().float()
+                    of_shape = tuple(value.shape) == master.shape
+                    content = {"cat_dim": 0, "param": value} if of_shape else value
+                    write_pt(content, at / f"{slot}.pt")
                 if name in target.slots:
-                    _save(target.step, at / "step.pt", progress)
+                    write_pt(target.step, at / "step.pt")
         shared = _global_state(target) | {"param_groups": _param_groups(target)}
-        _save(shared, new / STATES / GLOBAL_STATE, progress)
-
-
-def _tensor_file(tensor: StoredTensor) -> Any:
-    if not tensor.shape:
-        return tensor.whole().float()
-    return {"cat_dim": 0, "param": tensor.whole().float()}
+        write_pt(shared, new / STATES / GLOBAL_STATE)
 
 
 def _rank_file(target: Target, rank: int) -> dict[str, Any]:
@@ -137,7 +131,11 @@ def _scaler(scaler: Any) -> dict[str, Any]:
 
 
 def _param_groups(target: Target) -> list[dict[str, Any]]:
-    return [group | {"params": [index]} for index, group in enumerate(target.groups)]
+    # DeepSpeed's own Adam needs the key, torch's has it not and lets it pass.
+    return [
+        ({"bias_correction": True} if "betas" in group else {}) | group | {"params": [index]}
+        for index, group in enumerate(target.groups)
+    ]
 
 
 def _bounds(group: FlatGroup, rank: int, ranks: int) -> tuple[int, int]:
@@ -171,11 +169,6 @@ def _partition(
 def _fragments(group: FlatGroup, bounds: tuple[int, int]) -> Iterator[tuple[str, FragmentAddress]]:
     for name, low, high, place in _pieces(group, bounds):
         yield name, FragmentAddress(numel=high - low, start=place)
-
-
-def _save(value: Any, path: Path, progress: Progress) -> None:
-    write_pt(value, path)
-    progress(path.name)
 
 
 @contextlib.contextmanager
