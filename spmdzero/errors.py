@@ -42,13 +42,13 @@ class SpmdZeroCheckpointError(SpmdZeroError, RuntimeError):
     Attributes:
         file: the file or folder that it is about.
         reason: what is wrong with it.
-        newest: the newest tag of the folder that is complete, None if there is none.
+        newest: the newest tag of the folder that is good; None where there is none.
     """
 
     def __init__(self, *, file: object, reason: str, newest: str | None, fix: str = "") -> None:
-        self.file, self.reason, self.newest = str(file), reason, newest
-        good = f"newest complete tag: {newest!r}" if newest else "no complete tag is there"
-        super().__init__(f"{file}: {reason} ({good}){'. ' + fix if fix else ''}")
+        self.file, self.reason, self.newest, self.fix = str(file), reason, newest, fix
+        good = f"The newest good tag is {newest!r}" if newest else "No tag there is good"
+        super().__init__(". ".join(filter(None, (f"{file}: {reason}", fix, good))))
 
 
 class NonFiniteError(SpmdZeroError, FloatingPointError):

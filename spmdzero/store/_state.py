@@ -1,12 +1,12 @@
 """What a training run is made of, apart from where it lives: the form that all formats share."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from spmdzero.store._boxes import Box, whole_box
+from spmdzero.store._boxes import Box, assemble, box_slices, whole_box
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class StoredTensor:
         return cls(
             shape=tuple(tensor.shape),
             dtype=tensor.dtype,
-            read=lambda part: tensor[tuple(slice(*ends) for ends in part)].contiguous(),
+            read=lambda part: tensor[box_slices(part)].contiguous(),
             pieces=(box,),
         )
 
@@ -62,6 +62,7 @@ class HostState:
         loader: `ZeroDataLoader.state_dict()` of the engine's own loader.
         rng: generators by name, of the process that saved it.
         extra: what modules return from `get_extra_state`, by state dict key.
+        excluded: frozen parameters that were left out on purpose.
         client_state: the caller's.
         tied: further state dict key of a tied parameter -> the one it is saved under.
     """
@@ -77,6 +78,7 @@ class HostState:
     loader: Mapping[str, Any] | None = None
     rng: Mapping[str, Any] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    excluded: tuple[str, ...] = ()
     client_state: Mapping[str, Any] = field(default_factory=dict)
     tied: Mapping[str, str] = field(default_factory=dict)
 
@@ -98,8 +100,21 @@ class TrainingState:
               gradient so far, times ``accumulation["unit"]``.
         host: everything else.
         source: where it came from, for messages.
+        check: parts by tensor name -> raises SpmdZeroCheckpointError unless each of them can be
+            read as it was written.
     """
 
     tensors: Mapping[str, StoredTensor]
     host: HostState
     source: str
+    check: Callable[[Mapping[str, Iterable[Box]]], None] = lambda parts: None
+
+
+def in_memory(state: TrainingState) -> TrainingState:
+    """A copy of this process's part of a state that no longer needs what it was read from."""
+
+    def copied(tensor: StoredTensor) -> StoredTensor:
+        held = {box: tensor.read(box).clone() for box in tensor.pieces}
+        return replace(tensor, read=lambda box: assemble(box, held.items(), dtype=tensor.dtype))
+
+    return replace(state, tensors={name: copied(t) for name, t in state.tensors.items()})

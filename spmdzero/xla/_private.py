@@ -59,6 +59,18 @@ def local_slices(tensor: torch.Tensor) -> list[tuple[slice, ...]]:
     ]
 
 
+def local_replicas(tensor: torch.Tensor) -> list[int]:
+    """For each local device, how many devices before it hold the same part of `tensor`."""
+    return [replica for replica, _ in _C._get_local_shard_replica_and_indices([tensor])[0]]
+
+
+def upload_parts(
+    parts: Sequence[torch.Tensor], op_sharding: OpSharding, shape: Sequence[int]
+) -> torch.Tensor:
+    """A tensor of the global `shape` from the CPU tensors that each local device is to hold."""
+    return _C._global_tensor_from_cpu_shards(list(parts), op_sharding, list(shape))
+
+
 def local_devices() -> list[str]:
     """Names of the devices that this process drives, such as ``TPU:0``."""
     return _C._xla_get_runtime_devices()

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -71,6 +72,16 @@ class DeviceMesh:
         sharding = xs.ShardingSpec(self.xla, spec, minibatch=split and runtime.process_count() > 1)
         placed: Any = xm.send_cpu_data_to_device([host], runtime.device(), input_sharding=sharding)
         return placed[0]
+
+    def upload(
+        self, parts: Sequence[torch.Tensor], shape: tuple[int, ...], spec: PartitionSpec
+    ) -> torch.Tensor:
+        """A tensor of `shape` split by `spec`, from what each device of this process is to hold.
+
+        Args:
+            parts: CPU tensors in the order of `local_slices` of a tensor so split.
+        """
+        return _private.upload_parts(parts, self.operation(spec), shape)
 
     def zeros(
         self, shape: tuple[int, ...], dtype: torch.dtype, spec: PartitionSpec
