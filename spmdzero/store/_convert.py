@@ -11,8 +11,7 @@ import torch
 
 from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
 from spmdzero.store._boxes import Box, box_shape
-from spmdzero.store._folder import Retention
-from spmdzero.store._files import write_whole
+from spmdzero.store._folder import LATEST, LATEST_UNIVERSAL, Retention, write_latest
 from spmdzero.store._locate import locate
 from spmdzero.store._open import open_state
 from spmdzero.store._state import StoredTensor, TrainingState
@@ -150,7 +149,7 @@ def write_for_deepspeed(
     tag = tag.removesuffix("_universal") + ("_universal" if universal else "")
     (write_universal if universal else write_regular)(target, folder / tag)
     if latest:
-        write_whole(folder / ("latest_universal" if universal else "latest"), [tag.encode()])
+        write_latest(folder, tag, LATEST_UNIVERSAL if universal else LATEST)
     return folder / tag
 
 
