@@ -98,6 +98,22 @@ def convert(
         ) from error
 
 
+def fp32_weights(source: Path, tag: str | None = None, *, exclude_frozen: bool = False) -> Weights:
+    """The fp32 weights of a checkpoint, to be read tensor by tensor.
+
+    Args:
+        source, tag: as for `convert`.
+        exclude_frozen: leave out what no optimizer trained.
+
+    Raises:
+        SpmdZeroCheckpointError: it is damaged, or there is none.
+    """
+    state = open_state(*locate(source, tag))
+    state.check({name: tensor.pieces for name, tensor in state.tensors.items()})
+    exclude = frozen_names(state) if exclude_frozen else frozenset[str]()
+    return Weights.of(state, dtype=torch.float32, exclude=exclude)
+
+
 def _write(state: TrainingState, target: Path, tag: str, conversion: Conversion) -> Path:
     match conversion.to:
         case "native":
