@@ -24,9 +24,7 @@ def doctor(engine: Engine | None = None) -> Diagnosis:
     runtime.start()
     checks = list(machine_checks(engine.spmd_config if engine else None))
     if engine is not None:
-        with engine.programs.unwatched():
-            held = str(measure(engine))
-        checks.append(Check(name="device memory", status="ok", said=held))
+        checks.append(Check(name="device memory", status="ok", said=str(measure(engine))))
     if engine is not None and engine.programs.launches:
         checks += _compilations(engine)
         checks.append(_host_reads(engine))
@@ -35,11 +33,16 @@ def doctor(engine: Engine | None = None) -> Diagnosis:
 
 
 def _compilations(engine: Engine) -> Iterator[Check]:
+    seconds = {"initial states": engine.programs.initial.seconds}
+    for compilation in engine.programs.compilations:
+        seconds.setdefault(compilation.kind, 0.0)
+        seconds[compilation.kind] += compilation.seconds
+    own = ", ".join(f"{kind} {spent:.1f} s" for kind, spent in seconds.items())
     yield Check(
         name="compilations",
         status="ok",
         said=f"{runtime.compile_count()} programs in {counters.compile_seconds():.1f} s in this "
-        f"process; this engine launched {engine.programs.launches}",
+        f"process; this engine's: {own}; it launched {engine.programs.launches}",
     )
     for finding in recompilations(engine.programs.compilations):
         yield Check(

@@ -1,5 +1,6 @@
 """What an engine tells about itself, by DeepSpeed's names."""
 
+import math
 from typing import Any, Self
 
 import torch
@@ -107,12 +108,15 @@ class EngineState(EngineSettings):
     def get_global_grad_norm(self) -> float | None:
         """The L2 norm of all gradients of the latest step, unscaled and before clipping.
 
-        Reads two scalars and so waits for the step; None before the first.
+        Reads one scalar and so waits for the step; None before the first.
         """
         if self.optimizer is None or self.optimizer.grad_norm is None:
             return None
-        self._health.log_if_bad()
-        return self.optimizer.grad_norm.item()
+        norm = self.optimizer.grad_norm.item()
+        # A loss that is not finite has such a gradient; its record costs a read of its own.
+        if not math.isfinite(norm):
+            self._health.log_if_bad()
+        return norm
 
     def train_batch_size(self) -> int:
         """Samples of all devices in one step."""

@@ -11,41 +11,48 @@ if "torch_xla" not in sys.modules:
     # XLA warns at each compile that GSPMD propagation will give way to Shardy; errors still show.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from spmdzero.xla import counters, flags, runtime, tracing
+from spmdzero.xla import compile_cache, counters, flags, runtime, tracing
 from spmdzero.xla._global import GlobalForward
 from spmdzero.xla._norm import global_norm
 from spmdzero.xla._private import (
     annotated_program,
     buffer_ids,
+    is_split,
     local_devices,
+    local_replicas,
     local_slices,
     optimized_hlo,
     record_scopes,
     scope,
-    shard_shape,
     sharding_of,
     write_stamp,
 )
 from spmdzero.xla._tree import Batch, Replicated, map_tensors, replicated
 from spmdzero.xla.mesh import DeviceMesh, local_shards
+from spmdzero.xla.placeholders import AnnotatedProgram, Placeholders
 from spmdzero.xla.recompute import recomputed
 from spmdzero.xla.reduction import GradientReduction
 from spmdzero.xla.region import RegionRules, ReplicaRegion, refuse_gradient_hooks
 
 __all__ = [
+    "AnnotatedProgram",
     "Batch",
     "DeviceMesh",
     "GlobalForward",
     "GradientReduction",
+    "Placeholders",
     "RegionRules",
     "ReplicaRegion",
     "Replicated",
     "annotated_program",
     "buffer_ids",
+    "compile_cache",
     "counters",
     "flags",
     "global_norm",
+    "is_split",
     "local_devices",
+    "local_replicas",
     "local_shards",
     "local_slices",
     "map_tensors",
@@ -56,7 +63,6 @@ __all__ = [
     "replicated",
     "runtime",
     "scope",
-    "shard_shape",
     "sharding_of",
     "tracing",
     "write_stamp",

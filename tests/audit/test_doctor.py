@@ -70,10 +70,8 @@ def test_reads_per_step_count_the_scripts_and_not_the_engines() -> None:
     assert reads.said == "1 per step by the script and the model"
     for _ in range(3):
         engine.get_global_grad_norm()
-    # Each reads the norm, and the record of losses that were not finite; a doctor's own weighing
-    # of the shards is nobody's read.
     (reads,) = engine.doctor().of("host reads")
-    assert reads.said == "3 per step by the script and the model"
+    assert reads.said == "2 per step by the script and the model"
 
 
 def test_a_fallback_is_told_by_its_operation() -> None:

@@ -92,7 +92,8 @@ def test_config_md_lists_every_honoured_key_with_its_default():
     honoured = {
         (name if at in params else f"{at}.{name}".lstrip("."), render_config.written(field))
         for at, model in models
-        for name, field in model.model_fields.items()
+        for name, attribute in model.json_keys().items()
+        if (field := model.model_fields[attribute])
         if f"{at}.{name}".lstrip(".") not in {*NO_MEANING, *OFF_ONLY, *SECTIONS}
     }
     assert listed == honoured
