@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from spmdzero.errors import SpmdZeroCheckpointError
-from spmdzero.store._folder import check_tag, complete_tags, read_latest
+from spmdzero.store._folder import check_tag, complete_tags, is_foreign, read_latest
 from spmdzero.store._manifest import COMMIT
 from spmdzero.store._native import newest_good, read_native
 from spmdzero.store._state import TrainingState
@@ -58,7 +58,7 @@ def open_state(folder: str | os.PathLike[str], tag: str, *, process: int = 0) ->
         for reader in FOREIGN_READERS:
             if reader.recognises(path):
                 return reader.read(path)
-        if not any(name.startswith(("tensors-", "manifest-", ".")) for name in os.listdir(path)):
+        if is_foreign(path):
             raise SpmdZeroCheckpointError(
                 file=path,
                 reason="is no checkpoint that spmdzero or DeepSpeed wrote",
