@@ -101,7 +101,8 @@ def take_over_optimizer(engine: "Engine", optimizer: ZeroOptimizer, state: HostS
     for name, count in counts.items():
         if count is not None:
             held = optimizer.named_states()[name]
-            held.data = engine.mesh.place(torch.tensor(count, dtype=held.dtype))
+            held.copy_(engine.mesh.place(torch.tensor(count, dtype=held.dtype)))
+            engine.mesh.mark(held)
     if optimizer.loss_scaler is not None and state.scaler is not None:
         known = {item.name for item in dataclasses.fields(optimizer.loss_scaler)}
         for key, value in state.scaler.items():

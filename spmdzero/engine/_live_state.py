@@ -20,7 +20,6 @@ from spmdzero.store import (
     whole_box,
 )
 from spmdzero.xla import local_replicas, local_shards, local_slices, runtime
-from spmdzero.xla.mesh import PartitionSpec
 
 if TYPE_CHECKING:
     from spmdzero.engine._engine import Engine
@@ -36,13 +35,11 @@ class Held:
         stored: what the devices hold.
         shape: of the tensor, without padding.
         placement: how `stored` holds it; None where every device holds all of it.
-        spec: the mesh axes that split `stored`.
     """
 
     stored: torch.Tensor
     shape: tuple[int, ...]
     placement: Placement | None = None
-    spec: PartitionSpec = ()
 
 
 @torch.no_grad()
@@ -93,25 +90,17 @@ def held_tensors(engine: "Engine") -> dict[str, Held]:
         for slot, stored in engine.optimizer.state[parameter].items():
             role = Role.MASTER if slot == "master" else Role.MOMENT
             placement = plan[name].placement(role) if stored.dim() else None
-            held[f"{slot}/{name}"] = _held(engine, stored, plan[name].shape, placement)
+            held[f"{slot}/{name}"] = _held(stored, plan[name].shape, placement)
     for name, stored in engine._gradients.accumulators.items():
         placement = plan[name].placement(Role.ACCUMULATOR)
-        held[f"{ACCUMULATOR}{name}"] = _held(engine, stored, plan[name].shape, placement)
+        held[f"{ACCUMULATOR}{name}"] = _held(stored, plan[name].shape, placement)
     return held
 
 
-def _held(
-    engine: "Engine", stored: torch.Tensor, shape: tuple[int, ...], placement: Placement | None
-) -> Held:
-    if placement is None:
-        return Held(stored=stored, shape=tuple(stored.shape))
-    return Held(
-        stored=stored,
-        # Of Partials each row is a tensor of its own.
-        shape=tuple(stored.shape) if placement.kind == "partial" else shape,
-        placement=placement,
-        spec=placement.partition_spec(shape, engine.mesh.spec),
-    )
+def _held(stored: torch.Tensor, shape: tuple[int, ...], placement: Placement | None) -> Held:
+    # Of Partials each row is a tensor of its own.
+    own = placement is None or placement.kind == "partial"
+    return Held(stored=stored, shape=tuple(stored.shape) if own else shape, placement=placement)
 
 
 def persistent_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -201,7 +190,8 @@ def device_boxes(
 def _held_pieces(
     shards: list[torch.Tensor], parts: list[tuple[Box, ...]]
 ) -> Iterator[tuple[Box, torch.Tensor]]:
-    for shard, boxes in zip(shards, parts, strict=True):
+    # Along the data axis several devices hold the same part.
+    for boxes, shard in dict(zip(parts, shards, strict=True)).items():
         start = 0
         for box in boxes:
             shape = box_shape(box)

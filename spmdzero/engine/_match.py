@@ -1,7 +1,7 @@
 """Which saved tensor becomes which of an engine's, and what does not fit."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -56,10 +56,15 @@ class Target:
         held = self.held
         return list(device_boxes(held.shape, held.placement, local_slices(held.stored)))
 
-    def parts(self) -> dict[str, list[Box]]:
-        """What must be undamaged in the checkpoint."""
-        distinct = dict.fromkeys(box for boxes in self.boxes for box in boxes)
-        return {self.source: [part for box in distinct for part in self.saved_parts(box)]}
+
+def needed_parts(targets: Iterable[Target]) -> dict[str, list[Box]]:
+    """What of the saved tensors these targets read, by name."""
+    parts: dict[str, dict[Box, None]] = {}
+    for target in targets:
+        needed = parts.setdefault(target.source, {})
+        for box in {box: None for boxes in target.boxes for box in boxes}:
+            needed.update(dict.fromkeys(target.saved_parts(box)))
+    return {name: list(needed) for name, needed in parts.items()}
 
 
 def match(

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import dataclasses
-import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +11,8 @@ import torch
 from spmdzero.engine._generators import set_generators
 from spmdzero.engine._host_state import extra_states, take_over_optimizer, take_over_progress
 from spmdzero.engine._live_state import persistent_buffers
-from spmdzero.engine._match import LoadReport, Target, match
-from spmdzero.engine._upload import upload
+from spmdzero.engine._match import LoadReport, Target, match, needed_parts
+from spmdzero.engine._upload import overwrite
 from spmdzero.errors import SpmdZeroCheckpointError
 from spmdzero.store import HostState, TrainingState
 from spmdzero.xla import runtime
@@ -21,7 +20,8 @@ from spmdzero.xla import runtime
 if TYPE_CHECKING:
     from spmdzero.engine._engine import Engine
 
-logger = logging.getLogger("spmdzero")
+_TOGETHER = 1 << 30
+"""Bytes of copies to replicated tensors that one program makes; it needs as many again."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,6 +55,9 @@ def restore(engine: "Engine", state: TrainingState, options: LoadOptions) -> Loa
         SpmdZeroCheckpointError: the state is damaged, or does not fit; the engine is as it was.
     """
     with_optimizer = options.optimizer and not options.module_only and engine.optimizer is not None
+    # Where a tensor's parts are is known once it is there.
+    runtime.sync()
+    runtime.wait()
     targets, report = match(
         engine,
         state,
@@ -63,14 +66,11 @@ def restore(engine: "Engine", state: TrainingState, options: LoadOptions) -> Loa
         optimizer=with_optimizer,
     )
     if options.custom_load_fn is None:
-        state.check({name: boxes for target in targets for name, boxes in target.parts().items()})
+        state.check(needed_parts(targets))
     else:
         state.check({name: tensor.pieces for name, tensor in state.tensors.items()})
     with _progress(engine, state.host, options), _own_loading(engine, state, options):
-        engine._gradients.clear()
-        for target in targets:
-            _replace(engine, target)
-    runtime.wait()
+        _take_over_tensors(engine, targets)
     if not with_optimizer and engine.optimizer is not None:
         engine.optimizer.refresh_masters()
         runtime.sync()
@@ -93,10 +93,17 @@ def restore(engine: "Engine", state: TrainingState, options: LoadOptions) -> Loa
     return report
 
 
-def _replace(engine: "Engine", target: Target) -> None:
-    # The same tensor object: optimizers, hooks and compiled steps refer to it. By `data`, which
-    # takes over the new buffer as it is, where `copy_` would compile a program.
-    target.held.stored.data = upload(engine, target)
+def _take_over_tensors(engine: "Engine", targets: list[Target]) -> None:
+    engine._gradients.clear()
+    runtime.sync()
+    runtime.wait()
+    pending = 0
+    for target in targets:
+        pending += overwrite(engine, target)
+        if pending > _TOGETHER:
+            runtime.sync()
+            pending = 0
+    runtime.sync()
 
 
 @contextlib.contextmanager
@@ -143,7 +150,8 @@ def _own_loading(engine: "Engine", state: TrainingState, options: LoadOptions) -
         yield
     except BaseException:
         for name, tensor in named.items():
-            tensor.data = engine.mesh.place(before[name])
+            engine.mesh.mark(tensor.copy_(before[name]))
+        runtime.sync()
         raise
 
 

@@ -7,27 +7,25 @@ import torch
 import torch.nn.functional as F
 
 from spmdzero.engine._match import Target
-from spmdzero.store import Box, whole_box
-from spmdzero.xla import local_slices
+from spmdzero.store import Box
+from spmdzero.xla import is_split, local_slices
 
 if TYPE_CHECKING:
     from spmdzero.engine._engine import Engine
 
 
-def upload(engine: "Engine", target: Target) -> torch.Tensor:
-    """What `target` is to hold, on the devices; the host holds no more than their parts of it."""
-    held, mesh = target.held, engine.mesh
-    if held.placement is None or held.placement.kind == "replicate":
-        return mesh.place(target.read(whole_box(held.shape)).to(held.stored.dtype))
+def overwrite(engine: "Engine", target: Target) -> int:
+    """Gives the engine's tensor its new value; the host holds no more than its devices' parts.
+
+    Returns the bytes that are left to the pending program.
+    """
     parts: dict[tuple[Box, ...], torch.Tensor] = {}
     for boxes in target.boxes:
         if boxes not in parts:
             parts[boxes] = _part(target, boxes)
-    return mesh.upload(
-        [parts[boxes] for boxes in target.boxes],
-        tuple(held.stored.shape),
-        held.spec,
-    )
+    stored = target.held.stored
+    engine.mesh.overwrite(stored, [parts[boxes] for boxes in target.boxes])
+    return 0 if is_split(stored) else stored.nbytes
 
 
 def _part(target: Target, boxes: tuple[Box, ...]) -> torch.Tensor:

@@ -64,11 +64,21 @@ def local_replicas(tensor: torch.Tensor) -> list[int]:
     return [replica for replica, _ in _C._get_local_shard_replica_and_indices([tensor])[0]]
 
 
-def upload_parts(
-    parts: Sequence[torch.Tensor], op_sharding: OpSharding, shape: Sequence[int]
-) -> torch.Tensor:
-    """A tensor of the global `shape` from the CPU tensors that each local device is to hold."""
-    return _C._global_tensor_from_cpu_shards(list(parts), op_sharding, list(shape))
+def is_split(tensor: torch.Tensor) -> bool:
+    """Whether an annotated tensor may be different on each device."""
+    return _C._get_xla_sharding_type(tensor) not in (
+        xs.ShardingType.REPLICATED,
+        xs.ShardingType.MAXIMAL,
+        None,
+    )
+
+
+def overwrite(tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    """Puts CPU tensors in the place of what each local device holds of a split tensor.
+
+    It stays the tensor it was: with another id, the next step would be another program.
+    """
+    _C._load_local_shards(tensor, list(parts), local_devices())
 
 
 def local_devices() -> list[str]:
@@ -111,6 +121,7 @@ def optimized_hlo(tensors: Sequence[torch.Tensor]) -> str:
     # torch_xla reads it once, when it first dumps a program. Not set earlier than needed: its
     # while loops dump too, and abort on an optimised program.
     os.environ["XLA_DUMP_POST_OPTIMIZATIONS"] = "1"
+    _wait_for_inputs()
     text = _C._get_xla_tensors_hlo(list(tensors))
     if 'custom_call_target="Sharding"' in text:
         raise SpmdZeroRuntimeError(
@@ -121,12 +132,10 @@ def optimized_hlo(tensors: Sequence[torch.Tensor]) -> str:
     return text
 
 
-def shard_shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Shape of what the first device of this host holds of `tensor`, which must not be pending."""
-    (_, index), *_ = _C._get_local_shard_replica_and_indices([tensor])[0]
-    if index is Ellipsis:
-        return tuple(tensor.shape)
-    return tuple(part.stop - part.start for part in index)
+def _wait_for_inputs() -> None:
+    # An input that a running program has yet to write has no handle, and torch_xla's lowering, but
+    # for the one before it runs a program, asks for the handle: a segmentation fault.
+    _C._xla_wait_device_ops([])
 
 
 def buffer_ids(tensor: torch.Tensor) -> tuple[int, int]:
@@ -144,12 +153,18 @@ def runtime_has_started() -> bool:
     return _C._xla_runtime_is_initialized()
 
 
+def has_compiled() -> bool:
+    """Whether the cache of compiled programs exists: where it keeps them is decided by then."""
+    return _C._xla_computation_cache_is_initialized()
+
+
 def annotated_program(tensors: Sequence[torch.Tensor]) -> bytes:
     """The pending program that computes `tensors`, as a serialised, unoptimised HLO module proto.
 
     It carries the shardings of inputs and values as annotations; donation is not in it. Unlike
     `_get_xla_tensors_hlo_proto` it heeds no environment variable that is fixed per process.
     """
+    _wait_for_inputs()
     context = _C.lowering.LoweringContext("step")
     context.build(list(tensors))
     return context.hlo()

@@ -73,15 +73,21 @@ class DeviceMesh:
         placed: Any = xm.send_cpu_data_to_device([host], runtime.device(), input_sharding=sharding)
         return placed[0]
 
-    def upload(
-        self, parts: Sequence[torch.Tensor], shape: tuple[int, ...], spec: PartitionSpec
-    ) -> torch.Tensor:
-        """A tensor of `shape` split by `spec`, from what each device of this process is to hold.
+    def overwrite(self, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+        """Replaces what the devices hold of `tensor`, which must not be pending.
+
+        Of a tensor that is the same on all devices this leaves a copy to the pending program.
 
         Args:
-            parts: CPU tensors in the order of `local_slices` of a tensor so split.
+            tensor: annotated; stays the same tensor, of the same dtype and sharding.
+            parts: what each device of this process is to hold, CPU tensors in the order of
+                `local_slices(tensor)`.
         """
-        return _private.upload_parts(parts, self.operation(spec), shape)
+        if _private.is_split(tensor):
+            _private.overwrite(tensor, parts)
+        else:
+            tensor.copy_(self.place(parts[0]))
+            self.mark(tensor)
 
     def zeros(
         self, shape: tuple[int, ...], dtype: torch.dtype, spec: PartitionSpec

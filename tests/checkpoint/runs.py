@@ -60,7 +60,10 @@ def config(stage: int = 2, gas: int = 1, **more: Any) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": gas,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1}},
-        "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 20, "warmup_num_steps": 4}},
+        "scheduler": {
+            "type": "WarmupDecayLR",
+            "params": {"total_num_steps": 20, "warmup_num_steps": 4},
+        },
         "zero_optimization": {"stage": stage},
         "spmd": {"min_shard_elements": 64},
     } | more
