@@ -12,7 +12,7 @@ help:
 	@echo "make lint    ruff and pyrefly"
 	@echo "make notebooks   run the notebooks, write their outputs anew"
 	@echo "make docs    the documentation's site, in out/site"
-	@echo "make bench   step time beside real DeepSpeed"
+	@echo "make bench   measure spmdzero beside its peers, write docs/benchmarks.md: 20 minutes, 2 quiet cores"
 	@echo "make clean   remove the virtual environment and everything generated"
 
 demo: .venv/installed
@@ -27,7 +27,7 @@ lint: .venv/installed
 	$(BIN)/pyrefly check
 
 bench: .venv/installed
-	$(BIN)/python tests/benchmarks/step_time.py
+	$(BIN)/python tests/benchmarks/run.py
 
 notebooks: .venv/installed
 	$(BIN)/python -m tests.notebooks.execute

@@ -49,8 +49,9 @@ class Launching(Accumulation):
             outputs |= {f"loss/{i}": loss for i, loss in enumerate(self._losses)}
             if kind == "boundary" and self.optimizer and self.optimizer.grad_norm is not None:
                 outputs["norm/global"] = self.optimizer.grad_norm
+            graph = StepGraph(kind=kind, outputs=outputs)
             for observer in self._observers:
-                observer(StepGraph(kind=kind, outputs=outputs))
+                observer(graph)
         before = Compiled.so_far()
         runtime.sync()
         compiled = Compiled.so_far() - before

@@ -29,15 +29,18 @@ from spmdzero.xla._private import (
 )
 from spmdzero.xla._tree import Batch, Replicated, map_tensors, replicated
 from spmdzero.xla.mesh import DeviceMesh, local_shards
+from spmdzero.xla.placeholders import AnnotatedProgram, Placeholders
 from spmdzero.xla.recompute import recomputed
 from spmdzero.xla.reduction import GradientReduction
 from spmdzero.xla.region import RegionRules, ReplicaRegion, refuse_gradient_hooks
 
 __all__ = [
+    "AnnotatedProgram",
     "Batch",
     "DeviceMesh",
     "GlobalForward",
     "GradientReduction",
+    "Placeholders",
     "RegionRules",
     "ReplicaRegion",
     "Replicated",

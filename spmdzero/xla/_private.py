@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 import torch_xla
+import torch_xla.core.xla_builder as xb
 import torch_xla.distributed.spmd as xs
 
 from spmdzero.errors import SpmdZeroRuntimeError
@@ -158,16 +159,27 @@ def has_compiled() -> bool:
     return _C._xla_computation_cache_is_initialized()
 
 
-def annotated_program(tensors: Sequence[torch.Tensor]) -> bytes:
+def annotated_program(
+    tensors: Sequence[torch.Tensor], *, inputs: Sequence[torch.Tensor] = ()
+) -> tuple[bytes, list[int]]:
     """The pending program that computes `tensors`, as a serialised, unoptimised HLO module proto.
 
-    It carries the shardings of inputs and values as annotations; donation is not in it. Unlike
-    `_get_xla_tensors_hlo_proto` it heeds no environment variable that is fixed per process.
+    It carries the shardings of inputs and values as annotations, but for placeholders; donation
+    is not in it. Unlike `_get_xla_tensors_hlo_proto` it heeds no environment variable that is
+    fixed per process.
+
+    Returns the proto, and of each of `inputs` which input of the program it is, -1 for none.
     """
     _wait_for_inputs()
     context = _C.lowering.LoweringContext("step")
     context.build(list(tensors))
-    return context.hlo()
+    return context.hlo(), [context.tensor_parameter_id(tensor) for tensor in inputs]
+
+
+def placeholder(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor on the devices without data: it can be traced, but not marked, run or read."""
+    xla_shape = xb.mkshape(xb.Op.from_torch_type(dtype), tuple(shape))
+    return _C._xla_create_placeholder_tensor(xla_shape.shape)
 
 
 def write_stamp(tensor: torch.Tensor) -> tuple[int, int]:
