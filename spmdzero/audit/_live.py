@@ -11,7 +11,7 @@ from spmdzero.xla import buffer_ids, local_slices, sharding_of
 
 # Below, a shard is smaller than what its collective costs; the default of min_shard_elements.
 LARGE = 2048
-# A vector's gradient libtpu sums whole, so its states save little by being shards, and cost a gather.
+# libtpu sums a vector's gradient whole: as shards its states save little, and cost a gather.
 _LARGE_VECTOR = 65_536
 _SHOWN = 4
 

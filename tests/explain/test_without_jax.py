@@ -58,5 +58,6 @@ def test_explain_works_on_the_cpu_and_says_what_a_tpu_needs(without_jax: Path) -
     activations, message = done.stdout.splitlines()
     assert activations == "0"
     assert message == (
-        "compiling for TPU needs jax and libtpu, which is not installed: pip install 'spmdzero[tpu]'"
+        "compiling for TPU needs jax and libtpu, which is not installed: "
+        "pip install 'spmdzero[tpu]'"
     )
