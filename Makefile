@@ -3,7 +3,7 @@ BIN := .venv/bin
 # What the demo is run with, e.g. make demo DEMO_ARGS="--size tiny"
 DEMO_ARGS ?=
 
-.PHONY: help demo test lint bench goldens notebooks clean
+.PHONY: help demo test lint bench docs goldens notebooks clean
 .DEFAULT_GOAL := help
 
 help:
@@ -12,7 +12,8 @@ help:
 	@echo "make lint    ruff and pyrefly"
 	@echo "make goldens     compile the recorded models for TPUs again, write their ledgers anew"
 	@echo "make notebooks   run the notebooks, write their outputs anew"
-	@echo "make bench   step time beside real DeepSpeed"
+	@echo "make docs    the documentation's site, in out/site"
+	@echo "make bench   measure spmdzero beside its peers, write docs/benchmarks.md: 20 minutes, 2 quiet cores"
 	@echo "make clean   remove the virtual environment and everything generated"
 
 demo: .venv/installed
@@ -27,13 +28,17 @@ lint: .venv/installed
 	$(BIN)/pyrefly check
 
 bench: .venv/installed
-	$(BIN)/python tests/benchmarks/step_time.py
+	$(BIN)/python tests/benchmarks/run.py
 
 goldens: .venv/installed
 	$(BIN)/python -m tests.explain.golden
 
 notebooks: .venv/installed
 	$(BIN)/python -m tests.notebooks.execute
+
+docs: .venv/installed
+	$(BIN)/sphinx-build -q -W --keep-going -c docs . out/site
+	@echo "wrote out/site/index.html"
 
 clean:
 	rm -rf .venv build out .pytest_cache .ruff_cache .hypothesis *.egg-info

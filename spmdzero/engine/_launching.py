@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from spmdzero.engine._accumulation import Accumulation
-from spmdzero.engine._programs import Call, ProgramLog
+from spmdzero.engine._programs import Call, Compiled, ProgramLog
 from spmdzero.engine._snapshot import StepGraph
 from spmdzero.xla import ReplicaRegion, record_scopes, runtime
 
@@ -52,11 +52,11 @@ class Launching(Accumulation):
             graph = StepGraph(kind=kind, outputs=outputs)
             for observer in self._observers:
                 observer(graph)
-        before = runtime.compile_count()
+        before = Compiled.so_far()
         runtime.sync()
-        compiled = runtime.compile_count() - before
+        compiled = Compiled.so_far() - before
         self.programs.launched(kind, self.global_steps, compiled)
-        if compiled:
+        if compiled.count:
             self.donated_inputs[kind] = runtime.aliased_inputs()
         if self._region is not None and self._counters.micro_steps < 2:
             # Later disagreements are read at the print steps, so as not to stall every step.

@@ -11,18 +11,19 @@ if "torch_xla" not in sys.modules:
     # XLA warns at each compile that GSPMD propagation will give way to Shardy; errors still show.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from spmdzero.xla import counters, flags, runtime, tracing
+from spmdzero.xla import compile_cache, counters, flags, runtime, tracing
 from spmdzero.xla._global import GlobalForward
 from spmdzero.xla._norm import global_norm
 from spmdzero.xla._private import (
     annotated_program,
     buffer_ids,
+    is_split,
     local_devices,
+    local_replicas,
     local_slices,
     optimized_hlo,
     record_scopes,
     scope,
-    shard_shape,
     sharding_of,
     write_stamp,
 )
@@ -45,10 +46,13 @@ __all__ = [
     "Replicated",
     "annotated_program",
     "buffer_ids",
+    "compile_cache",
     "counters",
     "flags",
     "global_norm",
+    "is_split",
     "local_devices",
+    "local_replicas",
     "local_shards",
     "local_slices",
     "map_tensors",
@@ -59,7 +63,6 @@ __all__ = [
     "replicated",
     "runtime",
     "scope",
-    "shard_shape",
     "sharding_of",
     "tracing",
     "write_stamp",

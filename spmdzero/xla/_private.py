@@ -60,6 +60,28 @@ def local_slices(tensor: torch.Tensor) -> list[tuple[slice, ...]]:
     ]
 
 
+def local_replicas(tensor: torch.Tensor) -> list[int]:
+    """For each local device, how many devices before it hold the same part of `tensor`."""
+    return [replica for replica, _ in _C._get_local_shard_replica_and_indices([tensor])[0]]
+
+
+def is_split(tensor: torch.Tensor) -> bool:
+    """Whether an annotated tensor may be different on each device."""
+    return _C._get_xla_sharding_type(tensor) not in (
+        xs.ShardingType.REPLICATED,
+        xs.ShardingType.MAXIMAL,
+        None,
+    )
+
+
+def overwrite(tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    """Puts CPU tensors in the place of what each local device holds of a split tensor.
+
+    It stays the tensor it was: with another id, the next step would be another program.
+    """
+    _C._load_local_shards(tensor, list(parts), local_devices())
+
+
 def local_devices() -> list[str]:
     """Names of the devices that this process drives, such as ``TPU:0``."""
     return _C._xla_get_runtime_devices()
@@ -117,14 +139,6 @@ def _wait_for_inputs() -> None:
     _C._xla_wait_device_ops([])
 
 
-def shard_shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Shape of what the first device of this host holds of `tensor`, which must not be pending."""
-    (_, index), *_ = _C._get_local_shard_replica_and_indices([tensor])[0]
-    if index is Ellipsis:
-        return tuple(tensor.shape)
-    return tuple(part.stop - part.start for part in index)
-
-
 def buffer_ids(tensor: torch.Tensor) -> tuple[int, int]:
     """The id of `tensor`, and the id of the input whose buffer its pending value will reuse.
 
@@ -138,6 +152,11 @@ def buffer_ids(tensor: torch.Tensor) -> tuple[int, int]:
 def runtime_has_started() -> bool:
     """Whether the client of the devices exists, which reads its flags only once."""
     return _C._xla_runtime_is_initialized()
+
+
+def has_compiled() -> bool:
+    """Whether the cache of compiled programs exists: where it keeps them is decided by then."""
+    return _C._xla_computation_cache_is_initialized()
 
 
 def annotated_program(

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -71,6 +72,22 @@ class DeviceMesh:
         sharding = xs.ShardingSpec(self.xla, spec, minibatch=split and runtime.process_count() > 1)
         placed: Any = xm.send_cpu_data_to_device([host], runtime.device(), input_sharding=sharding)
         return placed[0]
+
+    def overwrite(self, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+        """Replaces what the devices hold of `tensor`, which must not be pending.
+
+        Of a tensor that is the same on all devices this leaves a copy to the pending program.
+
+        Args:
+            tensor: annotated; stays the same tensor, of the same dtype and sharding.
+            parts: what each device of this process is to hold, CPU tensors in the order of
+                `local_slices(tensor)`.
+        """
+        if _private.is_split(tensor):
+            _private.overwrite(tensor, parts)
+        else:
+            tensor.copy_(self.place(parts[0]))
+            self.mark(tensor)
 
     def zeros(
         self, shape: tuple[int, ...], dtype: torch.dtype, spec: PartitionSpec

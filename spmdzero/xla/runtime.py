@@ -132,6 +132,11 @@ def aliased_inputs() -> int:
     return int(data[2][-1][1]) if data else 0
 
 
+def generator_state() -> int:
+    """The state of the device's own generator, which `seed` sets."""
+    return xm.get_rng_state()
+
+
 def seed(value: int) -> None:
     """Seeds the device's own generator, which draws outside the replica region."""
     xm.set_rng_state(value)
