@@ -187,14 +187,15 @@ def _appearing(folder: Path) -> Iterator[Path]:
         except OSError:
             old.rename(folder)
             raise
-    except (DamagedFile, OSError) as error:
-        file, reason = getattr(error, "file", folder), getattr(error, "reason", str(error))
-        raise SpmdZeroCheckpointError(
-            file=file,
-            reason=reason,
-            newest=None,
-            fix="Free some space, or choose another folder. What was there before is unchanged",
-        ) from error
+    except DamagedFile as damage:
+        raise _unwritten(damage.file, damage.reason) from damage
+    except OSError as error:
+        raise _unwritten(folder, f"can't be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(new, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _unwritten(file: Path, reason: str) -> SpmdZeroCheckpointError:
+    fix = "Free some space, or choose another folder. What was there before is unchanged"
+    return SpmdZeroCheckpointError(file=file, reason=reason, newest=None, fix=fix)
