@@ -24,6 +24,8 @@ class SpmdConfig(Section):
         xla_flags: the TPU compiler flags with a measured effect on this generation's ledger.
         check_finite: whether a non-finite loss or gradient raises before the update; under a
             dynamic loss scale, whose overflows are expected, only a loss.
+        capture: whether `engine.train_batch` replays its compiled programs, without tracing them
+            again, once it has seen that they stay the same.
     """
 
     mesh: dict[str, int] = Field(default_factory=lambda: {"fsdp": -1})
@@ -34,6 +36,7 @@ class SpmdConfig(Section):
     min_shard_elements: Natural = 2048
     xla_flags: Literal["none", "v5e", "v5p", "v6e"] = "none"
     check_finite: bool = False
+    capture: bool = True
 
     @field_validator("mesh")
     @classmethod

@@ -200,6 +200,15 @@ class GradientStore:
         """Whether a gradient was added since the last `clear`."""
         return bool(self._summed)
 
+    @property
+    def summed(self) -> frozenset[str]:
+        """Parameters to which a gradient was added since the last `clear`."""
+        return frozenset(self._summed)
+
+    def note_summed(self, names: Iterable[str]) -> None:
+        """Takes note that a program has left gradients of exactly these parameters waiting."""
+        self._summed = set(names)
+
     def forget(self, parameters: Iterable[torch.Tensor]) -> None:
         """`clear`, and what autograd itself still holds of `parameters`."""
         for parameter in parameters:

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,6 +11,9 @@ from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._programs import Call, ProgramLog
 from spmdzero.engine._snapshot import StepGraph
 from spmdzero.xla import ReplicaRegion, record_scopes, runtime
+
+if TYPE_CHECKING:
+    from spmdzero.engine._recording import Recording
 
 
 class Launching(Accumulation):
@@ -27,6 +30,7 @@ class Launching(Accumulation):
     _region: ReplicaRegion | None
     _observers: list[Callable[[StepGraph], None]]
     _losses: list[torch.Tensor]
+    _recording: "Recording | None" = None
 
     @functools.cached_property
     def programs(self) -> ProgramLog:
@@ -52,6 +56,8 @@ class Launching(Accumulation):
             for observer in self._observers:
                 observer(StepGraph(kind=kind, outputs=outputs))
         before = runtime.compile_count()
+        if self._recording is not None:
+            self._recording.start()
         runtime.sync()
         compiled = runtime.compile_count() - before
         self.programs.launched(kind, self.global_steps, compiled)

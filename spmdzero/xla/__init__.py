@@ -16,7 +16,10 @@ from spmdzero.xla._global import GlobalForward
 from spmdzero.xla._norm import global_norm
 from spmdzero.xla._private import (
     annotated_program,
+    are_pending,
+    buffer_handles,
     buffer_ids,
+    count_pending,
     local_devices,
     local_slices,
     optimized_hlo,
@@ -24,25 +27,39 @@ from spmdzero.xla._private import (
     scope,
     shard_shape,
     sharding_of,
+    shardings_of,
+    start_pending,
+    tensor_id,
     write_stamp,
 )
+from spmdzero.xla._random import draw_keys
 from spmdzero.xla._tree import Batch, Replicated, map_tensors, replicated
+from spmdzero.xla.capture import CapturedProgram, PendingProgram, ProgramInput
 from spmdzero.xla.mesh import DeviceMesh, local_shards
 from spmdzero.xla.recompute import recomputed
 from spmdzero.xla.reduction import GradientReduction
 from spmdzero.xla.region import RegionRules, ReplicaRegion, refuse_gradient_hooks
+from spmdzero.xla.uploads import Upload, record_uploads
 
 __all__ = [
     "Batch",
+    "CapturedProgram",
     "DeviceMesh",
     "GlobalForward",
     "GradientReduction",
+    "PendingProgram",
+    "ProgramInput",
     "RegionRules",
     "ReplicaRegion",
     "Replicated",
+    "Upload",
     "annotated_program",
+    "are_pending",
+    "buffer_handles",
     "buffer_ids",
+    "count_pending",
     "counters",
+    "draw_keys",
     "flags",
     "global_norm",
     "local_devices",
@@ -52,12 +69,16 @@ __all__ = [
     "optimized_hlo",
     "recomputed",
     "record_scopes",
+    "record_uploads",
     "refuse_gradient_hooks",
     "replicated",
     "runtime",
     "scope",
     "shard_shape",
     "sharding_of",
+    "shardings_of",
+    "start_pending",
+    "tensor_id",
     "tracing",
     "write_stamp",
 ]

@@ -68,6 +68,7 @@ class ReplicaRegion:
 
     Attributes:
         recomputes: whether the latest forward checkpoints activations.
+        read_at: where the latest forward read a value from the devices, None for nowhere.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class ReplicaRegion:
         self._named: set[str] = set()
         self.disagreements: dict[str, torch.Tensor] = {}
         self.recomputes = False
+        self.read_at: str | None = None
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Runs the module on global tensors: `Batch` enters as shards, a plain tensor whole.
@@ -115,7 +117,7 @@ class ReplicaRegion:
         kept = _kept_tensors(self._module)
         with self._dispatch() as dispatch, WideNorms(), autocast(self._autocast):
             output = functional_call(self._module, state, entered_args, entered_kwargs)
-        self.recomputes = dispatch.recomputes
+        self.recomputes, self.read_at = dispatch.recomputes, dispatch.read_at
         _refuse_new(kept, _kept_tensors(self._module))
         changed = {
             name: state[name]
@@ -226,12 +228,13 @@ class ReplicaRegion:
             self._mesh.mark(own[name])
 
     def _note_disagreement(self, label: str, highest: torch.Tensor, lowest: torch.Tensor) -> None:
-        known = self.disagreements.get(label)
-        if known is None:
-            # Uploaded, so that the first note has the graph of the later ones.
-            known = self._mesh.place(torch.zeros((), dtype=torch.int32))
+        known = self.disagreements[label] if label in self.disagreements else self._agreement()
         flag = (highest != lowest).any().to(torch.int32)
         self.disagreements[label] = self._mesh.mark(known | flag)
+
+    def _agreement(self) -> torch.Tensor:
+        # Uploaded, so that the first note has the graph of the later ones.
+        return self._mesh.place(torch.zeros((), dtype=torch.int32))
 
     def check_agreement(self) -> None:
         """Reads whether integer outputs and buffers were the same on every replica so far.
@@ -239,7 +242,9 @@ class ReplicaRegion:
         Raises:
             ReplicaRegionError: one was not; names it.
         """
-        flags, self.disagreements = self.disagreements, {}
+        flags = dict(self.disagreements)
+        # Kept, at zero: the next forward then has the graph of the latest.
+        self.disagreements.update({label: self._agreement() for label in flags})
         for label, flag in flags.items():
             if flag.item():
                 raise ReplicaRegionError(
@@ -252,7 +257,7 @@ class ReplicaRegion:
 
     def _make_key(self, value: int) -> torch.Tensor:
         host = torch.tensor(value, dtype=torch.int64).to(torch.int32)
-        return self._upload(host)
+        return self._enter_whole(self._mesh.place(host, role="key"))
 
     def _upload(self, host: torch.Tensor) -> torch.Tensor:
         return self._enter_whole(self._mesh.place(host.detach().contiguous()))
