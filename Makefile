@@ -3,7 +3,7 @@ BIN := .venv/bin
 # What the demo is run with, e.g. make demo DEMO_ARGS="--size tiny"
 DEMO_ARGS ?=
 
-.PHONY: help demo test lint bench notebooks clean
+.PHONY: help demo test lint bench notebooks docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -11,6 +11,7 @@ help:
 	@echo "make test    lint, types, all tests"
 	@echo "make lint    ruff and pyrefly"
 	@echo "make notebooks   run the notebooks, write their outputs anew"
+	@echo "make docs    the documentation's site, in out/site"
 	@echo "make bench   step time beside real DeepSpeed"
 	@echo "make clean   remove the virtual environment and everything generated"
 
@@ -30,6 +31,10 @@ bench: .venv/installed
 
 notebooks: .venv/installed
 	$(BIN)/python -m tests.notebooks.execute
+
+docs: .venv/installed
+	$(BIN)/sphinx-build -q -W --keep-going -c docs . out/site
+	@echo "wrote out/site/index.html"
 
 clean:
 	rm -rf .venv build out .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -36,6 +36,21 @@ class ReplicaRegionError(SpmdZeroError, RuntimeError):
     """
 
 
+class SpmdZeroCheckpointError(SpmdZeroError, RuntimeError):
+    """A checkpoint can't be written, or what is there can't be loaded; nothing was changed.
+
+    Attributes:
+        file: the file or folder that it is about.
+        reason: what is wrong with it.
+        newest: the newest tag of the folder that is good; None where there is none.
+    """
+
+    def __init__(self, *, file: object, reason: str, newest: str | None, fix: str = "") -> None:
+        self.file, self.reason, self.newest, self.fix = str(file), reason, newest, fix
+        good = f"The newest good tag is {newest!r}" if newest else "No tag there is good"
+        super().__init__(". ".join(filter(None, (f"{file}: {reason}", fix, good))))
+
+
 class NonFiniteError(SpmdZeroError, FloatingPointError):
     """A loss or gradient was NaN or infinite, and the config asked to stop before the update."""
 

@@ -198,7 +198,6 @@ REFUSALS: dict[str, Refusal] = {
     **_under("DeepSpeedEngine", "compile_autosp compile_autotp get_autosp_backend", _COMPILE),
     **_under("DeepSpeedEngine", "get_autotp_backend get_deepcompile_backend", _COMPILE),
     **_under("DeepSpeedEngine", "get_deepspeed_compile_backend", _COMPILE),
-    **_under("DeepSpeedEngine", "save_checkpoint load_checkpoint", _ENGINE_FILES),
     **_under("DeepSpeedEngine", "save_16bit_model save_fp16_model", _ENGINE_FILES),
     **_under("DeepSpeedEngine", "checkpoint_serialization_enabled", _ENGINE_FILES),
     **_under("DeepSpeedEngine", "checkpoint_writer_enabled", _ENGINE_FILES),

@@ -15,8 +15,8 @@ def doctor(engine: Engine | None = None) -> Diagnosis:
 
     With an engine also: what was compiled again and why, values read from the devices per step,
     and operations that ran on the CPU, all from torch_xla's counters since the engine's first
-    forward. It reads counters only, so it may be called while training. Without an engine it
-    starts the devices' runtime.
+    forward. It changes nothing, so it may be called while training. Without an engine it starts
+    the devices' runtime.
 
     Raises:
         SpmdZeroRuntimeError: a device was used before SPMD was on.
@@ -33,11 +33,16 @@ def doctor(engine: Engine | None = None) -> Diagnosis:
 
 
 def _compilations(engine: Engine) -> Iterator[Check]:
+    seconds = {"initial states": engine.programs.initial.seconds}
+    for compilation in engine.programs.compilations:
+        seconds.setdefault(compilation.kind, 0.0)
+        seconds[compilation.kind] += compilation.seconds
+    own = ", ".join(f"{kind} {spent:.1f} s" for kind, spent in seconds.items())
     yield Check(
         name="compilations",
         status="ok",
         said=f"{runtime.compile_count()} programs in {counters.compile_seconds():.1f} s in this "
-        f"process; this engine launched {engine.programs.launches}",
+        f"process; this engine's: {own}; it launched {engine.programs.launches}",
     )
     for finding in recompilations(engine.programs.compilations):
         yield Check(

@@ -7,7 +7,7 @@ import torch
 
 from spmdzero.audit._finding import Finding
 from spmdzero.engine import Engine
-from spmdzero.xla import buffer_ids, shard_shape, sharding_of
+from spmdzero.xla import buffer_ids, local_slices, sharding_of
 
 # Below, a shard is smaller than what its collective costs; the default of min_shard_elements.
 LARGE = 2048
@@ -60,7 +60,7 @@ def drifted_parameters(engine: Engine) -> Iterator[Finding]:
                 "each forward now gathers it, as ZeRO-3 would",
                 fix="write with spmdzero.utils.safe_set_full_fp32_param, or through "
                 "model.load_state_dict; not with .data = or with tensors made of optimizer states",
-                evidence=f"a device holds {list(shard_shape(parameter))} of "
+                evidence=f"a device holds {_first_shard(parameter)} of "
                 f"{list(parameter.shape)}, {sharding_of(parameter)}",
             )
 
@@ -110,4 +110,8 @@ def _is_state(engine: Engine, slot: str) -> bool:
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
-    return shard_shape(tensor) == tuple(tensor.shape)
+    return _first_shard(tensor) == list(tensor.shape)
+
+
+def _first_shard(tensor: torch.Tensor) -> list[int]:
+    return [part.stop - part.start for part in local_slices(tensor)[0]]

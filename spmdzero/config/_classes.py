@@ -22,7 +22,7 @@ def key_class(key: str) -> KeyClass | None:
     if key in OFF_ONLY or key in REMOVED:
         return "refused"
     section, _, name = key.rpartition(".")
-    if section in SECTIONS and name in SECTIONS[section].model_fields:
+    if section in SECTIONS and name in SECTIONS[section].json_keys():
         return "honoured"
     # The fields of a model are all it has; what is in a refused section is refused with it.
     return key_class(section) if section and section not in SECTIONS else None

@@ -6,7 +6,8 @@ _LAYOUT = "the compiler lays activations out in memory"
 _STAGE_3 = "a tuning of stage 3; at stages 0 to 2 parameters stay replicated"
 _SAVED_WHOLE = "parameters stay replicated, so a saved model is whole without a gather"
 
-_NO_CHECKPOINT = "it steers how a checkpoint is written or read, and this release has none"
+_ONE_FORMAT = "checkpoints have one format, which each host writes for its own devices"
+_OLD_CHECKPOINT = "it steers DeepSpeed's own checkpoint files"
 _NO_OFFLOAD = "it concerns offloading, which spmdzero doesn't do"
 _NO_TIMER = "no timer of its own: wall_clock_breakdown times each step"
 
@@ -28,11 +29,9 @@ NO_MEANING: dict[str, str] = {
     "aio.use_gds": _NO_OFFLOAD,
     "allgather_size": _BUCKETS,
     "bf16.immediate_grad_update": "a gradient always joins the accumulator during backward",
-    "checkpoint.checkpoint_serialization": _NO_CHECKPOINT,
-    "checkpoint.parallel_write.pipeline_stage": _NO_CHECKPOINT,
-    "checkpoint.tag_validation": _NO_CHECKPOINT,
-    "checkpoint.use_node_local_storage": _NO_CHECKPOINT,
-    "checkpoint.writer": _NO_CHECKPOINT,
+    "checkpoint.checkpoint_serialization": _ONE_FORMAT,
+    "checkpoint.parallel_write.pipeline_stage": _ONE_FORMAT,
+    "checkpoint.writer": _ONE_FORMAT,
     "comms_logger.debug": "the compiler makes the collectives, no Python function calls them",
     "disable_allgather": "the compiler gathers the updated parameters, with no other way",
     "disable_python_gc": "one process drives all devices, no rank waits for another's collection",
@@ -49,17 +48,17 @@ NO_MEANING: dict[str, str] = {
     "zero_optimization.allgather_partitions": _BUCKETS,
     "zero_optimization.contiguous_gradients": "the compiler lays gradients out in memory",
     "zero_optimization.cpu_offload_use_pin_memory": _NO_OFFLOAD,
-    "zero_optimization.elastic_checkpoint": _NO_CHECKPOINT,
+    "zero_optimization.elastic_checkpoint": _OLD_CHECKPOINT,
     "zero_optimization.enable_sanity_checks": _STAGE_3,
     "zero_optimization.ignore_unused_parameters": "DeepSpeed reads it only while it offloads",
     "zero_optimization.leaf_module": _STAGE_3,
-    "zero_optimization.load_from_fp32_weights": _NO_CHECKPOINT,
+    "zero_optimization.load_from_fp32_weights": "masters are always loaded in fp32",
     "zero_optimization.log_trace_cache_warnings": _STAGE_3,
     "zero_optimization.memory_efficient_linear": _STAGE_3,
     "zero_optimization.overlap_comm": _OVERLAP,
     "zero_optimization.override_module_apply": _STAGE_3,
     "zero_optimization.parameter_alignment": "the sharding plan decides the padding",
-    "zero_optimization.pipeline_loading_checkpoint": _NO_CHECKPOINT,
+    "zero_optimization.pipeline_loading_checkpoint": _OLD_CHECKPOINT,
     "zero_optimization.reduce_bucket_size": _BUCKETS,
     "zero_optimization.reduce_scatter": (
         "the sharding plan decides which collective reduces; false only permits prescaling at "

@@ -70,7 +70,7 @@ def _parse(model: type[_Model], raw: Mapping[str, Any], *, at: str = "") -> _Mod
         return model.model_validate(raw)
     except ValidationError as error:
         known = {
-            path.removeprefix(at): {*section.model_fields, *off_names(path)}
+            path.removeprefix(at): {*section.json_keys(), *off_names(path)}
             for path, section in sections.items()
         }
         raise first_error(error, raw=raw, known=known, at=at) from None

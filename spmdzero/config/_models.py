@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 
 from spmdzero.config._activation import ActivationCheckpointingConfig
+from spmdzero.config._checkpoint import CheckpointConfig, ParallelWriteConfig
 from spmdzero.config._monitoring import (
     CommsLoggerConfig,
     CsvConfig,
@@ -17,13 +18,7 @@ from spmdzero.config._params import check_schedule_name, optimizer_name
 from spmdzero.config._precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
 from spmdzero.config._spmd import SpmdConfig
 from spmdzero.config._types import Count, Dtype, Natural, NullIsEmpty, Rate, Section, lower
-from spmdzero.config._without_effect import (
-    AioConfig,
-    CheckpointConfig,
-    ParallelWriteConfig,
-    ThroughputTimerConfig,
-    TimersConfig,
-)
+from spmdzero.config._without_effect import AioConfig, ThroughputTimerConfig, TimersConfig
 from spmdzero.config._zero import ZeroConfig
 
 

@@ -140,7 +140,10 @@ _FEATURES: dict[str, OffValue | OffSection] = {
         ),
         reason="it tunes DeepSpeed's own knobs, which change nothing here",
     ),
-    "checkpoint.load_universal": OffValue(reason="this release loads no checkpoints"),
+    "checkpoint.use_node_local_storage": OffValue(
+        reason="all hosts write into one folder that all of them see",
+        fix="Remove the key and pass a folder on shared storage.",
+    ),
     "comet": OffSection(
         off=_ENABLED,
         idle=_names(
@@ -167,7 +170,10 @@ _FEATURES: dict[str, OffValue | OffSection] = {
         reason="spmdzero's loader reads the dataset in the sampler's order",
         fix="Turn it off, and pass a DataLoader with a sampler of your own.",
     ),
-    "datastates_ckpt": OffValue(reason="this release saves no checkpoints"),
+    "datastates_ckpt": OffValue(
+        reason="checkpoints are written by spmdzero itself",
+        fix='Remove the section; "checkpoint": {"async": true} saves while training goes on.',
+    ),
     "hybrid_engine": OffSection(
         off=_ENABLED,
         idle=_names(

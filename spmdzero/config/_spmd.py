@@ -22,6 +22,8 @@ class SpmdConfig(Section):
         outputs: how an output leaves the region, by its dotted path such as "attentions.0".
         min_shard_elements: tensors with fewer elements are replicated.
         xla_flags: the TPU compiler flags with a measured effect on this generation's ledger.
+        compile_cache: a folder for compiled programs, which later processes read; "" keeps none.
+            Without effect on the CPU, whose programs can't be read back.
         check_finite: whether a non-finite loss or gradient raises before the update; under a
             dynamic loss scale, whose overflows are expected, only a loss.
         capture: whether `engine.train_batch` replays its compiled programs, without tracing them
@@ -35,6 +37,7 @@ class SpmdConfig(Section):
     outputs: dict[str, OutputRule] = Field(default_factory=dict)
     min_shard_elements: Natural = 2048
     xla_flags: Literal["none", "v5e", "v5p", "v6e"] = "none"
+    compile_cache: str = ""
     check_finite: bool = False
     capture: bool = True
 

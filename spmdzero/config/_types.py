@@ -10,6 +10,11 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
+    @classmethod
+    def json_keys(cls) -> dict[str, str]:
+        """The keys as JSON writes them -> the attributes: ``async`` is no name in Python."""
+        return {field.alias or name: name for name, field in cls.model_fields.items()}
+
 
 def whole(value: object) -> object:
     """The value, as an int if it is a float without a fraction, else as it is."""

@@ -1,10 +1,8 @@
 """The sections that change nothing under SPMD; `NO_MEANING` tells why, key by key."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
-from pydantic import BeforeValidator
-
-from spmdzero.config._types import Natural, NullIsEmpty, Section, upper
+from spmdzero.config._types import Natural, NullIsEmpty, Section
 
 
 class AioConfig(Section):
@@ -16,22 +14,6 @@ class AioConfig(Section):
     single_submit: bool = False
     overlap_events: bool = True
     use_gds: bool = False
-
-
-class ParallelWriteConfig(Section):
-    """Which ranks write a checkpoint."""
-
-    pipeline_stage: bool = False
-
-
-class CheckpointConfig(Section):
-    """How DeepSpeed writes a checkpoint."""
-
-    tag_validation: Annotated[Literal["WARN", "IGNORE", "FAIL"], BeforeValidator(upper)] = "WARN"
-    use_node_local_storage: bool = False
-    checkpoint_serialization: bool = True
-    parallel_write: Annotated[ParallelWriteConfig, NullIsEmpty] = ParallelWriteConfig()
-    writer: dict[str, Any] | None = None
 
 
 class ThroughputTimerConfig(Section):

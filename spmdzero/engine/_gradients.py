@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import Placement, Role, ShardingPlan
 from spmdzero.precision import GradientScaling, dtype_named
 from spmdzero.xla import scope, write_stamp
@@ -196,18 +197,40 @@ class GradientStore:
             self._zero(name)
 
     @property
+    def unit(self) -> float:
+        """What the sum of a Partial's summands is multiplied by to be the gradient."""
+        return self._scaling.before * self._scaling.after
+
+    def summed(self) -> tuple[str, ...]:
+        """The parameters whose gradients wait, all of them in accumulators.
+
+        Raises:
+            SpmdZeroUsageError: some wait in the pending program or, unreduced, in a replica.
+        """
+        for name in list(self._handed):
+            self._take_back(name)
+        if self._pending or self._deferred:
+            raise SpmdZeroUsageError(
+                "a checkpoint between backward and step would lose the gradients of this "
+                "micro-batch: call step() first"
+            )
+        return tuple(name for name in self.accumulators if name in self._summed)
+
+    def adopt(self, names: Iterable[str]) -> None:
+        """Takes what now is in the accumulators for the gradients of these parameters."""
+        for kept in (self._summed, self._handed, self._pending, self._deferred):
+            kept.clear()
+        self._summed.update(names)
+
+    @property
     def waiting(self) -> bool:
         """Whether a gradient was added since the last `clear`."""
         return bool(self._summed)
 
     @property
-    def summed(self) -> frozenset[str]:
-        """Parameters to which a gradient was added since the last `clear`."""
+    def waiting_names(self) -> frozenset[str]:
+        """The parameters to which a gradient was added since the last `clear`."""
         return frozenset(self._summed)
-
-    def note_summed(self, names: Iterable[str]) -> None:
-        """Takes note that a program has left gradients of exactly these parameters waiting."""
-        self._summed = set(names)
 
     def forget(self, parameters: Iterable[torch.Tensor]) -> None:
         """`clear`, and what autograd itself still holds of `parameters`."""

@@ -1,6 +1,7 @@
 """Holding a learning-rate schedule back for skipped steps that nobody has read from the devices."""
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -59,6 +60,22 @@ class ScheduleHold:
     def settle(self, skipped: int) -> None:
         """Takes note of the count of skipped steps, as read from the devices."""
         self._debt = skipped - self.held
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` continues from."""
+        return {
+            "numbers": [list(row) for row in self._numbers],
+            "groups": [[dict(group) for group in row] for row in self._groups],
+            "moved": self._moved,
+            "debt": self._debt,
+            "held": self.held,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a saved state."""
+        self._numbers = deque((list(row) for row in state["numbers"]), maxlen=ROWS)
+        self._groups = deque(([dict(g) for g in row] for row in state["groups"]), maxlen=ROWS)
+        self._moved, self._debt, self.held = state["moved"], state["debt"], state["held"]
 
     def groups_now(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The param groups as the next step will see them, the owed steps taken back."""

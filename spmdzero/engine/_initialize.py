@@ -23,9 +23,11 @@ from spmdzero.engine._loader import ZeroDataLoader
 from spmdzero.engine._module import move_module
 from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.engine._parameter import MastersFollow, adopt_parameters
+from spmdzero.engine._programs import Compiled
 from spmdzero.engine._reports import set_up_reports
 from spmdzero.engine._schedule import make_schedule
 from spmdzero.engine._timed import TimedEngine
+from spmdzero.engine._weights import Weights, open_weights
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan
 from spmdzero.precision import GradientScaling, LossScaler, PrecisionPolicy
@@ -35,6 +37,7 @@ from spmdzero.xla import (
     GradientReduction,
     RegionRules,
     ReplicaRegion,
+    compile_cache,
     flags,
     runtime,
 )
@@ -59,13 +62,16 @@ def initialize(
     config: str | os.PathLike[str] | dict[str, Any] | None = None,
     mesh_param: None = None,
     config_params: str | dict[str, Any] | None = None,
+    *,
+    weights: Weights | None = None,
 ) -> tuple[Engine, ZeroOptimizer | None, ZeroDataLoader | None, Any]:
     """Places a module and its training state on all devices; DeepSpeed's signature.
 
     Args:
         args: a namespace whose `deepspeed_config` names the JSON, where `config` is not given.
-        model: on the CPU, or on the XLA device. It is moved in place: parameters replicated
-            (bf16 when the config says so), optimizer states sharded by the config's ZeRO stage.
+        model: on the CPU, on the XLA device, or (with `weights`) on the meta device. It is moved
+            in place: parameters replicated (bf16 when the config says so), optimizer states
+            sharded by the config's ZeRO stage.
         optimizer: None takes the config's; a torch optimizer whose update is elementwise, or a
             callable from parameters (or groups) to one, brings its own param groups.
         model_parameters: parameters or param groups to train; the module's trainable ones.
@@ -77,6 +83,10 @@ def initialize(
         mpu, mesh_param: refused, tensor parallelism is not ZeRO-1/2.
         collate_fn: samples -> batch, for the loader.
         config: path of a DeepSpeed JSON, or its dict. `config_params` is the old name.
+        weights: spmdzero's own: a safetensors file, its index, or a folder with either; or a
+            function from a tensor's name to its value on the CPU. Every parameter and buffer
+            takes its value from there, one tensor at a time, cast to the model's dtype. Buffers
+            with ``persistent=False`` that have a value keep it where a file lacks them.
 
     Returns engine, its optimizer, the loader (None without `training_data`) and the schedule.
 
@@ -106,6 +116,7 @@ def initialize(
             fix='Leave it out, or write "spmd": {"forward": "region"}.',
         )
     flags.apply(settings.spmd.xla_flags)
+    compile_cache.use(settings.spmd.compile_cache)
     comm.connect(dist_init_required=dist_init_required)
     spec = MeshSpec.resolve(settings.spmd.mesh, device_count=runtime.device_count())
     batch = resolve_batch_sizes(settings, dp_world_size=spec.size)
@@ -113,7 +124,8 @@ def initialize(
     mesh, precision = DeviceMesh(spec), PrecisionPolicy.from_config(settings)
     runtime.seed(torch.initial_seed() % 2**31)
 
-    renewed = move_module(model, mesh=mesh, dtype=precision.parameter)
+    with open_weights(weights, model) as source:
+        renewed = move_module(model, mesh=mesh, dtype=precision.parameter, source=source)
     names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
     groups = _groups(settings, optimizer, model_parameters, model, Members(names, renewed))
     if groups is not None:
@@ -206,9 +218,11 @@ def initialize(
         )
     adopt_parameters(engine)
     if zero is not None:
-        model.register_load_state_dict_post_hook(MastersFollow(zero))
+        MastersFollow(zero).watch(model)
     # States that are still pending would make the first step another program than the second.
+    before = Compiled.so_far()
     runtime.sync()
+    engine.programs.initial = Compiled.so_far() - before
     return engine, zero, engine.training_dataloader, engine.lr_scheduler
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spmdzero.engine._accumulation import Accumulation
-from spmdzero.engine._programs import Call, ProgramLog
+from spmdzero.engine._programs import Call, Compiled, ProgramLog
 from spmdzero.engine._snapshot import StepGraph
 from spmdzero.xla import ReplicaRegion, record_scopes, runtime
 
@@ -53,15 +53,19 @@ class Launching(Accumulation):
             outputs |= {f"loss/{i}": loss for i, loss in enumerate(self._losses)}
             if kind == "boundary" and self.optimizer and self.optimizer.grad_norm is not None:
                 outputs["norm/global"] = self.optimizer.grad_norm
+            graph = StepGraph(kind=kind, outputs=outputs)
             for observer in self._observers:
-                observer(StepGraph(kind=kind, outputs=outputs))
-        before = runtime.compile_count()
+                observer(graph)
+        before = Compiled.so_far()
+        launched = kind
         if self._recording is not None:
+            # Compiled apart from what the three calls launch.
+            launched = f"captured {kind}"
             self._recording.start()
         runtime.sync()
-        compiled = runtime.compile_count() - before
-        self.programs.launched(kind, self.global_steps, compiled)
-        if compiled:
+        compiled = Compiled.so_far() - before
+        self.programs.launched(launched, self.global_steps, compiled)
+        if compiled.count:
             self.donated_inputs[kind] = runtime.aliased_inputs()
         if self._region is not None and self._counters.micro_steps < 2:
             # Later disagreements are read at the print steps, so as not to stall every step.

@@ -3,13 +3,15 @@
 import collections
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from spmdzero.engine._inputs import InputPlacer
+from spmdzero.engine._loader_progress import LoaderProgress, drawn_seed
+from spmdzero.engine._loader_seeds import SeededBatches, SeededRows
 from spmdzero.engine._sampler import ReplicaBatchSampler
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.xla import DeviceMesh, map_tensors, runtime
@@ -63,8 +65,13 @@ class ZeroDataLoader:
                 shuffle=shuffle,
                 drop_last=drop_last,
             )
-            options["batch_sampler"] = self.sampler
-        self._loader = DataLoader(dataset, **options)
+            self._batches = options["batch_sampler"] = SeededBatches(self.sampler)
+            dataset = SeededRows(dataset)
+        # What torch draws for its workers is drawn here, so that a resumed epoch can repeat it.
+        self._generator = torch.Generator()
+        self._loader = DataLoader(dataset, generator=self._generator, **options)
+        self._progress = LoaderProgress()
+        self._resumed: LoaderProgress | None = None
 
     def __len__(self) -> int:
         """Global micro-batches in an epoch.
@@ -79,6 +86,30 @@ class ZeroDataLoader:
         if self.sampler is not None:
             self.sampler.set_epoch(epoch)
 
+    def state_dict(self) -> dict[str, Any]:
+        """How far the latest epoch has come, for `load_state_dict` of a loader of this dataset."""
+        epoch = self.sampler.epoch if self.sampler is not None else 0
+        return (self._resumed or self._progress).state_dict(epoch=epoch, rows=self._all_rows)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Makes the next epoch the rest of the saved one, batch for batch.
+
+        With another number of rows in a micro-batch it begins at the same sample, or, where no
+        micro-batch does, with up to one micro-batch that was seen already. An iterable dataset is
+        read from its start and what was seen is thrown away.
+
+        Raises:
+            SpmdZeroUsageError: the dataset has no such position.
+        """
+        resumed = LoaderProgress.load(state, rows=self._all_rows)
+        if self.sampler is not None:
+            self.sampler.load_state_dict({"epoch": state["epoch"], "position": resumed.handed_out})
+        self._resumed = resumed
+
+    @property
+    def _all_rows(self) -> int:
+        return self._placer.micro_batch * self._mesh.size
+
     def endless(self) -> Iterator[Any]:
         """Micro-batches of one epoch after another, each in its own order.
 
@@ -86,7 +117,8 @@ class ZeroDataLoader:
             SpmdZeroUsageError: the dataset has no micro-batch at all.
         """
         while True:
-            empty = True
+            # A resumed epoch may have been at its end.
+            empty = self._resumed is None
             for batch in self:
                 empty = False
                 yield batch
@@ -98,28 +130,53 @@ class ZeroDataLoader:
                 self.sampler.set_epoch(self.sampler.epoch + 1)
 
     def __iter__(self) -> Iterator[Any]:
-        """One epoch, read and uploaded a few micro-batches ahead.
+        """One epoch, or the rest of a resumed one, read and uploaded a few micro-batches ahead.
 
         In this thread: a dataset that draws random numbers shares torch's CPU generator with the
         replicas' random numbers, and a thread of its own would make a run unrepeatable.
         Processes that read ahead are `num_workers`.
         """
+        resumed, self._resumed = self._resumed, None
+        progress = self._progress = resumed or LoaderProgress(seed=drawn_seed())
         ready: collections.deque[tuple[Any, int]] = collections.deque()
         try:
-            for batch in self._loader:
+            for batch in self._read(progress):
                 rows = self._count(batch)
                 if self._is_whole(rows):
                     place = functools.partial(self._place, rows=rows)
                     ready.append((map_tensors(batch, place), rows))
+                else:
+                    progress.drop()
                 if len(ready) > _AHEAD:
-                    yield self._hand_out(ready)
+                    yield self._hand_out(ready, progress)
             while ready:
-                yield self._hand_out(ready)
+                yield self._hand_out(ready, progress)
         finally:
             self._placer.short_rows = None
 
-    def _hand_out(self, ready: "collections.deque[tuple[Any, int]]") -> Any:
+    def _read(self, progress: LoaderProgress) -> Iterator[Any]:
+        self._generator.manual_seed(progress.seed)
+        if self.sampler is not None:
+            self._batches.seed = progress.seed
+        unread = 0 if self.sampler is not None else progress.handed_out
+        batches = iter(self._loader)
+        while True:
+            with progress.reading(seen=unread > 0):
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    return
+            if unread:
+                unread -= 1
+            else:
+                yield batch
+
+    def _hand_out(
+        self, ready: "collections.deque[tuple[Any, int]]", progress: LoaderProgress
+    ) -> Any:
         batch, rows = ready.popleft()
+        # Before it is handed out: whoever holds it has it when he saves.
+        progress.hand_out()
         self._announce(rows)
         return batch
 

@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from spmdzero.engine._weights import WeightSource, aliases
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.xla import refuse_gradient_hooks, runtime
 from spmdzero.xla.mesh import DeviceMesh
@@ -10,8 +11,12 @@ from spmdzero.xla.mesh import DeviceMesh
 Moved = dict[torch.Tensor, torch.Tensor]
 
 
-def move_module(module: nn.Module, *, mesh: DeviceMesh, dtype: torch.dtype) -> Moved:
+def move_module(
+    module: nn.Module, *, mesh: DeviceMesh, dtype: torch.dtype, source: WeightSource
+) -> Moved:
     """Replicates parameters (cast to `dtype`) and buffers (as they are) on all devices.
+
+    One tensor after the other: of what comes from `source` only one is on the host at a time.
 
     Every Python object that was a parameter stays that parameter: an optimizer or a closure made
     before keeps working, and tied weights stay tied. A parameter that something keeps a weak
@@ -20,16 +25,17 @@ def move_module(module: nn.Module, *, mesh: DeviceMesh, dtype: torch.dtype) -> M
     Returns the parameters that became new objects: old -> new.
 
     Raises:
-        SpmdZeroUsageError: a parameter or buffer is on a device other than the CPU or ours, or
-            parameters have another dtype than fp32 while `dtype` is fp32 (as DeepSpeed).
+        SpmdZeroUsageError: a parameter or buffer is on a device other than the CPU, meta or ours;
+            parameters have another dtype than fp32 while `dtype` is fp32 (as DeepSpeed); or
+            `source` gives a tensor another shape.
     """
-    named = dict(module.named_parameters()) | dict(module.named_buffers())
-    for name, tensor in named.items():
-        _check(name, tensor, dtype)
+    named = aliases(module)
+    for tensor, names in named.items():
+        _check(names[0], tensor, dtype)
     renewed: Moved = {}
-    for tensor in named.values():
+    for tensor, names in named.items():
         is_parameter = isinstance(tensor, nn.Parameter)
-        cast = tensor.detach()
+        cast = _value(tensor, names, source)
         if is_parameter and tensor.is_floating_point():
             cast = cast.to(dtype)
         placed = mesh.place(cast) if cast.device.type == "cpu" else mesh.mark(cast.clone())
@@ -47,6 +53,18 @@ def move_module(module: nn.Module, *, mesh: DeviceMesh, dtype: torch.dtype) -> M
     return renewed
 
 
+def _value(tensor: torch.Tensor, names: list[str], source: WeightSource) -> torch.Tensor:
+    given = source(names)
+    if given is None:
+        return tensor.detach()
+    if given.shape != tensor.shape:
+        raise SpmdZeroUsageError(
+            f"weights: {names[0]} is {list(given.shape)}, in the model it is {list(tensor.shape)}. "
+            "Build the model with the sizes that the weights were saved with"
+        )
+    return given.to(tensor.dtype)
+
+
 def _replace(module: nn.Module, renewed: Moved) -> None:
     for part in module.modules() if renewed else ():
         for registry in (part._parameters, part._buffers):
@@ -58,11 +76,11 @@ def _replace(module: nn.Module, renewed: Moved) -> None:
 
 def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
     refuse_gradient_hooks(name, tensor)
-    if tensor.device.type not in ("cpu", runtime.device().type):
+    if tensor.device.type not in ("cpu", "meta", runtime.device().type):
         raise SpmdZeroUsageError(
-            f"{name} is on {tensor.device}, spmdzero moves a model from the CPU to the mesh "
-            "itself. Build it on the CPU (for a meta model: load its weights first) and hand it "
-            "to spmdzero.initialize without .cuda() or .to()"
+            f"{name} is on {tensor.device}, spmdzero moves a model to the mesh itself. Build it "
+            "on the CPU, or on the meta device, and hand it to spmdzero.initialize without "
+            ".cuda() or .to()"
         )
     if (
         isinstance(tensor, nn.Parameter)

@@ -57,9 +57,16 @@ class ModuleMethods(nn.Module):
             fetch_z3_params, z3_params_to_fetch: without meaning below stage 3.
 
         Raises:
-            SpmdZeroUsageError: names don't match, and `allowed_missing_keys` is given.
+            SpmdZeroUsageError: there is no ``"module"``; names don't match, and
+                `allowed_missing_keys` is given.
             RuntimeError: names don't match, from torch.
         """
+        if "module" not in checkpoint:
+            raise SpmdZeroUsageError(
+                "load_module_state_dict takes a checkpoint, which holds the state dict under "
+                f"'module'; this one holds {sorted(checkpoint)[:5]}. For a plain state dict: "
+                "engine.module.load_state_dict(...)"
+            )
         state = checkpoint["module"]
         if custom_load_fn is not None:
             custom_load_fn(src=state, dst=self.module)

@@ -4,7 +4,7 @@ import dataclasses
 from collections import deque
 from typing import ClassVar
 
-from spmdzero.xla import counters, runtime
+from spmdzero.xla import counters
 
 # A script that recompiles at every step would otherwise keep them all.
 _KEPT = 256
@@ -31,10 +31,12 @@ class Compilation:
 
     Attributes:
         step: `engine.global_steps` at that time.
-        kind: ``"micro"`` or ``"boundary"``, the engine's own program; ``"forward"``, what was
-            compiled between the first forward and the launch because Python read a value.
+        kind: ``"micro"`` or ``"boundary"``, the engine's own program, with ``"captured "`` before
+            it when `train_batch` is to replay it; ``"forward"``, what was compiled between the
+            first forward and the launch because Python read a value.
         calls: the forwards since the launch before.
         count: how many programs.
+        seconds: how long that took.
         known: whether these calls had been launched before, so that no input explains it.
     """
 
@@ -42,13 +44,40 @@ class Compilation:
     kind: str
     calls: tuple[Call, ...]
     count: int
+    seconds: float
     known: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """What the runtime had compiled at some moment, or between two.
+
+    Attributes:
+        count: programs.
+        seconds: the time that they took.
+    """
+
+    count: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def so_far(cls) -> "Compiled":
+        """What this process has compiled."""
+        count, seconds = counters.compiled()
+        return cls(count=count, seconds=seconds)
+
+    def __add__(self, other: "Compiled") -> "Compiled":
+        return Compiled(count=self.count + other.count, seconds=self.seconds + other.seconds)
+
+    def __sub__(self, other: "Compiled") -> "Compiled":
+        return Compiled(count=self.count - other.count, seconds=self.seconds - other.seconds)
 
 
 class ProgramLog:
     """Notes each launch of an engine's programs; costs a few microseconds a step.
 
     Attributes:
+        initial: the program that made the states, compiled by `initialize`.
         compilations: the latest 256 launches that compiled something.
         launches: micro-batches launched.
         engine_reads: values read by `engine.step` itself: fp16's overflow, `check_finite`,
@@ -56,14 +85,15 @@ class ProgramLog:
     """
 
     # Of all engines, because the runtime counts compilations of the whole process.
-    _launched: ClassVar[int] = 0
+    _launched: ClassVar[Compiled] = Compiled()
 
     def __init__(self) -> None:
         self.compilations: deque[Compilation] = deque(maxlen=_KEPT)
+        self.initial = Compiled()
         self.launches = self.engine_reads = self._script_reads = 0
         self._calls: dict[Call, None] = {}
         self._seen: set[tuple[str, tuple[Call, ...]]] = set()
-        self._window: int | None = None
+        self._window: Compiled | None = None
         self._reads_before: int | None = None
 
     @property
@@ -86,9 +116,9 @@ class ProgramLog:
         if self._window is not None:
             self._note("forward", step, self._elsewhere() - self._window)
 
-    def launched(self, kind: str, step: int, compiled: int) -> None:
-        """Takes note of a launch that compiled so many programs."""
-        ProgramLog._launched += compiled
+    def launched(self, kind: str, step: int, compiled: Compiled) -> None:
+        """Takes note of a launch that compiled so much."""
+        ProgramLog._launched = ProgramLog._launched + compiled
         self._note(kind, step, compiled)
         self.launches += 1
         self._calls, self._window = {}, None
@@ -101,15 +131,21 @@ class ProgramLog:
         before, self._reads_before = self._reads_before, counters.host_reads()
         return 0 if before is None else self._reads_before - before
 
-    def _note(self, kind: str, step: int, count: int) -> None:
+    def _note(self, kind: str, step: int, compiled: Compiled) -> None:
         calls = tuple(self._calls)
-        if count:
-            known = (kind, calls) in self._seen
+        if compiled.count:
             self.compilations.append(
-                Compilation(step=step, kind=kind, calls=calls, count=count, known=known)
+                Compilation(
+                    step=step,
+                    kind=kind,
+                    calls=calls,
+                    count=compiled.count,
+                    seconds=compiled.seconds,
+                    known=(kind, calls) in self._seen,
+                )
             )
-        if count or kind != "forward":
+        if compiled.count or kind != "forward":
             self._seen.add((kind, calls))
 
-    def _elsewhere(self) -> int:
-        return runtime.compile_count() - ProgramLog._launched
+    def _elsewhere(self) -> Compiled:
+        return Compiled.so_far() - ProgramLog._launched

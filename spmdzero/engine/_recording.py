@@ -109,7 +109,7 @@ class Recording:
             hosts=hosts,
             outputs=tuple(place for place, _, _ in outputs),
             rebound=tuple(is_new for _, _, is_new in outputs),
-            summed=self._engine._gradients.summed,
+            summed=self._engine._gradients.waiting_names,
         )
 
     def _written(self, roots: Sequence[torch.Tensor]) -> set[int]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from spmdzero.engine._hyper import group_numbers, loss_scale_number, scale_numbers, step_number
+from spmdzero.engine._programs import Compiled
 from spmdzero.engine._record import Record, forms_of
 from spmdzero.engine._schedule import require_metrics
 from spmdzero.xla import draw_keys
@@ -61,9 +62,9 @@ def replay(
         else:
             place.holder[place.key].data = value
     engine._losses.append(loss)
-    engine._gradients.note_summed(record.summed)
+    engine._gradients.adopt(record.summed)
     engine._counters.backwards += 1
-    engine.programs.launched(kind, engine.global_steps, 0)
+    engine.programs.launched(f"captured {kind}", engine.global_steps, Compiled())
     if ends:
         engine._end_micro_batch(boundary=last, optimizer=engine.optimizer, lr_kwargs={})
 

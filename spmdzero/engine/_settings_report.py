@@ -91,17 +91,17 @@ class ReportSettings(nn.Module):
         return False
 
     def use_node_local_storage(self) -> bool:
-        """As the config holds it; without meaning, this release has no checkpoints."""
-        return self.spmd_config.checkpoint.use_node_local_storage
-
-    def load_universal_checkpoint(self) -> bool:
-        """False."""
+        """False: all hosts write into one folder that all of them see."""
         return False
 
+    def load_universal_checkpoint(self) -> bool:
+        """Whether `load_checkpoint` prefers what `latest_universal` names."""
+        return self.spmd_config.checkpoint.load_universal
+
     def checkpoint_tag_validation_enabled(self) -> bool:
-        """Whether the config asks processes to agree on a checkpoint's tag; without meaning."""
+        """Whether a checkpoint's tag that processes disagree on is a warning or an error."""
         return self.spmd_config.checkpoint.tag_validation != "IGNORE"
 
     def checkpoint_tag_validation_fail(self) -> bool:
-        """Whether the config makes a disagreement on the tag an error; without meaning."""
+        """Whether it is an error."""
         return self.spmd_config.checkpoint.tag_validation == "FAIL"

@@ -1,5 +1,6 @@
 """What an engine tells about itself, by DeepSpeed's names."""
 
+import math
 from typing import Any, Self
 
 import torch
@@ -111,8 +112,11 @@ class EngineState(EngineSettings):
         """
         if self.optimizer is None or self.optimizer.grad_norm is None:
             return None
-        self._health.log_if_bad()
-        return self.optimizer.grad_norm.item()
+        norm = self.optimizer.grad_norm.item()
+        # A loss that is not finite has such a gradient; its record costs a read of its own.
+        if not math.isfinite(norm):
+            self._health.log_if_bad()
+        return norm
 
     def train_batch_size(self) -> int:
         """Samples of all devices in one step."""

@@ -1,10 +1,12 @@
-"""What the devices really hold, read from the live shards."""
+"""What the devices really hold, by the slices of the live tensors."""
+
+import math
 
 import torch
 
 from spmdzero.engine import Engine
 from spmdzero.plan import MemoryReport, Role
-from spmdzero.xla import local_shards
+from spmdzero.xla import local_slices, runtime
 
 _SLOT_ROLES = {"parameter": Role.PARAMETER, "accumulator": Role.ACCUMULATOR, "master": Role.MASTER}
 
@@ -12,16 +14,19 @@ _SLOT_ROLES = {"parameter": Role.PARAMETER, "accumulator": Role.ACCUMULATOR, "ma
 def measure(engine: Engine) -> MemoryReport:
     """Bytes on the fullest device of this host, by role, of the engine's live tensors.
 
-    The counterpart of `engine.plan.memory()`. GRADIENT is 0: between steps there is none.
+    The counterpart of `engine.plan.memory()`. GRADIENT is 0: between steps there is none. Nothing
+    is read from the devices: the runtime says which slice each holds, once the step is done.
     """
+    runtime.wait()
     totals = dict.fromkeys(Role, 0)
     for name, tensor in engine.named_tensors().items():
         slot = name.split("/", 1)[0]
         role = _SLOT_ROLES.get(slot, Role.MOMENT if slot in engine.plan.moments else None)
         if role is not None:
-            totals[role] += max(_bytes(shard) for shard in local_shards(tensor))
+            totals[role] += max(_bytes(tensor, part) for part in local_slices(tensor))
     return MemoryReport(tuple(totals.items()))
 
 
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+def _bytes(tensor: torch.Tensor, part: tuple[slice, ...]) -> int:
+    lengths = (dim.stop - dim.start for dim in part)
+    return math.prod(lengths) * tensor.element_size()

@@ -1,5 +1,6 @@
 """Where every tensor of a ZeRO step lives on the mesh. Knows no backend."""
 
+from spmdzero.plan._choose import choose_placement
 from spmdzero.plan._dtypes import itemsize
 from spmdzero.plan._memory import MemoryReport, StageComparison
 from spmdzero.plan._mesh import MeshSpec
@@ -18,5 +19,6 @@ __all__ = [
     "ShardingPlan",
     "StageComparison",
     "TensorPlan",
+    "choose_placement",
     "itemsize",
 ]

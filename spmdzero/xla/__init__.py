@@ -11,7 +11,7 @@ if "torch_xla" not in sys.modules:
     # XLA warns at each compile that GSPMD propagation will give way to Shardy; errors still show.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from spmdzero.xla import counters, flags, runtime, tracing
+from spmdzero.xla import compile_cache, counters, flags, runtime, tracing
 from spmdzero.xla._global import GlobalForward
 from spmdzero.xla._norm import global_norm
 from spmdzero.xla._private import (
@@ -20,12 +20,13 @@ from spmdzero.xla._private import (
     buffer_handles,
     buffer_ids,
     count_pending,
+    is_split,
     local_devices,
+    local_replicas,
     local_slices,
     optimized_hlo,
     record_scopes,
     scope,
-    shard_shape,
     sharding_of,
     shardings_of,
     start_pending,
@@ -36,18 +37,21 @@ from spmdzero.xla._random import draw_keys
 from spmdzero.xla._tree import Batch, Replicated, map_tensors, replicated
 from spmdzero.xla.capture import CapturedProgram, PendingProgram, ProgramInput
 from spmdzero.xla.mesh import DeviceMesh, local_shards
+from spmdzero.xla.placeholders import AnnotatedProgram, Placeholders
 from spmdzero.xla.recompute import recomputed
 from spmdzero.xla.reduction import GradientReduction
 from spmdzero.xla.region import RegionRules, ReplicaRegion, refuse_gradient_hooks
 from spmdzero.xla.uploads import Upload, record_uploads
 
 __all__ = [
+    "AnnotatedProgram",
     "Batch",
     "CapturedProgram",
     "DeviceMesh",
     "GlobalForward",
     "GradientReduction",
     "PendingProgram",
+    "Placeholders",
     "ProgramInput",
     "RegionRules",
     "ReplicaRegion",
@@ -57,12 +61,15 @@ __all__ = [
     "are_pending",
     "buffer_handles",
     "buffer_ids",
+    "compile_cache",
     "count_pending",
     "counters",
     "draw_keys",
     "flags",
     "global_norm",
+    "is_split",
     "local_devices",
+    "local_replicas",
     "local_shards",
     "local_slices",
     "map_tensors",
@@ -74,7 +81,6 @@ __all__ = [
     "replicated",
     "runtime",
     "scope",
-    "shard_shape",
     "sharding_of",
     "shardings_of",
     "start_pending",

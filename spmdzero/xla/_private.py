@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 import torch_xla
+import torch_xla.core.xla_builder as xb
 import torch_xla.distributed.spmd as xs
 from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
 
@@ -60,6 +61,28 @@ def local_slices(tensor: torch.Tensor) -> list[tuple[slice, ...]]:
     ]
 
 
+def local_replicas(tensor: torch.Tensor) -> list[int]:
+    """For each local device, how many devices before it hold the same part of `tensor`."""
+    return [replica for replica, _ in _C._get_local_shard_replica_and_indices([tensor])[0]]
+
+
+def is_split(tensor: torch.Tensor) -> bool:
+    """Whether an annotated tensor may be different on each device."""
+    return _C._get_xla_sharding_type(tensor) not in (
+        xs.ShardingType.REPLICATED,
+        xs.ShardingType.MAXIMAL,
+        None,
+    )
+
+
+def overwrite(tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    """Puts CPU tensors in the place of what each local device holds of a split tensor.
+
+    It stays the tensor it was: with another id, the next step would be another program.
+    """
+    _C._load_local_shards(tensor, list(parts), local_devices())
+
+
 def local_devices() -> list[str]:
     """Names of the devices that this process drives, such as ``TPU:0``."""
     return _C._xla_get_runtime_devices()
@@ -100,6 +123,7 @@ def optimized_hlo(tensors: Sequence[torch.Tensor]) -> str:
     # torch_xla reads it once, when it first dumps a program. Not set earlier than needed: its
     # while loops dump too, and abort on an optimised program.
     os.environ["XLA_DUMP_POST_OPTIMIZATIONS"] = "1"
+    _wait_for_inputs()
     text = _C._get_xla_tensors_hlo(list(tensors))
     if 'custom_call_target="Sharding"' in text:
         raise SpmdZeroRuntimeError(
@@ -110,12 +134,10 @@ def optimized_hlo(tensors: Sequence[torch.Tensor]) -> str:
     return text
 
 
-def shard_shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Shape of what the first device of this host holds of `tensor`, which must not be pending."""
-    (_, index), *_ = _C._get_local_shard_replica_and_indices([tensor])[0]
-    if index is Ellipsis:
-        return tuple(tensor.shape)
-    return tuple(part.stop - part.start for part in index)
+def _wait_for_inputs() -> None:
+    # An input that a running program has yet to write has no handle, and torch_xla's lowering, but
+    # for the one before it runs a program, asks for the handle: a segmentation fault.
+    _C._xla_wait_device_ops([])
 
 
 def buffer_ids(tensor: torch.Tensor) -> tuple[int, int]:
@@ -133,15 +155,32 @@ def runtime_has_started() -> bool:
     return _C._xla_runtime_is_initialized()
 
 
-def annotated_program(tensors: Sequence[torch.Tensor]) -> bytes:
+def has_compiled() -> bool:
+    """Whether the cache of compiled programs exists: where it keeps them is decided by then."""
+    return _C._xla_computation_cache_is_initialized()
+
+
+def annotated_program(
+    tensors: Sequence[torch.Tensor], *, inputs: Sequence[torch.Tensor] = ()
+) -> tuple[bytes, list[int]]:
     """The pending program that computes `tensors`, as a serialised, unoptimised HLO module proto.
 
-    It carries the shardings of inputs and values as annotations; donation is not in it. Unlike
-    `_get_xla_tensors_hlo_proto` it heeds no environment variable that is fixed per process.
+    It carries the shardings of inputs and values as annotations, but for placeholders; donation
+    is not in it. Unlike `_get_xla_tensors_hlo_proto` it heeds no environment variable that is
+    fixed per process.
+
+    Returns the proto, and of each of `inputs` which input of the program it is, -1 for none.
     """
+    _wait_for_inputs()
     context = _C.lowering.LoweringContext("step")
     context.build(list(tensors))
-    return context.hlo()
+    return context.hlo(), [context.tensor_parameter_id(tensor) for tensor in inputs]
+
+
+def placeholder(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor on the devices without data: it can be traced, but not marked, run or read."""
+    xla_shape = xb.mkshape(xb.Op.from_torch_type(dtype), tuple(shape))
+    return _C._xla_create_placeholder_tensor(xla_shape.shape)
 
 
 def tensor_id(tensor: torch.Tensor) -> int:

@@ -3,10 +3,15 @@
 import torch_xla.debug.metrics as met
 
 
+def compiled() -> tuple[int, float]:
+    """Programs that this process has compiled, and the seconds that it has spent on that."""
+    data = met.metric_data("CompileTime")
+    return (data[0], data[1] / 1e9) if data else (0, 0.0)
+
+
 def compile_seconds() -> float:
     """Seconds that this process has spent on compiling."""
-    data = met.metric_data("CompileTime")
-    return data[1] / 1e9 if data else 0.0
+    return compiled()[1]
 
 
 def host_reads() -> int:

@@ -95,6 +95,22 @@ class DeviceMesh:
             placed.update(zip(indices, uploaded, strict=True))
         return [placed[index] for index in range(len(hosts))]
 
+    def overwrite(self, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+        """Replaces what the devices hold of `tensor`, which must not be pending.
+
+        Of a tensor that is the same on all devices this leaves a copy to the pending program.
+
+        Args:
+            tensor: annotated; stays the same tensor, of the same dtype and sharding.
+            parts: what each device of this process is to hold, CPU tensors in the order of
+                `local_slices(tensor)`.
+        """
+        if _private.is_split(tensor):
+            _private.overwrite(tensor, parts)
+        else:
+            tensor.copy_(self.place(parts[0]))
+            self.mark(tensor)
+
     def zeros(
         self, shape: tuple[int, ...], dtype: torch.dtype, spec: PartitionSpec
     ) -> torch.Tensor:

@@ -28,6 +28,7 @@ from spmdzero.xla._boundary import (
 )
 from spmdzero.xla._buffers import leave_buffers
 from spmdzero.xla._dispatch import RegionDispatch
+from spmdzero.xla._kept import kept_tensors, refuse_new
 from spmdzero.xla._random import ReplicaRandom
 from spmdzero.xla._wide_norms import WideNorms
 from spmdzero.xla.mesh import DeviceMesh
@@ -114,11 +115,11 @@ class ReplicaRegion:
         state = {**parameters, **buffers}
         if torch.is_grad_enabled():
             self._state = {**parameters, **buffers}
-        kept = _kept_tensors(self._module)
+        kept = kept_tensors(self._module)
         with self._dispatch() as dispatch, WideNorms(), autocast(self._autocast):
             output = functional_call(self._module, state, entered_args, entered_kwargs)
         self.recomputes, self.read_at = dispatch.recomputes, dispatch.read_at
-        _refuse_new(kept, _kept_tensors(self._module))
+        refuse_new(kept, kept_tensors(self._module))
         changed = {
             name: state[name]
             for name, buffer in buffers.items()
@@ -275,26 +276,3 @@ def refuse_gradient_hooks(name: str, parameter: torch.Tensor) -> None:
             "region on their way to sharded accumulators. Put the change into the loss, or into "
             "the config (gradient_clipping)"
         )
-
-
-def _kept_tensors(module: nn.Module) -> dict[tuple[str, str], torch.Tensor]:
-    """Tensors on the devices that are plain attributes or buffers of a submodule."""
-    return {
-        (prefix, name): value
-        for prefix, part in module.named_modules()
-        for name, value in (*vars(part).items(), *part._buffers.items())
-        if isinstance(value, torch.Tensor) and value.device.type == "xla"
-    }
-
-
-def _refuse_new(
-    before: Mapping[tuple[str, str], torch.Tensor], after: Mapping[tuple[str, str], torch.Tensor]
-) -> None:
-    for (prefix, name), value in after.items():
-        if before.get((prefix, name)) is not value:
-            path = f"{prefix}.{name}" if prefix else name
-            raise ReplicaRegionError(
-                f"forward keeps a tensor in the attribute {path!r}. It belongs to one replica and "
-                "can't be used outside of the forward (XLA would abort the process): return it, "
-                "or register a buffer before initialize and write to it"
-            )

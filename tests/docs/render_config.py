@@ -69,7 +69,7 @@ def _honoured(sections: dict[str, type[Section]]) -> Iterator[tuple[str, str, st
     for at, model in sections.items():
         meanings = _meanings(model)
         for name, field in model.model_fields.items():
-            key = f"{at}.{name}".lstrip(".")
+            key = f"{at}.{field.alias or name}".lstrip(".")
             if key not in {*SECTIONS, *NO_MEANING, *OFF_ONLY}:
                 yield f"`{key}`", written(field), meanings[name]
 

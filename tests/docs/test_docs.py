@@ -5,61 +5,31 @@ the Python block before it prints, or whole lines of it.
 """
 
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import render_config
+from pages import PAGES, ROOT, blocks, named, page_environment, save_files
 
-from spmdzero.config import NO_MEANING
+from spmdzero.config import NO_MEANING, load_config
 from spmdzero.config._models import SECTIONS
 from spmdzero.config._off import OFF_ONLY
 from spmdzero.config._params import OPTIMIZERS, SCHEDULES
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-ENVIRONMENT = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"}
 # A line of output that no page would print by itself.
 NEXT_BLOCK = "\x1e"
 
-
-class Block(NamedTuple):
-    language: str
-    text: str
-    line: int
-
-
-def blocks(page: Path) -> list[Block]:
-    text = page.read_text()
-    return [
-        Block(found[1], found[2], text.count("\n", 0, found.start()))
-        for found in re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    ]
-
-
-def named(page: Path) -> str:
-    return str(page.relative_to(ROOT))
-
-
 PAGES_WITH_PYTHON = [page for page in PAGES if any(b.language == "python" for b in blocks(page))]
-COMMANDS = [
-    pytest.param(page, line, id=f"{named(page)}: {line}")
-    for page in PAGES
-    for block in blocks(page)
-    if block.language == "bash"
-    for line in block.text.splitlines()
-]
 
 
 def run(program: Path, cwd: Path) -> str:
     done = subprocess.run(
         [sys.executable, str(program)],
-        cwd=cwd, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=300,
+        cwd=cwd, env=page_environment(), capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -75,6 +45,7 @@ def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(page: Path, tmp_
             lines[block.line] = f"print({NEXT_BLOCK!r})"
             body = block.text.splitlines()
             lines[block.line + 1 : block.line + 1 + len(body)] = body
+    save_files(page, tmp_path)
     program = tmp_path / f"{page.stem}.py"
     program.write_text("\n".join(lines))
     _, *printed = run(program, tmp_path).split(NEXT_BLOCK + "\n")
@@ -83,24 +54,21 @@ def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(page: Path, tmp_
     for block in found:
         if block.language == "python":
             shown = next(outputs)
-        elif block.language == "text":
+        elif block.language == "bash":
+            # What follows is what that command prints, which test_commands.py compares.
+            shown = None
+        elif block.language == "text" and shown is not None:
             where = f"{named(page)}:{block.line + 1}"
             assert block.text.strip(), f"{where} shows nothing"
             assert block.text in shown, f"{where} is not what is printed:\n{shown}"
 
 
-@pytest.mark.parametrize(("page", "command"), COMMANDS)
-def test_a_command_of_a_page_names_something_that_exists(page: Path, command: str):
-    *assigned, program, argument = command.split()
-    for assignment in assigned:
-        name, _, value = assignment.partition("=")
-        assert ENVIRONMENT[name] == value, "the page's code is tested in another environment"
-    if program == "make":
-        targets = re.findall(r"^([\w-]+):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE)
-        assert argument in targets
-    else:
-        assert program == "python"
-        assert (ROOT / argument).exists() or f"`{argument}`" in page.read_text()
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_each_block_of_a_page_is_of_a_kind_that_is_checked(page: Path):
+    for block in blocks(page):
+        assert block.language in {"python", "bash", "text", "json", "diff"}, block
+        if block.language == "json":
+            load_config(json.loads(block.text))
 
 
 def test_the_tables_of_config_md_are_what_the_command_on_it_writes(tmp_path: Path):
@@ -124,7 +92,8 @@ def test_config_md_lists_every_honoured_key_with_its_default():
     honoured = {
         (name if at in params else f"{at}.{name}".lstrip("."), render_config.written(field))
         for at, model in models
-        for name, field in model.model_fields.items()
+        for name, attribute in model.json_keys().items()
+        if (field := model.model_fields[attribute])
         if f"{at}.{name}".lstrip(".") not in {*NO_MEANING, *OFF_ONLY, *SECTIONS}
     }
     assert listed == honoured

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import spmdzero
 from spmdzero import SpmdZeroConfigError, SpmdZeroUsageError
@@ -114,8 +115,12 @@ def test_a_loss_that_is_no_scalar() -> None:
 
 
 def test_a_model_on_another_device() -> None:
-    with pytest.raises(SpmdZeroUsageError, match=r"weight is on meta.*Build it on the CPU"):
-        spmdzero.initialize(model=nn.Linear(4, 3, device="meta"), config=config())
+    # Fake, so that it needs no such device.
+    elsewhere = FakeTensor(FakeTensorMode(), torch.empty(3, 4, device="meta"), torch.device("cuda"))
+    model = nn.Linear(4, 3)
+    model.weight = nn.Parameter(elsewhere)
+    with pytest.raises(SpmdZeroUsageError, match=r"weight is on cuda.*Build it on the CPU"):
+        spmdzero.initialize(model=model, config=config())
 
 
 def test_a_bf16_model_under_an_fp32_config() -> None:

@@ -18,6 +18,8 @@ def execute(path: Path) -> nbformat.NotebookNode:
         notebook,
         timeout=300,
         record_timing=False,
+        # Else two prints are one output or two, by how long lies between them.
+        coalesce_streams=True,
         resources={"metadata": {"path": str(path.parent)}},
     )
     client.execute()

@@ -8,6 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from tests.notebooks.deepspeed_losses import recorded, under_deepspeed
 from tests.notebooks.execute import NOTEBOOKS
 from tests.support.processes import environment
 from tests.support.trajectory import ROOT
@@ -54,6 +55,12 @@ def test_a_notebook_runs_and_shows_what_it_was_committed_with(path: Path, tmp_pa
         assert kinds(now) == kinds(then), now.source
         if "checked" in now.metadata.get("tags", ()):
             assert shown(now) == shown(then), now.source
+
+
+@pytest.mark.slow
+def test_the_losses_beside_which_a_notebook_stands_are_deepspeeds() -> None:
+    # Recorded with six digits after the point; gloo may sum in another order elsewhere.
+    assert recorded() == pytest.approx(under_deepspeed(), abs=2e-5)
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)

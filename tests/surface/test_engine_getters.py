@@ -68,12 +68,12 @@ def test_checkpoint_getters_tell_what_the_config_says() -> None:
         model=torch.nn.Linear(8, 8),
         config={
             "train_micro_batch_size_per_gpu": 2,
-            "checkpoint": {"tag_validation": "Fail", "use_node_local_storage": True},
+            "checkpoint": {"tag_validation": "Fail"},
         },
     )
     assert engine.checkpoint_tag_validation_enabled()
     assert engine.checkpoint_tag_validation_fail()
-    assert engine.use_node_local_storage()
+    assert not engine.use_node_local_storage()
 
 
 def test_devices_are_data_parallel_ranks_and_processes_are_the_world(

@@ -59,7 +59,8 @@ def test_the_default_of_deepspeed_is_accepted(key):
 )
 def test_a_default_is_that_of_deepspeed(key):
     section, _, name = SPELLINGS.get(key, key).rpartition(".")
-    field = SECTIONS[section].model_fields[name]
+    model = SECTIONS[section]
+    field = model.model_fields[model.json_keys()[name]]
     assert field.get_default(call_default_factory=True) == DEFAULTS[key]
 
 

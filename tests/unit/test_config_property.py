@@ -31,7 +31,7 @@ _PATHS = {
     *NO_MEANING,
     *REMOVED,
     *OFF_ONLY,
-    *(f"{path}.{name}" for path, model in SECTIONS.items() for name in model.model_fields),
+    *(f"{path}.{name}" for path, model in SECTIONS.items() for name in model.json_keys()),
     *(f"optimizer.params.{name}" for model in OPTIMIZERS.values() for name in model.model_fields),
     *(f"scheduler.params.{name}" for model in SCHEDULES.values() for name in model.model_fields),
     "optimizer.params.max_grad_norm",

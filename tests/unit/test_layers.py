@@ -11,7 +11,18 @@ import spmdzero
 ROOT = Path(spmdzero.__file__).parent
 # A layer may import what stands before it, and itself.
 LAYERS = [
-    *("errors", "refusals", "config", "monitor", "plan", "xla", "comm", "optim", "precision"),
+    *(
+        "errors",
+        "refusals",
+        "config",
+        "monitor",
+        "plan",
+        "store",
+        "xla",
+        "comm",
+        "optim",
+        "precision",
+    ),
     *("engine", "inspect", "profiling", "audit", "checkpointing", "zero", "accelerator"),
     *("utils", "ops", "checkpoint", "runtime", "launcher", "explain", "cli"),
 ]

@@ -122,3 +122,22 @@ def test_the_devices_own_generator_is_repeated_by_seed(mesh: DeviceMesh) -> None
         draws.append(torch.rand(16, device=runtime.device()).cpu())
     assert torch.equal(draws[0], draws[2])
     assert not torch.equal(draws[0], draws[1])
+
+
+@pytest.mark.parametrize("read", ["annotated_program", "optimized_hlo"])
+def test_a_program_is_read_while_its_inputs_are_still_being_computed(read: str) -> None:
+    result = run_python(
+        "import torch\n"
+        f"from spmdzero.xla import DeviceMesh, runtime, {read}\n"
+        "from spmdzero.plan import MeshSpec\n"
+        "runtime.start()\n"
+        "mesh = DeviceMesh(MeshSpec((('fsdp', 2),)))\n"
+        "x, w = (mesh.place(torch.randn(1024, 1024), spec) for spec in (('fsdp', None), None))\n"
+        "runtime.sync()\n"
+        "for _ in range(8):\n"
+        "    x = torch.tanh(x @ w)\n"
+        "mesh.mark(x, ('fsdp', None))\n"
+        "runtime.sync()\n"
+        f"print('read', len({read}([x * 2])) > 0)\n"
+    )
+    assert (result.returncode, result.stdout) == (0, "read True\n"), result.stderr

@@ -1,0 +1,61 @@
+"""The documentation's site: `make docs` builds it into out/site."""
+
+import re
+from importlib.metadata import version as version_of
+from typing import Any
+
+from sphinx.application import Sphinx
+
+project = "spmdzero"
+copyright = "the spmdzero authors"
+version = release = version_of("spmdzero")
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+# The source is the whole checkout, so that a link works here as it does in the repository.
+root_doc = "docs/index"
+include_patterns = ["README.md", "CHANGELOG.md", "docs/**", "notebooks/**"]
+exclude_patterns = [".*", "out", "build", "docs/root"]
+
+html_theme = "furo"
+html_title = f"spmdzero {version}"
+html_extra_path = ["root"]
+html_copy_source = False
+html_show_sphinx = False
+
+# The notebooks are executed, and compared with what is committed, by tests/notebooks.
+nb_execution_mode = "off"
+myst_heading_anchors = 3
+
+# Docstrings write code in single backticks.
+default_role = "code"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+# The engine alone has two hundred.
+toc_object_entries = False
+
+
+def _one_name_a_line(app: Sphinx, *what: Any) -> None:
+    # Napoleon takes "audit, doctor: text" below "Attributes:" for a name with a type.
+    lines: list[str] = what[-1]
+    together = re.compile(r"^( +)(\w+(?:, \w+)+): (.*)")
+    lines[:] = [
+        f"{found[1]}{name}: {found[3]}" if found else line
+        for line in lines
+        for found in [together.match(line)]
+        for name in (found[2].split(", ") if found else [""])
+    ]
+
+
+def _is_refused(app: Sphinx, kind: str, name: str, member: Any, *rest: Any) -> bool | None:
+    # docs/api_surface.md has them, with what to use in their place.
+    return (member.__doc__ or "").startswith("Refused:") or None
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", _one_name_a_line, priority=400)
+    app.connect("autodoc-skip-member", _is_refused)

@@ -1,0 +1,49 @@
+"""The section ``checkpoint``."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from spmdzero.config._errors import RefusedValueError
+from spmdzero.config._types import Count, NullIsEmpty, Section, upper
+
+
+class ParallelWriteConfig(Section):
+    """Which of DeepSpeed's ranks write a checkpoint."""
+
+    pipeline_stage: bool = False
+
+
+class CheckpointConfig(Section):
+    """How checkpoints are written. The first three keys are ours, the others DeepSpeed's.
+
+    Attributes:
+        asynchronous: ``async`` in JSON: whether `save_checkpoint` returns as soon as the state is
+            in the host's memory, and files are written while training goes on.
+        keep_last: how many checkpoints stay, the newest; older ones that `latest` once named are
+            deleted when a new one is complete. None keeps all.
+        keep_every: also stay those whose global step is a multiple of this.
+        load_universal: whether `load_checkpoint` without a tag takes what `latest_universal` names
+            rather than `latest`. The format itself is recognised.
+        tag_validation: what is done when the hosts don't name the same tag.
+        checkpoint_serialization, parallel_write, writer: see `NO_MEANING`.
+    """
+
+    asynchronous: bool = Field(default=False, alias="async")
+    keep_last: Count | None = None
+    keep_every: Count | None = None
+    tag_validation: Annotated[Literal["WARN", "IGNORE", "FAIL"], BeforeValidator(upper)] = "WARN"
+    load_universal: bool = False
+    checkpoint_serialization: bool = True
+    parallel_write: Annotated[ParallelWriteConfig, NullIsEmpty] = ParallelWriteConfig()
+    writer: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _every_needs_last(self) -> "CheckpointConfig":
+        if self.keep_every is not None and self.keep_last is None:
+            raise RefusedValueError(
+                "without keep_last nothing is deleted, so there is nothing to keep",
+                fix='Add "keep_last": 2, for example.',
+                at=("keep_every",),
+            )
+        return self

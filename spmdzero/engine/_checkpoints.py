@@ -1,0 +1,223 @@
+"""Checkpoints by DeepSpeed's method names."""
+
+import functools
+import importlib.metadata
+import json
+import logging
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import nn
+
+from spmdzero import comm
+from spmdzero.engine._foreign import open_for
+from spmdzero.engine._live_state import live_state
+from spmdzero.engine._match import LoadReport
+from spmdzero.engine._restore import LoadOptions, restore
+from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
+from spmdzero.store import (
+    BackgroundSaver,
+    Retention,
+    SaveOrder,
+    check_tag,
+    in_memory,
+    latest_tag,
+    newest_good,
+    save_native,
+)
+from spmdzero.xla import runtime
+
+if TYPE_CHECKING:
+    from spmdzero.engine._engine import Engine
+
+logger = logging.getLogger("spmdzero")
+
+_VERSIONS = ("spmdzero", "torch", "torch_xla")
+
+
+class Checkpoints(nn.Module):
+    """Saving and loading for the engine.
+
+    Attributes:
+        load_report: what the latest non-strict load left as it was.
+    """
+
+    load_report: LoadReport | None = None
+
+    @functools.cached_property
+    def _saver(self) -> BackgroundSaver:
+        return BackgroundSaver()
+
+    def save_checkpoint(
+        self,
+        save_dir: str | os.PathLike[str],
+        tag: str | None = None,
+        client_state: Mapping[str, Any] = {},
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """Saves everything that training needs to go on exactly as if it had not stopped.
+
+        Every process calls it. What was in `save_dir` before stays good until the new checkpoint
+        is complete. With ``"checkpoint": {"async": true}`` it returns as soon as the state is in
+        the host's memory, and files are written while training goes on.
+
+        Args:
+            save_dir: folder of all checkpoints of a run, seen by all hosts.
+            tag: the checkpoint's own folder in it; ``global_step<n>`` by default.
+            client_state: the caller's own, returned by `load_checkpoint`: numbers, strings,
+                tensors, and dicts, lists and tuples of them.
+            save_latest: let the file `latest` name it.
+            exclude_frozen_parameters: leave out parameters that don't require gradients.
+
+        Returns True.
+
+        Raises:
+            SpmdZeroCheckpointError: it can't be saved, or the asynchronous save before failed.
+            SpmdZeroUsageError: between backward and step, no folder, a tag that is no name of
+                one, or a client state that can't be read back safely.
+        """
+        engine = cast("Engine", self)
+        engine._refuse_inside("save_checkpoint")
+        if not save_dir:
+            raise SpmdZeroUsageError(f"save_dir must be a non-empty string, got {save_dir!r}")
+        self.wait_checkpoint()
+        settings = engine.spmd_config.checkpoint
+        state = live_state(
+            engine, exclude_frozen=exclude_frozen_parameters, client_state=client_state
+        )
+        order = SaveOrder(
+            folder=Path(save_dir),
+            tag=_agreed_tag(
+                check_tag(f"global_step{engine.global_steps}" if tag is None else str(tag)),
+                validation=settings.tag_validation,
+            ),
+            nonce=_agreed(secrets.token_hex(4)),
+            latest=save_latest,
+            retention=Retention(last=settings.keep_last, every=settings.keep_every),
+            description=_description(engine),
+            process=runtime.process_index(),
+            processes=runtime.process_count(),
+        )
+        if settings.asynchronous:
+            self._saver.start(functools.partial(save_native, in_memory(state), order))
+        else:
+            save_native(state, order)
+        return True
+
+    def wait_checkpoint(self) -> None:
+        """Waits until the asynchronous save under way is complete.
+
+        Raises:
+            SpmdZeroCheckpointError: it failed; the checkpoints before are as they were.
+        """
+        self._saver.wait()
+
+    def load_checkpoint(
+        self,
+        load_dir: str | os.PathLike[str],
+        tag: str | None = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+        custom_load_fn: Callable[..., None] | None = None,
+    ) -> tuple[str | None, dict[str, Any] | None]:
+        """Takes over a checkpoint, saved on whatever number of devices and at whatever ZeRO stage.
+
+        Everything is checked before anything changes.
+
+        Args:
+            load_dir: folder of the checkpoints.
+            tag: which of them; what the file `latest` says by default. Those that DeepSpeed wrote
+                under ZeRO-1/2 or at stage 0 are recognised, regular and universal.
+            load_module_strict: parameters and buffers must be those of the module; otherwise
+                those that both have are loaded, and `load_report` tells which they don't.
+            load_optimizer_states: otherwise masters are made of the loaded parameters, and
+                everything else of the optimizer stays.
+            load_lr_scheduler_states: otherwise the schedule stays.
+            load_module_only: load parameters and buffers, nothing else.
+            custom_load_fn: called as ``custom_load_fn(src=state_dict, dst=module)`` to load the
+                module; `src` is whole, on the CPU.
+
+        Returns the checkpoint's path and its client state; None and None when `tag` is not given
+        and nothing was saved yet.
+
+        Raises:
+            SpmdZeroCheckpointError: damaged, incomplete or of another model or format; says which
+                file, why, and the newest tag that is good. The engine is as it was.
+        """
+        engine, folder = cast("Engine", self), Path(load_dir)
+        self.wait_checkpoint()
+        if tag is None:
+            tag = latest_tag(folder, universal=engine.spmd_config.checkpoint.load_universal)
+        if tag is None:
+            logger.warning(
+                "no checkpoint was loaded: there is no file %s. If there should be one, check the "
+                "folder or name a tag", folder / "latest"
+            )  # fmt: skip
+            return None, None
+        options = LoadOptions(
+            strict=load_module_strict,
+            optimizer=load_optimizer_states,
+            scheduler=load_lr_scheduler_states,
+            module_only=load_module_only,
+            custom_load_fn=custom_load_fn,
+        )
+        try:
+            state = open_for(engine, folder, str(tag))
+            self.load_report = restore(engine, state, options)
+        except SpmdZeroCheckpointError as error:
+            if error.newest is not None:
+                raise
+            raise SpmdZeroCheckpointError(
+                file=error.file, reason=error.reason, newest=newest_good(folder), fix=error.fix
+            ) from error
+        for what in ("missing", "unexpected"):
+            if names := getattr(self.load_report, what):
+                logger.warning("loaded %s: %s %s", folder / str(tag), what, ", ".join(names))
+        return state.source, dict(state.host.client_state)
+
+
+def _agreed_tag(tag: str, *, validation: str) -> str:
+    agreed = _agreed(tag)
+    if agreed != tag and validation != "IGNORE":
+        said = f"this process saves the tag {tag!r}, the first one {agreed!r}"
+        if validation == "FAIL":
+            raise SpmdZeroUsageError(f"{said}: name the same tag in every process")
+        logger.warning("%s, which is used", said)
+    return agreed
+
+
+def _agreed(value: str) -> str:
+    """The first process's value, in all of them."""
+    if runtime.process_count() == 1:
+        return value
+    values = [value]
+    comm.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def _description(engine: "Engine") -> dict[str, Any]:
+    return {
+        "versions": {name: importlib.metadata.version(name) for name in _VERSIONS},
+        "config": engine.config,
+        "mesh": dict(engine.plan.mesh.axes),
+        "plan": json.loads(engine.plan.to_json()),
+        "counters": {
+            "global_steps": engine.global_steps,
+            "micro_steps": engine.micro_steps,
+            "global_samples": engine.global_samples,
+        },
+        "data_position": _position(engine),
+    }
+
+
+def _position(engine: "Engine") -> dict[str, int] | None:
+    if engine.training_dataloader is None:
+        return None
+    state = engine.training_dataloader.state_dict()
+    return {key: state[key] for key in ("epoch", "rows", "handed_out")}

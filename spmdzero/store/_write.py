@@ -1,0 +1,204 @@
+"""Writing a native checkpoint: what is in the folder stays complete until the new one is."""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from spmdzero.errors import SpmdZeroCheckpointError
+from spmdzero.store._files import checksum, settle, write_whole
+from spmdzero.store._folder import (
+    Retention,
+    expire,
+    remove_files,
+    remove_leftovers,
+    write_latest,
+)
+from spmdzero.store._host_file import dump_host
+from spmdzero.store._manifest import (
+    COMMIT,
+    FileEntry,
+    Manifest,
+    TensorEntry,
+    commit_line,
+    committed_nonce,
+)
+from spmdzero.store._native import newest_good
+from spmdzero.store._parts import Part, await_commit, await_parts, report_failure
+from spmdzero.store._state import TrainingState
+from spmdzero.store._tensor_file import Entry, write_tensors
+
+_LOCK = ".spmdzero.lock"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveOrder:
+    """Where and how one checkpoint is saved; the same in every process but for `process`.
+
+    Attributes:
+        folder: of the checkpoints, which all processes see.
+        tag: the checkpoint's own folder in it.
+        nonce: 8 hexadecimal digits that no save before had.
+        latest: whether `latest` shall name it.
+        retention: which older ones are deleted afterwards.
+        description: what the manifest says of the run: versions, config, plan, mesh, counters.
+        process, processes: which of the saving processes this is.
+    """
+
+    folder: Path
+    tag: str
+    nonce: str
+    latest: bool
+    retention: Retention
+    description: Mapping[str, Any]
+    process: int = 0
+    processes: int = 1
+
+
+def save_native(state: TrainingState, order: SaveOrder) -> None:
+    """Saves this process's part of a state; returns when the checkpoint is complete.
+
+    The commit file appears last, by a rename; a tag that existed keeps its old content until
+    then. Tensors are read and written one by one.
+
+    Raises:
+        SpmdZeroCheckpointError: no space, no permission, another save into the folder, or another
+            process failed. What was there before is as it was.
+        SpmdZeroUsageError: the state holds what a checkpoint can't.
+    """
+    try:
+        host = dump_host(state.host)
+        os.makedirs(order.folder, exist_ok=True)
+        with _alone(order):
+            try:
+                _save(state, host, order)
+            except BaseException as error:
+                _undo(order, error)
+                raise
+    except OSError as error:
+        raise SpmdZeroCheckpointError(
+            file=error.filename or order.folder / order.tag,
+            reason=f"can't be saved: {error.strerror or error}",
+            newest=newest_good(order.folder),
+        ) from error
+
+
+@contextlib.contextmanager
+def _alone(order: SaveOrder) -> Iterator[None]:
+    if order.process:
+        yield
+        return
+    lock = filelock.FileLock(order.folder / _LOCK)
+    try:
+        # Released by the system when the process dies.
+        lock.acquire(timeout=0)
+    except filelock.Timeout as error:
+        raise SpmdZeroCheckpointError(
+            file=order.folder,
+            reason="another process is saving into this folder",
+            newest=newest_good(order.folder),
+            fix="Give each run a folder of its own",
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _save(state: TrainingState, host: bytes, order: SaveOrder) -> None:
+    path = order.folder / order.tag
+    if order.process == 0:
+        remove_leftovers(order.folder, tag=order.tag, nonce=order.nonce)
+    os.makedirs(path, exist_ok=True)
+    saved_at = time.time()
+    part = _write_part(path, state, host, order)
+    if order.process:
+        part.write(path, order)
+        await_commit(path, order.nonce)
+        return
+    parts = [part, *await_parts(path, order)]
+    manifest = _manifest(order, parts, saved_at)
+    data = manifest.to_json()
+    write_whole(path / manifest.name, [data])
+    settle(path)
+    settle(order.folder)
+    write_whole(path / COMMIT, [commit_line(manifest, data)])
+    settle(path)
+    if order.latest:
+        write_latest(order.folder, order.tag)
+    remove_files(path, but=(order.nonce,))
+    expire(order.folder, order.retention, saved=order.tag)
+
+
+def _write_part(path: Path, state: TrainingState, host: bytes, order: SaveOrder) -> Part:
+    place = f"{order.nonce}-{order.process:05}-of-{order.processes:05}"
+    entries = [
+        Entry(
+            key=name if len(tensor.pieces) == 1 else f"{name}@{index}",
+            tensor=name,
+            box=box,
+            dtype=tensor.dtype,
+            read=tensor.read,
+        )
+        for name, tensor in state.tensors.items()
+        for index, box in enumerate(tensor.pieces)
+    ]
+    tensors = path / f"tensors-{place}.safetensors"
+    written = write_tensors(tensors, entries, metadata={"format": "pt", "tag": order.tag})
+    states = path / f"state-{place}.pt"
+    write_whole(states, [host])
+    return Part(
+        state=states.name,
+        files={
+            tensors.name: FileEntry(
+                size=written.size, checksum=written.header, checked=written.header_size
+            ),
+            states.name: FileEntry(size=len(host), checksum=checksum(host), checked=len(host)),
+        },
+        tensors={
+            name: TensorEntry(
+                shape=tensor.shape,
+                dtype=tensor.dtype,
+                pieces=tuple(written.pieces.get(name, ())),
+            )
+            for name, tensor in state.tensors.items()
+        },
+    )
+
+
+def _manifest(order: SaveOrder, parts: list[Part], saved_at: float) -> Manifest:
+    return Manifest(
+        tag=order.tag,
+        nonce=order.nonce,
+        saved_at=saved_at,
+        latest=order.latest,
+        description=json.loads(json.dumps(order.description)),
+        files={name: entry for part in parts for name, entry in part.files.items()},
+        states=tuple(part.state for part in parts),
+        tensors={
+            name: TensorEntry(
+                shape=first.shape,
+                dtype=first.dtype,
+                pieces=tuple(piece for part in parts for piece in part.tensors[name].pieces),
+            )
+            for name, first in parts[0].tensors.items()
+        },
+    )
+
+
+def _undo(order: SaveOrder, error: BaseException) -> None:
+    path = order.folder / order.tag
+    # Whatever stood in the way of saving may stand in the way of this too.
+    with contextlib.suppress(OSError):
+        if order.processes > 1:
+            report_failure(path, order, error)
+        elif path.is_dir() and committed_nonce(path) != order.nonce:
+            remove_files(path, but=(committed_nonce(path),))
+            if not os.listdir(path):
+                os.rmdir(path)

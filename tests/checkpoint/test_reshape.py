@@ -1,0 +1,139 @@
+"""Any mesh to any mesh, any stage to any stage: the state is the same, bit for bit."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.checkpoint.reshape import on_devices
+from tests.checkpoint.runs import config, start, train, whole_state
+
+State = dict[str, torch.Tensor]
+MESHES: list[dict[str, int]] = [
+    {"fsdp": 8},
+    {"data": 2, "fsdp": 4},
+    {"data": 4, "fsdp": 2},
+    {"data": 8, "fsdp": 1},
+]
+
+
+def settings(stage: int, mesh: dict[str, int] | None = None, **more: Any) -> dict[str, Any]:
+    spmd: dict[str, Any] = {"min_shard_elements": 64, "mesh": mesh or {"fsdp": -1}}
+    return config(stage, spmd=spmd, **more)
+
+
+def weights(state: State) -> State:
+    """The fp32 weights and optimizer states, in fp32 and in bf16 runs under the same names."""
+    found = {k: v for k, v in state.items() if not k.startswith(("parameter/", "master/"))}
+    for name, tensor in state.items():
+        if name.startswith("parameter/"):
+            own = name.removeprefix("parameter/")
+            found[f"weight/{own}"] = state.get(f"master/{own}", tensor.float())
+    return found
+
+
+def differing(first: State, second: State) -> list[str]:
+    assert first.keys() == second.keys()
+    return [name for name, tensor in first.items() if not torch.equal(tensor, second[name])]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, State]:
+    """After two steps, and one micro-batch of two in the third."""
+    folder = tmp_path_factory.mktemp("saved")
+    engine = start(settings(2, gas=2))
+    train(engine, range(5))
+    engine.save_checkpoint(folder)
+    return folder, whole_state(engine)
+
+
+@pytest.mark.parametrize(
+    ("stage", "mesh"),
+    [
+        pair
+        for pair in itertools.product((0, 1, 2), MESHES)
+        # Those of the middle axes at the stages that shard most differently are enough by default.
+        if pair[0] != 1 or pair[1] == MESHES[0]
+    ],
+    ids=str,
+)
+def test_a_state_is_the_same_at_every_stage_on_every_mesh_and_back(
+    saved: tuple[Path, State], stage: int, mesh: dict[str, int], tmp_path: Path
+) -> None:
+    folder, state = saved
+    engine = start(settings(stage, mesh, gas=2))
+    engine.load_checkpoint(folder)
+    found = whole_state(engine)
+    gradients = {n.removeprefix("accumulator/"): t for n, t in found.items() if "accumulator" in n}
+    for name, gradient in gradients.items():
+        kept = state[f"accumulator/{name}"]
+        # Summands on each device at stages 0 and 1: their sum is what stage 2 had summed.
+        total = gradient.sum(0) if gradient.dim() > kept.dim() else gradient
+        assert torch.equal(total, kept), name
+    others = {name: t for name, t in found.items() if not name.startswith("accumulator/")}
+    assert differing(others, {name: state[name] for name in others}) == []
+    engine.save_checkpoint(tmp_path)
+    back = start(settings(2, gas=2))
+    back.load_checkpoint(tmp_path)
+    assert differing(whole_state(back), state) == []
+
+
+def test_summands_of_another_mesh_become_their_sum(tmp_path: Path) -> None:
+    engine = start(settings(1, gas=2))
+    train(engine, range(1))
+    engine.save_checkpoint(tmp_path)
+    rows = whole_state(engine)["accumulator/odd.weight"]
+    other = start(settings(2, gas=2))
+    other.load_checkpoint(tmp_path)
+    # In the order of the devices, one by one, as documented.
+    assert torch.equal(whole_state(other)["accumulator/odd.weight"], sum(rows[1:], start=rows[0]))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_fp32_becomes_bf16_with_fp32_masters_and_fp32_again(stage: int, tmp_path: Path) -> None:
+    engine = start(settings(2))
+    train(engine, range(2))
+    engine.save_checkpoint(tmp_path / "fp32")
+    half = start(settings(stage, bf16={"enabled": True}))
+    half.load_checkpoint(tmp_path / "fp32")
+    assert differing(weights(whole_state(engine)), weights(whole_state(half))) == []
+    for name, parameter in engine.module.named_parameters():
+        rounded = half.module.get_parameter(name)
+        assert torch.equal(rounded.cpu(), parameter.cpu().bfloat16())
+    half.save_checkpoint(tmp_path / "bf16")
+    again = start(settings(2))
+    again.load_checkpoint(tmp_path / "bf16")
+    assert differing(whole_state(again), whole_state(engine)) == []
+
+
+def test_eight_devices_to_two_and_back(tmp_path: Path) -> None:
+    _chain(tmp_path, [2], stage=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_eight_devices_to_four_to_two_to_one_and_back(tmp_path: Path, stage: int) -> None:
+    _chain(tmp_path, [4, 2, 1], stage=stage)
+
+
+@pytest.mark.slow
+def test_three_devices_pad_what_eight_do_not(tmp_path: Path) -> None:
+    _chain(tmp_path, [3, 7], stage=2)
+
+
+def _chain(folder: Path, counts: list[int], *, stage: int) -> None:
+    engine = start(settings(2))
+    train(engine, range(2))
+    source = folder / "8"
+    engine.save_checkpoint(source)
+    state = whole_state(engine)
+    for devices in counts:
+        target = folder / str(devices)
+        found = on_devices(devices, source, target, settings(stage))
+        assert differing(found, state) == [], devices
+        source = target
+    back = start(settings(2))
+    back.load_checkpoint(source)
+    assert differing(whole_state(back), state) == []

@@ -1,0 +1,81 @@
+"""The commands of the pages are true: they run, and print what the pages show.
+
+A page's `bash` blocks run in order, in a folder with the files that the page tells to save. `make`
+and the repository's own scripts would run for minutes: they must exist.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from pages import PAGES, ROOT, blocks, named, page_environment, save_files
+
+PAGES_WITH_COMMANDS = [p for p in PAGES if any(b.language == "bash" for b in blocks(p))]
+PROGRAMS = {"python": [sys.executable], "spmdzero": [sys.executable, "-m", "spmdzero.cli"]}
+
+
+def exists(words: list[str]) -> bool:
+    """Whether a command that is not run here names something that is there."""
+    program, *arguments = words
+    if program == "make":
+        targets = re.findall(r"^([\w-]+):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        return arguments[0] in targets
+    if program == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        asked = re.search(r"\[([\w,]+)\]", arguments[-1])
+        known = extras["optional-dependencies"]
+        return arguments[0] == "install" and all(
+            name in known for name in (asked[1].split(",") if asked else ())
+        )
+    if program == "python" and arguments[0] == "-m":
+        return (ROOT / arguments[1].replace(".", "/")).with_suffix(".py").is_file()
+    return program == "python" and (ROOT / arguments[0]).is_file()
+
+
+def run(line: str, folder: Path) -> str:
+    """What a command prints; nothing for one that only has to exist."""
+    words = shlex.split(line)
+    given = {}
+    while "=" in words[0]:
+        name, _, value = words.pop(0).partition("=")
+        given[name] = value
+    is_here = words[0] == "spmdzero" or (words[0] == "python" and (folder / words[1]).is_file())
+    if not is_here:
+        assert exists(words), f"{line}: there is no such thing"
+        return ""
+    done = subprocess.run(
+        [*PROGRAMS[words[0]], *words[1:]],
+        cwd=folder, env=page_environment(**given), capture_output=True, text=True, timeout=400,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{line}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=named)
+def test_the_commands_of_a_page_run_and_print_what_the_page_shows(page: Path, tmp_path: Path):
+    save_files(page, tmp_path)
+    printed = None
+    for block in blocks(page):
+        if block.language == "bash":
+            printed = "".join(run(line, tmp_path) for line in joined(block.text))
+        elif block.language == "python":
+            # What follows is what that block prints, which test_docs.py compares.
+            printed = None
+        elif block.language == "text" and printed is not None:
+            where = f"{named(page)}:{block.line + 1}"
+            assert block.text in printed, f"{where} is not what is printed:\n{printed}"
+
+
+def joined(script: str) -> list[str]:
+    """The commands of a block, those over several lines as one."""
+    return [line for line in script.replace("\\\n", " ").splitlines() if line]
+
+
+def test_a_command_that_names_nothing_is_found_out():
+    assert exists(["make", "test"])
+    for line in ("make tset", "pip install '.[nothing]'", "python -m tests.nothing", "python a.py"):
+        assert not exists(shlex.split(line)), line

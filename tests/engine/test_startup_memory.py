@@ -1,0 +1,83 @@
+"""How much host memory a start takes, measured in a process of its own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from tests.support.processes import environment
+from tests.support.trajectory import ROOT
+
+MIB = 2**20
+LAYERS, WIDTH = 32, 1024
+# For tracing and compiling, of which the small model's start has taken most before: 0.5 to 1.5 MiB
+# were seen. One more copy of the parameters would be 128.
+SLACK = 16 * MIB
+
+# The CPU's devices keep their buffers in host memory too: those are subtracted.
+PROGRAM = """
+import json, sys, torch, spmdzero
+from torch import nn
+
+layers, width, weights, device = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+config = {
+    "train_micro_batch_size_per_gpu": 1,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    "zero_optimization": {"stage": 2},
+}
+
+def build(layers):
+    with torch.device(device):
+        return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+
+def status(key):
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+
+source = weights or (lambda name: torch.ones(width, width))
+spmdzero.initialize(model=build(1), config=config, weights=lambda name: torch.ones(width, width))
+model = build(layers)
+before = status("VmRSS")
+with open("/proc/self/clear_refs", "w") as reset:
+    reset.write("5")
+engine, *_ = spmdzero.initialize(
+    model=model, config=config, weights=source if device == "meta" else None
+)
+spmdzero.xla.runtime.wait()
+peak = status("VmHWM")
+on_devices = spmdzero.xla.runtime.device_count() * spmdzero.measure(engine).total
+print(json.dumps(peak - before - on_devices))
+"""
+
+
+def host_peak(device: str, weights: str = "") -> int:
+    """Bytes above what the process had before `initialize` and what the devices hold after it."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(LAYERS), str(WIDTH), weights, device],
+        cwd=ROOT,
+        # So that what is freed goes back to the system, and the peak counts what was alive.
+        env=environment(CPU_NUM_DEVICES="4", MALLOC_MMAP_THRESHOLD_="65536"),
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+LARGEST = 4 * WIDTH * WIDTH
+
+
+def test_a_function_needs_the_largest_tensor_and_no_more() -> None:
+    assert host_peak("meta") <= LARGEST + SLACK
+
+
+def test_a_file_needs_the_largest_tensor_and_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({f"{i}.weight": torch.ones(WIDTH, WIDTH) for i in range(LAYERS)}, path)
+    assert host_peak("meta", str(path)) <= LARGEST + SLACK
+
+
+def test_a_model_on_the_cpu_needs_the_largest_tensor_beside_itself() -> None:
+    assert host_peak("cpu") <= LARGEST + SLACK
