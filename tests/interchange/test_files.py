@@ -103,7 +103,10 @@ def test_a_damaged_file_is_refused_before_anything_is_loaded(tmp_path: Path, nam
     draw = random.Random(name)
     tag = f"{TAG}_universal" if name == UNIVERSAL else TAG
     whole = read(RECORDED / name / tag)
-    files = sorted(p for p in (RECORDED / name / tag).rglob("*.pt"))
+    # DeepSpeed's converter writes what is not trained twice; we read the model's file.
+    frozen = ("place", "up.bias", "seen") if name == UNIVERSAL else ()
+    every = sorted((RECORDED / name / tag).rglob("*.pt"))
+    files = [path for path in every if path.parent.name not in frozen]
     for attempt in range(12):
         folder = tmp_path / str(attempt)
         shutil.copytree(RECORDED / name / tag, folder / tag)
