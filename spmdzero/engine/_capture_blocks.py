@@ -1,5 +1,6 @@
 """What keeps any micro-batch from being replayed: somebody wants its Python to run."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,17 +10,15 @@ if TYPE_CHECKING:
     from spmdzero.engine._train_batch import TrainBatch
 
 
-def block(engine: "TrainBatch") -> str | None:
+def block(engine: "TrainBatch", parameters: Iterable[torch.Tensor]) -> str | None:
     """Why the coming micro-batch has to be traced whatever was captured, None for no reason."""
-    if not engine.spmd_config.spmd.capture:
-        return '"spmd": {"capture": false}'
     if engine._observers:
         return "somebody reads the step's program"
     if engine.spmd_config.wall_clock_breakdown:
         return "wall_clock_breakdown times forward, backward and step apart"
     if _has_hooks(engine) or nn.modules.module._has_any_global_hook():
         return "a hook of the engine, or of all modules, has to run at each step"
-    if any(parameter._backward_hooks for parameter in engine.module.parameters()):
+    if any(parameter._backward_hooks for parameter in parameters):
         return "a parameter has a gradient hook"
     optimizer = engine.optimizer
     if optimizer is not None and (

@@ -2,9 +2,10 @@
 
 import argparse
 import dataclasses
+import itertools
 import operator
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -28,16 +29,10 @@ class _Watched:
     name: str
     container: Any
     values: list[Any]
-    probe: Callable[[], Iterable[Any]]
-
-    def is_same(self) -> bool:
-        return len(self.container) == len(self.values) and all(
-            map(operator.is_, self.probe(), self.values)
-        )
 
     def change(self) -> str | None:
         """What differs; numbers are compared by value here."""
-        now = list(self.probe())
+        now = list(_values(self.container))
         keys = list(self.container) if isinstance(self.container, dict) else range(len(now))
         if len(now) != len(self.values):
             return f"{self.name} has {len(now)} entries, not {len(self.values)}"
@@ -53,18 +48,20 @@ class _Watched:
 class ModuleWatch:
     """Holds what a module's forward could depend on: submodules, attributes, hooks, modes.
 
-    Values are compared by identity, which costs 2 µs for each submodule. Followed are lists,
-    dicts, dataclasses and objects whose class is named a config, three levels deep.
+    Values are compared by identity, all in one pass. Followed are lists, dicts, dataclasses and
+    objects whose class is named a config, three levels deep.
 
     Args:
         module: the user's module.
         others: more containers, by name.
 
     Attributes:
+        parameters: the module's.
         hook: a hook that is not torch's own and has to run at each step, None without.
     """
 
     def __init__(self, module: nn.Module, others: dict[str, Any]) -> None:
+        self.parameters = tuple(module.parameters())
         self.hook: str | None = None
         self._watched: list[_Watched] = []
         seen: set[int] = set()
@@ -81,13 +78,31 @@ class ModuleWatch:
                     self._follow(f"{key!r} of {name}", value, seen, _DEPTH)
         for name, container in others.items():
             self._add(name, container, seen)
+        containers = [watched.container for watched in self._watched]
+        self._empty = [container for container in containers if not container]
+        self._mappings = [c for c in containers if c and isinstance(c, dict)]
+        self._sequences = [c for c in containers if c and not isinstance(c, dict)]
+        self._values = self._now()
 
     def change(self) -> str | None:
         """What has changed, in words; None for nothing."""
+        now = self._now()
+        if (
+            not any(self._empty)
+            and len(now) == len(self._values)
+            and all(map(operator.is_, now, self._values))
+        ):
+            return None
         for watched in self._watched:
-            if not watched.is_same() and (change := watched.change()):
+            if change := watched.change():
                 return change
+        self._values = now
         return None
+
+    def _now(self) -> list[Any]:
+        # Held, so that no new object can have the address of an old one.
+        mappings = itertools.chain.from_iterable(map(_values, self._mappings))
+        return [*mappings, *itertools.chain.from_iterable(self._sequences)]
 
     def _find_hook(self, kind: str, name: str, hooks: Iterable[Any]) -> None:
         for hook in hooks:
@@ -110,10 +125,12 @@ class ModuleWatch:
         if id(container) in seen:
             return
         seen.add(id(container))
-        probe = container.values if isinstance(container, dict) else container.__iter__
-        self._watched.append(
-            _Watched(name=name, container=container, values=list(probe()), probe=probe)
-        )
+        values = list(_values(container))
+        self._watched.append(_Watched(name=name, container=container, values=values))
+
+
+def _values(container: Any) -> Iterable[Any]:
+    return container.values() if isinstance(container, dict) else container
 
 
 def _container(value: Any) -> Any:

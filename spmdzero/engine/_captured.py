@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -85,7 +85,7 @@ class CapturedSteps:
             steps: each micro-batch ends with `engine.step`, not only the last.
         """
         engine, ends = self._engine, last or steps
-        blocked = block(engine) or self._follow_structure()
+        blocked = self._follow_structure() or block(engine, self._parameters)
         if blocked is not None:
             self._trace(lambda: engine(*args, **kwargs), blocked, ends=ends)
             return
@@ -113,6 +113,8 @@ class CapturedSteps:
 
     def _follow_structure(self) -> str | None:
         engine = self._engine
+        if not engine.spmd_config.spmd.capture:
+            return '"spmd": {"capture": false}'
         change = self._watch.change() if self._watch is not None else None
         if self._watch is None or change is not None:
             if change is not None:
@@ -124,7 +126,7 @@ class CapturedSteps:
         return None if hook is None else f"Python has to run at each step: {hook}"
 
     def _kind(self, last: bool, ends: bool, signature: Signature) -> _Kind:
-        key = (last, ends, signature.form, _modes(self._engine))
+        key = (last, ends, signature.form, self._modes())
         if key not in self._kinds:
             if any(kind.ready for kind in self._kinds.values()):
                 self._say(
@@ -184,19 +186,19 @@ class CapturedSteps:
             self._said.add(about)
             logger.log(level, message, reason)
 
+    def _modes(self) -> Hashable:
+        engine = self._engine
+        device, optimizer = engine.device.type, engine.optimizer
+        return (
+            tuple([parameter.requires_grad for parameter in self._parameters]),
+            engine._batch,
+            id(engine.plan),
+            fixed_numbers(optimizer._rules, optimizer.param_groups) if optimizer else None,
+            torch.get_default_dtype(),
+            torch.is_autocast_enabled(device),
+            torch.get_autocast_dtype(device),
+        )
 
-def _modes(engine: "TrainBatch") -> Hashable:
-    device, optimizer = engine.device.type, engine.optimizer
-    return (
-        tuple(_trained(engine)),
-        engine._batch,
-        id(engine.plan),
-        fixed_numbers(optimizer._rules, optimizer.param_groups) if optimizer else None,
-        torch.get_default_dtype(),
-        torch.is_autocast_enabled(device),
-        torch.get_autocast_dtype(device),
-    )
-
-
-def _trained(engine: "TrainBatch") -> Iterator[bool]:
-    return (parameter.requires_grad for parameter in engine.module.parameters())
+    @property
+    def _parameters(self) -> Sequence[torch.Tensor]:
+        return self._watch.parameters if self._watch is not None else ()

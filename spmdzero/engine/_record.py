@@ -11,10 +11,10 @@ from spmdzero.xla import CapturedProgram, buffer_handles, shardings_of
 Form = tuple[torch.Size, torch.dtype, str]
 
 
-def forms_of(tensors: Sequence[torch.Tensor]) -> tuple[Form, ...]:
+def forms_of(tensors: Sequence[torch.Tensor]) -> list[Form]:
     """What of tensors a program is compiled for."""
-    shardings = shardings_of(tensors)
-    return tuple((t.shape, t.dtype, s) for t, s in zip(tensors, shardings, strict=True))
+    shapes, dtypes = [t.shape for t in tensors], [t.dtype for t in tensors]
+    return list(zip(shapes, dtypes, shardings_of(tensors), strict=True))
 
 
 class NotCapturableError(Exception):
@@ -38,7 +38,7 @@ class Record:
 
     program: CapturedProgram
     places: tuple[Place, ...]
-    forms: tuple[Form, ...]
+    forms: list[Form]
     hosts: tuple[tuple[str, int], ...]
     outputs: tuple[Place, ...]
     rebound: tuple[bool, ...]

@@ -105,7 +105,7 @@ class Recording:
         return Record(
             program=program,
             places=tuple(self._state[i][0] for i in read),
-            forms=tuple(self._forms[i] for i in read),
+            forms=[self._forms[i] for i in read],
             hosts=hosts,
             outputs=tuple(place for place, _, _ in outputs),
             rebound=tuple(is_new for _, _, is_new in outputs),

@@ -17,15 +17,14 @@ if TYPE_CHECKING:
 
 def state_mismatch(record: Record) -> str | None:
     """Why the state can't be handed to the program, None if it can."""
-    now = [place.tensor for place in record.places]
-    present = [tensor for tensor in now if tensor is not None]
-    if len(present) < len(now):
-        missing = next(
-            p.name for p, tensor in zip(record.places, now, strict=True) if tensor is None
-        )
-        return f"{missing} is gone"
-    for place, was, is_now in zip(record.places, record.forms, forms_of(present), strict=True):
-        if was != is_now:
+    tensors = [place.holder.get(place.key) for place in record.places]
+    present = [tensor for tensor in tensors if tensor is not None]
+    if len(present) == len(tensors) and forms_of(present) == record.forms:
+        return None
+    for place, tensor, form in zip(record.places, tensors, record.forms, strict=True):
+        if tensor is None:
+            return f"{place.name} is gone"
+        if forms_of([tensor]) != [form]:
             return f"{place.name} has another shape, dtype or sharding"
     return None
 
