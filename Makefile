@@ -2,8 +2,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 # What the demo is run with, e.g. make demo DEMO_ARGS="--size tiny"
 DEMO_ARGS ?=
+SOAK_MINUTES ?= 30
 
-.PHONY: help demo test lint bench notebooks docs clean
+.PHONY: help demo test lint bench soak notebooks docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +14,7 @@ help:
 	@echo "make notebooks   run the notebooks, write their outputs anew"
 	@echo "make docs    the documentation's site, in out/site"
 	@echo "make bench   step time beside real DeepSpeed"
+	@echo "make soak    30 minutes of saving, kills and resuming on other device counts (SOAK_MINUTES=5)"
 	@echo "make clean   remove the virtual environment and everything generated"
 
 demo: .venv/installed
@@ -28,6 +30,9 @@ lint: .venv/installed
 
 bench: .venv/installed
 	$(BIN)/python tests/benchmarks/step_time.py
+
+soak: .venv/installed
+	$(BIN)/python -m tests.checkpoint.soak --minutes $(SOAK_MINUTES)
 
 notebooks: .venv/installed
 	$(BIN)/python -m tests.notebooks.execute
