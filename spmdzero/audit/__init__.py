@@ -3,8 +3,8 @@
 from spmdzero.audit._audit import Audit, audit, auditing
 from spmdzero.audit._diagnosis import Check, Diagnosis
 from spmdzero.audit._doctor import doctor
-from spmdzero.audit._finding import AuditReport, Finding
-from spmdzero.audit._program import audit_program
+from spmdzero.audit._finding import AuditReport, Finding, sorted_findings
+from spmdzero.audit._program import audit_program, stray_collectives
 
 __all__ = [
     "Audit",
@@ -16,4 +16,6 @@ __all__ = [
     "audit_program",
     "auditing",
     "doctor",
+    "sorted_findings",
+    "stray_collectives",
 ]

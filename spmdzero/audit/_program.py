@@ -1,7 +1,7 @@
 """Findings in one compiled program: collectives that serve activations, and that are too wide."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from spmdzero.audit._finding import Finding
 from spmdzero.inspect import Collective, CollectiveLedger
@@ -12,7 +12,8 @@ from spmdzero.profiling.flops_profiler import module_of
 _COLLECTIVE = re.compile(
     r"(all-reduce|reduce-scatter|all-gather|all-to-all|collective-permute)(-start)?$"
 )
-_LAYOUT = {"copy", "bitcast", "reshape", "transpose", "fusion", "get-tuple-element", "parameter"}
+_LAYOUT = {"copy", "bitcast", "reshape", "transpose", "fusion", "call", "get-tuple-element"}
+_LAYOUT |= {"parameter"}
 # What may stand between the sum of a gradient and the update, element by element.
 _BETWEEN = {"add", "subtract", "multiply", "divide", "convert", "select", "dynamic-slice", "slice"}
 _BETWEEN |= {"copy", "bitcast", "reshape", "transpose", "negate", "concatenate", "pad"}
@@ -24,7 +25,13 @@ _WIDTHS = {"bf16": 2, "f16": 2, "f32": 4, "f64": 8}
 
 
 def audit_program(
-    hlo: str, *, dtypes: Mapping[str, str], where: str, communicate: str | None = None
+    hlo: str,
+    *,
+    dtypes: Mapping[str, str],
+    where: str,
+    communicate: str | None = None,
+    outputs: Sequence[str] = (),
+    over_slices: bool = False,
 ) -> list[Finding]:
     """What is wrong with one optimised, partitioned program, compiled for any platform.
 
@@ -34,16 +41,30 @@ def audit_program(
         where: the program's name, for the evidence.
         communicate: the dtype in which the config asks for gradients to be reduced, None for
             the parameter's.
+        outputs: as in `CollectiveLedger.from_hlo`.
+        over_slices: whether it is compiled for several slices. libtpu splits what crosses them
+            into collectives without a name, of which nothing can be said.
 
     Raises:
         SpmdZeroUsageError: `hlo` is not one HLO module, or carries no op_name metadata.
     """
-    ledger, module = CollectiveLedger.from_hlo(hlo), parse(hlo)
-    leaks = set(ledger.activations)
+    ledger, module = CollectiveLedger.from_hlo(hlo, outputs=outputs), parse(hlo)
     pairs = list(_with_instructions(ledger, module))
-    stray = [c for c, i in pairs if c in leaks and not _feeds_a_gradient(module, i, set())]
+    stray = [c for c in _stray(ledger, module) if c.op_name or not over_slices]
     wide = [c for c, i in pairs if _is_wide(c, dtypes) and not _widened_by_the_compiler(module, i)]
     return [*_leaks(stray, where), *_wide(wide, dtypes, where, communicate)]
+
+
+def stray_collectives(hlo: str, *, outputs: Sequence[str] = ()) -> tuple[Collective, ...]:
+    """The collectives of a program that move an activation; the arguments of `audit_program`."""
+    return tuple(_stray(CollectiveLedger.from_hlo(hlo, outputs=outputs), parse(hlo)))
+
+
+def _stray(ledger: CollectiveLedger, module: Module) -> Iterator[Collective]:
+    leaks = set(ledger.activations)
+    for collective, instruction in _with_instructions(ledger, module):
+        if collective in leaks and not _feeds_a_gradient(module, instruction, set()):
+            yield collective
 
 
 def _with_instructions(
@@ -157,5 +178,5 @@ def _was_narrow(module: Module, value: Instruction, seen: set[tuple[str, str]]) 
         )
     if value.opcode not in _LAYOUT:
         return False
-    # Of a fusion, its root; of a layout change, its operand.
+    # Of a fusion or a call, its root; of a layout change, its operand.
     return any(_was_narrow(module, source, seen) for source in module.sources(value)[:1])

@@ -1,4 +1,4 @@
-"""`spmdzero explain`: whether a step fits, what it moves, what it waits for."""
+"""`spmdzero explain`: whether a step fits, what it moves, what is wrong, what it waits for."""
 
 import json
 import os
@@ -43,8 +43,12 @@ def explain(
     own_stage: Annotated[
         bool, typer.Option("--own-stage", help="compile the config's stage only: faster")
     ] = False,
+    meta: Annotated[
+        bool,
+        typer.Option("--meta", help="build the model on the meta device: it takes no memory"),
+    ] = False,
 ) -> None:
-    """Does it fit, what does it move, what does it wait for? On the CPU; no TPU needed."""
+    """Does a step fit, what does it move, what is wrong, what does it wait for? No TPU needed."""
     try:
         explanations = [
             _explain_on(
@@ -55,6 +59,7 @@ def explain(
                     "batch": [text.replace("{devices}", str(count)) for text in batch],
                     "tpu": names,
                     "stages": [] if own_stage else [0, 1, 2],
+                    "meta": meta,
                 },
             )
             for count, names in _by_devices(tpu or [], devices).items()

@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from spmdzero.cli._load import load_object
 from spmdzero.cli._shapes import make_batch
 from spmdzero.errors import SpmdZeroError
@@ -21,7 +23,9 @@ def main(asked: str, answered: str) -> None:
 
 
 def _explain(request: dict[str, Any]) -> Explanation:
-    model, batch = load_object(request["model"])(), make_batch(request["batch"])
+    with torch.device("meta" if request["meta"] else "cpu"):
+        model = load_object(request["model"])()
+    batch = make_batch(request["batch"])
     return explain(model, request["config"], batch, tpu=request["tpu"], stages=request["stages"])
 
 

@@ -23,6 +23,8 @@ class CheckpointConfig(Section):
         keep_last: how many checkpoints stay, the newest; older ones that `latest` once named are
             deleted when a new one is complete. None keeps all.
         keep_every: also stay those whose global step is a multiple of this.
+        load_universal: whether `load_checkpoint` without a tag takes what `latest_universal` names
+            rather than `latest`. The format itself is recognised.
         tag_validation: what is done when the hosts don't name the same tag.
         checkpoint_serialization, parallel_write, writer: see `NO_MEANING`.
     """
@@ -31,6 +33,7 @@ class CheckpointConfig(Section):
     keep_last: Count | None = None
     keep_every: Count | None = None
     tag_validation: Annotated[Literal["WARN", "IGNORE", "FAIL"], BeforeValidator(upper)] = "WARN"
+    load_universal: bool = False
     checkpoint_serialization: bool = True
     parallel_write: Annotated[ParallelWriteConfig, NullIsEmpty] = ParallelWriteConfig()
     writer: dict[str, Any] | None = None

@@ -140,9 +140,6 @@ _FEATURES: dict[str, OffValue | OffSection] = {
         ),
         reason="it tunes DeepSpeed's own knobs, which change nothing here",
     ),
-    "checkpoint.load_universal": OffValue(
-        reason="load_checkpoint recognises a universal checkpoint by itself"
-    ),
     "checkpoint.use_node_local_storage": OffValue(
         reason="all hosts write into one folder that all of them see",
         fix="Remove the key and pass a folder on shared storage.",

@@ -11,6 +11,7 @@ from spmdzero.engine._access import (
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._initialize import initialize
 from spmdzero.engine._loader import ZeroDataLoader
+from spmdzero.engine._loss import find_loss, micro_batches
 from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.engine._parameter import ZeroParameter, membership
 from spmdzero.engine._programs import Call, Compilation, ProgramLog
@@ -27,8 +28,10 @@ __all__ = [
     "ZeroDataLoader",
     "ZeroOptimizer",
     "ZeroParameter",
+    "find_loss",
     "initialize",
     "membership",
+    "micro_batches",
     "read_gradient",
     "read_master",
     "read_state",

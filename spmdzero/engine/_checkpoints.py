@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from spmdzero import comm
+from spmdzero.engine._foreign import open_for
 from spmdzero.engine._live_state import live_state
 from spmdzero.engine._match import LoadReport
 from spmdzero.engine._module_methods import ModuleMethods
@@ -25,7 +26,6 @@ from spmdzero.store import (
     in_memory,
     latest_tag,
     newest_good,
-    open_state,
     save_native,
 )
 from spmdzero.xla import runtime
@@ -141,7 +141,8 @@ class Checkpoints(ModuleMethods):
 
         Args:
             load_dir: folder of the checkpoints.
-            tag: which of them; what the file `latest` says by default.
+            tag: which of them; what the file `latest` says by default. Those that DeepSpeed wrote
+                under ZeRO-1/2 or at stage 0 are recognised, regular and universal.
             load_module_strict: parameters and buffers must be those of the module; otherwise
                 those that both have are loaded, and `load_report` tells which they don't.
             load_optimizer_states: otherwise masters are made of the loaded parameters, and
@@ -162,7 +163,7 @@ class Checkpoints(ModuleMethods):
         self.wait_checkpoint()
         if tag is None:
             with _naming_the_newest(folder):
-                tag = latest_tag(folder)
+                tag = latest_tag(folder, universal=engine.spmd_config.checkpoint.load_universal)
         if tag is None:
             logger.warning(
                 "no checkpoint was loaded: there is no file %s. If there should be one, check the "
@@ -177,12 +178,12 @@ class Checkpoints(ModuleMethods):
             custom_load_fn=custom_load_fn,
         )
         with _naming_the_newest(folder):
-            state = open_state(folder, str(tag), process=runtime.process_index())
+            state = open_for(engine, folder, str(tag))
             self.load_report = restore(engine, state, options)
         for what in ("missing", "unexpected"):
             if names := getattr(self.load_report, what):
                 logger.warning("loaded %s: %s %s", folder / str(tag), what, ", ".join(names))
-        return str(folder / str(tag)), dict(state.host.client_state)
+        return state.source, dict(state.host.client_state)
 
 
 @contextlib.contextmanager

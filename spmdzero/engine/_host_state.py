@@ -40,6 +40,7 @@ def host_state(
         extra={key: part.get_extra_state() for key, part in extra_states(engine.module)},
         excluded=tuple(frozen) if exclude_frozen else (),
         client_state=dict(client_state),
+        tied=tied_names(engine.module),
     )
     if optimizer is None:
         return state
@@ -76,6 +77,13 @@ def group_numbers(engine: "Engine", optimizer: ZeroOptimizer) -> list[dict[str, 
         | {"params": [names[parameter] for parameter in group["params"]]}
         for group in optimizer.param_groups
     ]
+
+
+def tied_names(module: nn.Module) -> dict[str, str]:
+    """Further state dict key of a tied parameter -> the one that `named_parameters` gives it."""
+    first = {parameter: name for name, parameter in module.named_parameters()}
+    every = module.named_parameters(remove_duplicate=False)
+    return {name: first[parameter] for name, parameter in every if first[parameter] != name}
 
 
 def extra_states(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -95,8 +95,8 @@ class ReportSettings(nn.Module):
         return False
 
     def load_universal_checkpoint(self) -> bool:
-        """False."""
-        return False
+        """Whether `load_checkpoint` prefers what `latest_universal` names."""
+        return self.spmd_config.checkpoint.load_universal
 
     def checkpoint_tag_validation_enabled(self) -> bool:
         """Whether a checkpoint's tag that processes disagree on is a warning or an error."""

@@ -1,11 +1,12 @@
 """A step's pending program, for those who want to see what is compiled."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 import torch
 
-from spmdzero.xla import annotated_program, optimized_hlo
+from spmdzero.xla import AnnotatedProgram, annotated_program, optimized_hlo
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,8 +23,14 @@ class StepGraph:
 
     def hlo(self) -> str:
         """Compiles what is pending, without running it: optimised, partitioned HLO text."""
+        return self._optimized
+
+    @functools.cached_property
+    def _optimized(self) -> str:
+        # Compiled once for all who look at the same graph.
         return optimized_hlo(list(self.outputs.values()))
 
-    def annotated(self) -> bytes:
-        """What is pending as an HLO module proto: annotated, not partitioned, not optimised."""
-        return annotated_program(list(self.outputs.values()))
+    def annotated(self) -> AnnotatedProgram:
+        """What is pending, annotated: not partitioned, not optimised."""
+        proto, _ = annotated_program(list(self.outputs.values()))
+        return AnnotatedProgram(proto=proto, input_shardings={})

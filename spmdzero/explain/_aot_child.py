@@ -26,12 +26,18 @@ def main(request_path: str, result_path: str) -> None:
             topology_name=request["topology"], platform="tpu", num_slices=request["slices"]
         ).devices
     )
-    module = with_donated_inputs(Path(request["proto"]).read_bytes())
-    executable = devices[0].client.compile(
-        module,
-        executable_devices=xla_client.DeviceList(tuple(devices)),
-        compile_options=options([d.id for d in devices], flags=request["flags"]),
-    )
+    module = with_inputs_told(Path(request["proto"]).read_bytes(), request["input_shardings"])
+    try:
+        executable = devices[0].client.compile(
+            module,
+            executable_devices=xla_client.DeviceList(tuple(devices)),
+            compile_options=options([d.id for d in devices], flags=request["flags"]),
+        )
+    except xla_client.XlaRuntimeError as error:
+        if not str(error).startswith("RESOURCE_EXHAUSTED"):
+            raise
+        Path(result_path).write_text(json.dumps({"exhausted": str(error)}))
+        return
     stats = executable.get_compiled_memory_stats()
     Path(request["hlo"]).write_text(executable.hlo_modules()[0].to_string())
     cost = dict(executable.cost_analysis())
@@ -56,11 +62,12 @@ def options(device_ids: list[int], *, flags: dict[str, str]) -> Any:
     return made
 
 
-def with_donated_inputs(proto: bytes) -> bytes:
-    """The HLO as StableHLO, each input marked as one whose buffer an output may take.
+def with_inputs_told(proto: bytes, shardings: dict[str, str]) -> bytes:
+    """The HLO as StableHLO, with what lowering a graph for its text leaves out of its inputs.
 
-    torch_xla donates what is updated in place; lowering a graph for its text leaves that out.
-    XLA uses a donated buffer only for an output of the same shape and sharding.
+    Each is marked as one whose buffer an output may take: torch_xla donates what is updated in
+    place, and XLA uses a donated buffer only for an output of the same shape and sharding. Those
+    that had no data get their sharding: number of the input -> the sharding.
     """
     with mlir.make_ir_context(), ir.Location.unknown():
         module = ir.Module.parse(xla_client._xla.mlir.hlo_to_stablehlo(proto))
@@ -71,9 +78,12 @@ def with_donated_inputs(proto: bytes) -> bytes:
             and ir.StringAttr(op.attributes["sym_name"]).value == "main"
         )
         arguments = []
-        for attributes in main.attributes["arg_attrs"]:  # type: ignore[not-iterable]
-            kept = {named.name: named.attr for named in ir.DictAttr(attributes)}
-            arguments.append(ir.DictAttr.get(kept | {"jax.buffer_donor": ir.BoolAttr.get(True)}))
+        for number, attributes in enumerate(main.attributes["arg_attrs"]):  # type: ignore[not-iterable]
+            told = {named.name: named.attr for named in ir.DictAttr(attributes)}
+            told["jax.buffer_donor"] = ir.BoolAttr.get(True)
+            if str(number) in shardings:
+                told["mhlo.sharding"] = ir.StringAttr.get(shardings[str(number)])
+            arguments.append(ir.DictAttr.get(told))
         main.attributes["arg_attrs"] = ir.ArrayAttr.get(arguments)
         return mlir.module_to_bytecode(module)
 

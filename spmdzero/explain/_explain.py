@@ -1,35 +1,36 @@
 """Explaining a model under a config, or a live engine."""
 
 import copy
+import gc
 import inspect
-import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from spmdzero.config import load_config
+from spmdzero.audit import AuditReport, sorted_findings
+from spmdzero.config import SpmdZeroConfig, load_config
 from spmdzero.engine import Engine, initialize
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.explain._aot import (
-    Compiled,
-    compile_for_tpu,
-    require_tpu_compiler,
-)
+from spmdzero.explain._aot import TORCH_XLA_FLAGS, require_tpu_compiler
 from spmdzero.explain._chips import CHIPS, Topology
 from spmdzero.explain._explanation import Explanation
-from spmdzero.explain._fit import TargetMemory, stage_fit, step_memory
-from spmdzero.explain._moves import ProgramLedger, floor_elements, measure_moves
+from spmdzero.explain._fit import stage_fit
+from spmdzero.explain._moves import floor_elements
+from spmdzero.explain._progress import Step, shown
 from spmdzero.explain._roofline import Roofline, roofline
-from spmdzero.explain._trace import Batch, TracedProgram, trace_step
-from spmdzero.inspect import CollectiveLedger, read_matmuls
+from spmdzero.explain._targets import Target, compile_on
+from spmdzero.explain._trace import Batch, TracedProgram, trace_audited, trace_step
+from spmdzero.explain._without_data import bring_to_devices, is_without_data, trace_without_data
+from spmdzero.inspect import read_matmuls
 from spmdzero.plan import Role, ShardingPlan, itemsize
+from spmdzero.xla import flags as flag_sets
 from spmdzero.xla import map_tensors, runtime
 
-logger = logging.getLogger("spmdzero")
+# What changes from step to step, a recompilation say, shows from the second on.
+_AUDITED_STEPS = 3
 
 
 def explain(
@@ -40,13 +41,15 @@ def explain(
     tpu: Iterable[str] = (),
     stages: Sequence[int] = (0, 1, 2),
 ) -> Explanation:
-    """Whether a step fits, what it moves and what it waits for; `model` stays as it is.
+    """Whether a step fits, what it moves, what is wrong with it, what it waits for.
 
-    A copy of the model trains one step at each of the stages, on this process's devices; 8
-    virtual ones on the CPU, say, by ``CPU_NUM_DEVICES=8``.
+    A copy of the model trains a step at each of the stages (three at the config's, for the
+    audit), on this process's devices; 8 virtual ones on the CPU, say, by ``CPU_NUM_DEVICES=8``.
+    `model` stays as it is. A model on the meta device is only traced and compiled for TPUs, with
+    no memory taken for it; what only a run shows is not audited then.
 
     Args:
-        model: returns its loss. On the CPU.
+        model: returns its loss. On the CPU, or on the meta device.
         config: path of a DeepSpeed JSON, or its dict.
         batch: what one forward takes: a tensor, a tuple of inputs or a dict of keyword inputs,
             with the rows of one micro-batch of all devices.
@@ -55,28 +58,42 @@ def explain(
         stages: which to compile; the config's always is. The others are planned.
 
     Raises:
-        SpmdZeroUsageError: a topology that is unknown, or of another number of chips.
+        SpmdZeroUsageError: a topology that is unknown, or of another number of chips; a model on
+            the meta device without any.
         SpmdZeroRuntimeError: jax or libtpu is missing, or the compiler failed.
         SpmdZeroError: whatever `initialize` raises.
     """
     topologies = _topologies(tpu)
-    source = load_config(config).source
-    engine, *_ = initialize(model=copy.deepcopy(model), config=source)
-    explained = trace_step(engine, batch)
-    compiled = {engine.plan.stage: _on_targets(explained, topologies)}
-    for stage in set(stages) - {engine.plan.stage}:
-        other, *_ = initialize(model=copy.deepcopy(model), config=_at_stage(source, stage))
-        compiled[stage] = _on_targets(trace_step(other, batch), topologies)
-    return _put_together(engine, explained, compiled, batch)
+    if is_without_data(model) and not topologies:
+        raise SpmdZeroUsageError(
+            "a model on the meta device is explained for a TPU, since nothing of it runs: name "
+            'one, tpu=["v5p:4x4x4"], or build the model on the CPU'
+        )
+    settings = load_config(config)
+    own = settings.zero_optimization.stage
+    order = (own, *sorted(set(stages) - {own}))
+    compiled: dict[int, list[Target]] = {}
+    with shown(len(order) + len(order) * _programs(settings) * len(topologies)) as step:
+        engine, programs, audit = _traced(model, settings.source, own, batch, step, audited=True)
+        compiled[own] = _on_targets(programs, topologies, settings, step, stage=own)
+        for stage in order[1:]:
+            _, others, _ = _traced(model, settings.source, stage, batch, step, audited=False)
+            compiled[stage] = _on_targets(others, topologies, settings, step, stage=stage)
+    explanation = _put_together(engine, audit, compiled, batch)
+    # Tensors without data would fail whatever program this process runs next.
+    del engine
+    gc.collect()
+    return explanation
 
 
 def explain_engine(
     engine: Engine, *inputs: Any, tpu: Iterable[str] = (), **named: Any
 ) -> Explanation:
-    """Whether this engine's step fits, what it moves and what it waits for.
+    """Whether this engine's step fits, what it moves, what is wrong, what it waits for.
 
     Trains one step: `gradient_accumulation_steps` micro-batches of these inputs. Only the
     engine's own stage is compiled; `spmdzero.explain` compiles all three and trains nothing.
+    What changes from step to step, `engine.audit` shows.
 
     Args:
         inputs, named: the module's own, as `engine(...)` takes them; it returns its loss.
@@ -90,10 +107,12 @@ def explain_engine(
         bound = inspect.signature(engine.module.forward).bind(*inputs, **named)
         inputs, named = (), dict(bound.arguments)
     batch = named or inputs
-    topologies = _topologies(tpu)
-    programs = trace_step(engine, batch)
-    compiled = {engine.plan.stage: _on_targets(programs, topologies)}
-    return _put_together(engine, programs, compiled, batch)
+    topologies, settings = _topologies(tpu), engine.spmd_config
+    with shown(1 + _programs(settings) * len(topologies)) as step:
+        with step(f"stage {engine.plan.stage}, tracing"):
+            programs, audit = trace_audited(engine, batch, steps=1)
+        own = _on_targets(programs, topologies, settings, step, stage=engine.plan.stage)
+    return _put_together(engine, audit, {engine.plan.stage: own}, batch)
 
 
 def _topologies(names: Iterable[str]) -> list[Topology]:
@@ -112,44 +131,62 @@ def _topologies(names: Iterable[str]) -> list[Topology]:
     return topologies
 
 
-def _at_stage(source: Mapping[str, Any], stage: int) -> dict[str, Any]:
+def _programs(settings: SpmdZeroConfig) -> int:
+    return 2 if (settings.gradient_accumulation_steps or 1) > 1 else 1
+
+
+def _traced(
+    model: nn.Module,
+    source: Mapping[str, Any],
+    stage: int,
+    batch: Batch,
+    step: Step,
+    *,
+    audited: bool,
+) -> tuple[Engine, tuple[TracedProgram, ...], AuditReport]:
     section = source.get("zero_optimization", {})
-    return {**source, "zero_optimization": {**section, "stage": stage}}
+    config = {**source, "zero_optimization": {**section, "stage": stage}}
+    nothing = AuditReport(findings=(), steps=0, programs=())
+    duplicate = copy.deepcopy(model)
+    with step(f"stage {stage}, tracing"):
+        if is_without_data(model):
+            with runtime.tracing_only():
+                bring_to_devices(duplicate)
+                engine, *_ = initialize(model=duplicate, config=config)
+                return engine, trace_without_data(engine, batch), nothing
+        engine, *_ = initialize(model=duplicate, config=config)
+        if audited:
+            return engine, *trace_audited(engine, batch, steps=_AUDITED_STEPS)
+        return engine, trace_step(engine, batch), nothing
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Target:
-    """A step's programs as one compiler made them; `topology` is None for this process's own."""
+def _on_targets(
+    programs: Sequence[TracedProgram],
+    topologies: Sequence[Topology],
+    settings: SpmdZeroConfig,
+    step: Step,
+    *,
+    stage: int,
+) -> list[Target]:
+    return compile_on(
+        programs,
+        topologies,
+        here=f"{runtime.platform().lower()}:{runtime.device_count()}",
+        flags=_flags(settings),
+        step=step,
+        named=f"stage {stage}",
+    )
 
-    name: str
-    topology: Topology | None
-    programs: tuple[Compiled, ...]
 
-    def memory(self) -> TargetMemory:
-        return TargetMemory(
-            target=self.name,
-            memory=step_memory(self.programs),
-            hbm_bytes=self.topology.chip.hbm_bytes if self.topology else None,
-        )
-
-
-def _on_targets(programs: Sequence[TracedProgram], topologies: Sequence[Topology]) -> list[_Target]:
-    here = f"{runtime.platform().lower()}:{runtime.device_count()}"
-    targets = [_Target(name=here, topology=None, programs=tuple(p.compiled for p in programs))]
-    for topology in topologies:
-        logger.info("compiling %d programs for %s", len(programs), topology.name)
-        compiled = tuple(compile_for_tpu(p.annotated, topology) for p in programs)
-        targets.append(_Target(name=topology.name, topology=topology, programs=compiled))
-    return targets
+def _flags(settings: SpmdZeroConfig) -> dict[str, str]:
+    return {**TORCH_XLA_FLAGS, **flag_sets.flags_for(settings.spmd.xla_flags)}
 
 
 def _put_together(
-    engine: Engine,
-    programs: Sequence[TracedProgram],
-    compiled: Mapping[int, Sequence[_Target]],
-    batch: Batch,
+    engine: Engine, audit: AuditReport, compiled: Mapping[int, Sequence[Target]], batch: Batch
 ) -> Explanation:
-    plan, own = engine.plan, compiled[engine.plan.stage]
+    plan = engine.plan
+    own = [target for target in compiled[plan.stage] if target.compiled]
     accumulation = engine.gradient_accumulation_steps()
     tokens = accumulation * _tokens(batch) // plan.mesh.size
     return Explanation(
@@ -158,64 +195,59 @@ def _put_together(
         devices=plan.mesh.size,
         accumulation=accumulation,
         tokens=tokens,
+        xla_flags=tuple(f"{k}={v}" for k, v in _flags(engine.spmd_config).items()),
         fits=tuple(
-            stage_fit(plan, stage, [t.memory() for t in compiled.get(stage, ())])
+            stage_fit(plan, stage, [target.memory for target in compiled.get(stage, ())])
             for stage in (0, 1, 2)
         ),
         paper_note=plan.compare().paper_note,
-        moves=tuple(
-            measure_moves(
-                plan,
-                [
-                    ProgramLedger(
-                        kind=p.kind, runs=p.runs, ledger=CollectiveLedger.from_hlo(made.hlo)
-                    )
-                    for p, made in zip(programs, target.programs, strict=True)
-                ],
-                target=target.name,
-                topology=target.topology,
-            )
-            for target in own
-        ),
-        rooflines=tuple(_rooflines(plan, programs, own, tokens)),
+        moves=tuple(target.moves(plan) for target in own),
+        audit=_with_tpu_findings(audit, engine, own),
+        rooflines=tuple(_rooflines(plan, own, tokens)),
     )
 
 
-def _rooflines(
-    plan: ShardingPlan,
-    programs: Sequence[TracedProgram],
-    targets: Sequence[_Target],
-    tokens: int,
-) -> Iterator[Roofline]:
-    matmul_flops = sum(
-        2 * p.runs * product.macs for p in programs for product in read_matmuls(p.compiled.hlo)
+def _with_tpu_findings(
+    audit: AuditReport, engine: Engine, targets: Sequence[Target]
+) -> AuditReport:
+    communicate = engine.spmd_config.communication_data_type
+    dtypes = {tensor.name: tensor.dtype(Role.PARAMETER) for tensor in engine.plan}
+    on_tpu = [target for target in targets if target.topology is not None]
+    found = [f for t in on_tpu for f in t.findings(dtypes=dtypes, communicate=communicate)]
+    return AuditReport(
+        findings=sorted_findings([*audit.findings, *found]),
+        steps=audit.steps,
+        programs=(*audit.programs, *(f"{p.kind} on {t.name}" for t in on_tpu for p in t.programs)),
     )
-    # Parameters and gradients cross the wire in the parameters' dtype.
-    width = max((itemsize(tensor.dtype(Role.PARAMETER)) for tensor in plan), default=4)
-    floor_bytes = floor_elements(plan) * width
+
+
+def _rooflines(plan: ShardingPlan, targets: Sequence[Target], tokens: int) -> Iterator[Roofline]:
+    matmul_flops = next((_matmul_flops(t) for t in targets if t.topology is None), None)
     on_tpu = [target for target in targets if target.topology is not None]
     for target in on_tpu:
-        assert target.topology is not None
-        runs = [(p.runs, made) for p, made in zip(programs, target.programs, strict=True)]
-        yield roofline(
-            target.topology.chip,
-            target=target.name,
-            flops=sum(n * (made.flops or 0.0) for n, made in runs),
-            matmul_flops=matmul_flops,
-            bytes_accessed=sum(n * (made.bytes_accessed or 0.0) for n, made in runs),
-            wire_bytes=sum(n * CollectiveLedger.from_hlo(made.hlo).wire_bytes for n, made in runs),
-            tokens=tokens,
-        )
-    for chip in () if on_tpu else CHIPS.values():
+        yield target.roofline(matmul_flops=matmul_flops, tokens=tokens)
+    if on_tpu or matmul_flops is None:
+        return
+    # Parameters and gradients cross the wire in the parameters' dtype.
+    width = max((itemsize(tensor.dtype(Role.PARAMETER)) for tensor in plan), default=4)
+    for chip in CHIPS.values():
         yield roofline(
             chip,
             target=chip.name,
             flops=matmul_flops,
             matmul_flops=matmul_flops,
             bytes_accessed=None,
-            wire_bytes=floor_bytes,
+            wire_bytes=floor_elements(plan) * width,
             tokens=tokens,
         )
+
+
+def _matmul_flops(target: Target) -> float:
+    return sum(
+        2 * traced.runs * product.macs
+        for traced, made in zip(target.traced, target.made, strict=True)
+        for product in read_matmuls(made.hlo or "")
+    )
 
 
 def _tokens(batch: Batch) -> int:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter, ValidationError
 
+from spmdzero.audit import AuditReport
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.explain import _render
 from spmdzero.explain._fit import StageFit
@@ -16,7 +17,7 @@ _NEAR_THE_FLOOR = 1.02
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Whether a training step fits, what it moves and what it waits for, read off compilers.
+    """Whether a training step fits, what it moves, what is wrong, what it waits for.
 
     Attributes:
         stage: the ZeRO stage of the config.
@@ -24,9 +25,11 @@ class Explanation:
         devices: devices of the mesh.
         accumulation: micro-batches in one step.
         tokens: per device and step: positions of integer inputs, rows of others.
+        xla_flags: the TPU compiler's flags, as ``name=value``.
         fits: the memory of the stages 0, 1 and 2.
         paper_note: when the ZeRO paper's formula applies, or why it doesn't here.
-        moves: the traffic of the config's stage on each target.
+        moves: the traffic of the config's stage on each target that compiled it.
+        audit: what is wrong in the programs and, where steps were trained, with those.
         rooflines: compute, memory and network time, on each chip.
     """
 
@@ -35,9 +38,11 @@ class Explanation:
     devices: int
     accumulation: int
     tokens: int
+    xla_flags: tuple[str, ...]
     fits: tuple[StageFit, ...]
     paper_note: str
     moves: tuple[Moves, ...]
+    audit: AuditReport
     rooflines: tuple[Roofline, ...]
 
     def moves_on(self, target: str) -> Moves:
@@ -58,17 +63,15 @@ class Explanation:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What `--strict` fails for: no room, activations that move, refusals that cost traffic."""
+        """What `--strict` fails for: no room, the audit's findings, refusals that cost traffic."""
         found = [
             f"{memory.target}: stage {self.stage} needs {memory.memory.peak:,} bytes of "
             f"{memory.hbm_bytes:,}"
             for memory in self.fits[self.stage].compiled
             if memory.fits is False
         ]
+        found += [f"{f.name}: {f.subject} ({f.evidence})" for f in self.audit.findings]
         for moves in self.moves:
-            if moves.activations:
-                count = len(moves.activations)
-                found.append(f"{moves.target}: {count} collectives move activations")
             if not moves.target.startswith("cpu") and moves.over_floor > _NEAR_THE_FLOOR:
                 found += [f"{moves.target}: {r.tensor}: {r.reason}" for r in moves.refused]
         return tuple(found)

@@ -76,5 +76,7 @@ def step_memory(programs: Sequence[Compiled]) -> CompilerMemory:
     while a micro-batch runs too.
     """
     arguments = programs[-1].memory.arguments
-    temporary = max(program.memory.peak - program.memory.arguments for program in programs)
-    return CompilerMemory(arguments=arguments, peak=arguments + temporary)
+    if any(program.memory.arguments is None for program in programs):
+        return CompilerMemory(arguments=None, peak=max(p.memory.peak for p in programs))
+    temporary = max(p.memory.peak - (p.memory.arguments or 0) for p in programs)
+    return CompilerMemory(arguments=arguments, peak=(arguments or 0) + temporary)

@@ -36,7 +36,7 @@ class Moves:
         wire_elements: the same in elements, so that two dtypes compare.
         floor_elements: the least: one reduction of each gradient and one gather of each updated
             parameter, Ψ(N-1)/N elements each; at stage 2 with K micro-batches K reductions.
-        activations: untagged collectives that serve no tensor of ZeRO.
+        activations: collectives that move an activation, as the audit finds them.
         unnamed: collectives within slices that libtpu made, without saying for what, out of ones
             that span slices; what these send from slice to slice is not in the ledger.
         refused: gradients that the plan shards and the compiler reduced whole.
@@ -61,25 +61,26 @@ def measure_moves(
     plan: ShardingPlan,
     programs: Sequence[ProgramLedger],
     *,
+    stray: Sequence[Collective],
     target: str,
     topology: Topology | None,
 ) -> Moves:
     """The traffic of the compiled programs of one step under `plan`.
 
     Args:
+        stray: collectives of all programs that serve no tensor of ZeRO.
         topology: the chips of a TPU target; None for the CPU.
     """
     moved = [(c, p.runs) for p in programs for c in p.ledger.collectives]
-    untagged = [c for p in programs for c in p.ledger.activations]
     over_slices = topology is not None and topology.slices > 1
-    unnamed = tuple(c for c in untagged if over_slices and not c.op_name)
+    unnamed = tuple(c for c in stray if over_slices and not c.op_name)
     return Moves(
         target=target,
         programs=tuple(programs),
         wire_bytes=sum(runs * c.wire_bytes for c, runs in moved),
         wire_elements=sum(runs * _wire_elements(c) for c, runs in moved),
         floor_elements=floor_elements(plan),
-        activations=tuple(c for c in untagged if c not in unnamed),
+        activations=tuple(c for c in stray if c not in unnamed),
         unnamed=unnamed,
         refused=refused_scatters(plan, [c for c, _ in moved], topology=topology),
     )

@@ -81,7 +81,7 @@ def _why(
         return off, "another width, or states kept whole: raise spmd.min_shard_elements"
     return (
         "libtpu combined it into an all-reduce with other tensors, as it does with small ones",
-        f"the XLA flags {_V6E_FLAGS}",
+        f'the XLA flags that "spmd": {{"xla_flags": "v6e"}} sets: {_V6E_FLAGS}',
     )
 
 

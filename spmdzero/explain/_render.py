@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from spmdzero.audit import AuditReport
 from spmdzero.explain._tables import Grid, fit_grid, flops_grid, moves_grid, refused_grid
 
 if TYPE_CHECKING:
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 
 # Wider than any row, so that no terminal width wraps or cuts one.
 _UNBOUNDED = 100_000
+_WRONG = "3. What is wrong?"
+_ONLY_IN_A_RUN = (
+    "Nothing was trained: replicated states, parameter drift, missing donation, recompilation, "
+    "host reads and CPU fallbacks show in a run only."
+)
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 75em; margin: 2em auto; padding: 0 1em; }
@@ -24,21 +30,23 @@ body { font: 15px/1.45 system-ui, sans-serif; max-width: 75em; margin: 2em auto;
 
 def text(explanation: "Explanation") -> str:
     """The explanation as aligned text without colour codes."""
-    lines = [_heading(explanation)]
-    for grid in _grids(explanation):
-        lines += ["", grid.title, *_table(grid)]
-        lines += [f"  {note}" for note in grid.notes]
+    lines = [_heading(explanation), _flags(explanation)]
+    for part in _parts(explanation):
+        if isinstance(part, Grid):
+            lines += ["", part.title, *_table(part), *(f"  {note}" for note in part.notes)]
+        else:
+            lines += ["", _WRONG, "", *str(part).splitlines(), *_notes_on(part)]
     return "\n".join(lines)
 
 
 def html(explanation: "Explanation") -> str:
     """The explanation as HTML tables in the reader's own colours."""
-    parts = [f"<p><b>{escape(_heading(explanation))}</b></p>"]
-    for grid in _grids(explanation):
-        parts.append(f"<h3>{escape(grid.title)}</h3>{_html_table(grid)}")
-        if grid.notes:
-            items = "".join(f"<li>{escape(note)}</li>" for note in grid.notes)
-            parts.append(f"<ul>{items}</ul>")
+    parts = [f"<p><b>{escape(_heading(explanation))}</b><br>{escape(_flags(explanation))}</p>"]
+    for part in _parts(explanation):
+        if isinstance(part, Grid):
+            parts.append(f"<h3>{escape(part.title)}</h3>{_html_table(part)}{_list(part.notes)}")
+        else:
+            parts.append(f"<h3>{_WRONG}</h3>{part._repr_html_()}{_list(_notes_on(part))}")
     return "<div>" + "".join(parts) + "</div>"
 
 
@@ -60,12 +68,26 @@ def _heading(explanation: "Explanation") -> str:
     )
 
 
-def _grids(explanation: "Explanation") -> Iterator[Grid]:
+def _flags(explanation: "Explanation") -> str:
+    return f"flags of the TPU compiler: {', '.join(explanation.xla_flags)}"
+
+
+def _notes_on(audit: AuditReport) -> tuple[str, ...]:
+    return () if audit.steps else (_ONLY_IN_A_RUN,)
+
+
+def _list(notes: tuple[str, ...]) -> str:
+    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    return f"<ul>{items}</ul>" if items else ""
+
+
+def _parts(explanation: "Explanation") -> Iterator[Grid | AuditReport]:
     yield fit_grid(explanation)
     for moves in explanation.moves:
         yield moves_grid(moves)
         if moves.refused:
             yield refused_grid(moves)
+    yield explanation.audit
     yield flops_grid(explanation)
 
 

@@ -34,6 +34,8 @@ def fit_grid(explanation: "Explanation") -> Grid:
     rows.append(("DeepSpeed's estimate", *(_count(fit.deepspeed) for fit in fits)))
     targets = {memory.target: memory.hbm_bytes for fit in fits for memory in fit.compiled}
     notes = [explanation.paper_note]
+    if any(memory.memory.arguments is None for fit in fits for memory in fit.compiled):
+        notes.append("A peak without inputs is what the compiler said when it gave up.")
     for target, hbm in targets.items():
         found = [{m.target: m.memory for m in fit.compiled}.get(target) for fit in fits]
         rows.append(
@@ -129,7 +131,7 @@ def flops_grid(explanation: "Explanation") -> Grid:
         for line in explanation.rooflines
     ]
     return Grid(
-        title="3. What does a step wait for? Least time of each part",
+        title="4. What does a step wait for? Least time of each part",
         headers=(
             "chip", "from", "compute", "memory", "network", "bound by", "flops/byte sent",
             "network hides from",

@@ -5,9 +5,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from spmdzero.audit import AuditReport, auditing
 from spmdzero.engine import Engine, StepGraph
 from spmdzero.explain._aot import Compiled, CompilerMemory
 from spmdzero.inspect import entry_argument_bytes, peak_temporary_bytes
+from spmdzero.xla import AnnotatedProgram
 
 Batch = Any
 
@@ -19,14 +21,16 @@ class TracedProgram:
     Attributes:
         kind: ``"micro"`` or ``"boundary"``, see `StepGraph`.
         runs: how often it runs in one step.
-        annotated: the HLO module proto before partitioning, for another compiler.
-        compiled: what this process's own compiler makes of it.
+        outputs: what it writes, in order, by names such as ``"parameter/wte.weight"``.
+        annotated: before partitioning, for another compiler.
+        compiled: what this process's own compiler makes of it; None if it was not asked.
     """
 
     kind: str
     runs: int
-    annotated: bytes
-    compiled: Compiled
+    outputs: tuple[str, ...]
+    annotated: AnnotatedProgram
+    compiled: Compiled | None
 
 
 def trace_step(engine: Engine, batch: Batch) -> tuple[TracedProgram, ...]:
@@ -36,22 +40,37 @@ def trace_step(engine: Engine, batch: Batch) -> tuple[TracedProgram, ...]:
         batch: what one forward takes: a tensor, a tuple of inputs or a dict of keyword inputs;
             the module returns the loss, as `Engine.train_batch` wants it.
     """
-    graphs: dict[str, tuple[bytes, str]] = {}
+    kept: dict[str, tuple[tuple[str, ...], AnnotatedProgram, str]] = {}
     runs: Counter[str] = Counter()
 
     def read(graph: StepGraph) -> None:
         runs[graph.kind] += 1
-        if graph.kind not in graphs:
-            graphs[graph.kind] = graph.annotated(), graph.hlo()
+        if graph.kind not in kept:
+            kept[graph.kind] = tuple(graph.outputs), graph.annotated(), graph.hlo()
 
     with engine.observe(read):
         engine.train_batch(_endless(batch))
     return tuple(
         TracedProgram(
-            kind=kind, runs=runs[kind], annotated=annotated, compiled=_compiled_here(text)
+            kind=kind,
+            runs=runs[kind],
+            outputs=outputs,
+            annotated=annotated,
+            compiled=_compiled_here(text),
         )
-        for kind, (annotated, text) in graphs.items()
+        for kind, (outputs, annotated, text) in kept.items()
     )
+
+
+def trace_audited(
+    engine: Engine, batch: Batch, *, steps: int
+) -> tuple[tuple[TracedProgram, ...], AuditReport]:
+    """`trace_step`, and what is wrong with the `steps` steps that it trains, 1 or more."""
+    with auditing(engine) as watched:
+        programs = trace_step(engine, batch)
+        for _ in range(steps - 1):
+            engine.train_batch(_endless(batch))
+    return programs, watched.report
 
 
 def _endless(batch: Batch) -> Iterator[Batch]:

@@ -4,20 +4,16 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.inspect import _ledger_render as _render
 from spmdzero.inspect._hlo import Instruction, Module, Shape
 from spmdzero.inspect._hlo_text import parse
+from spmdzero.inspect._ledger_tags import ELEMENTWISE, tag_of, traced_as
 
 _KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
-# A scope named zero.gradient/layer.weight reaches HLO as zero.gradient/layer.weight.<number>/<op>.
-_TAG = re.compile(r"(?:^|/)zero\.([a-z_]+)(?:/(.+?))?\.\d+(?=/|$)")
-# Operations that keep each element apart from the others, so a slice after them is a slice before.
-_ELEMENTWISE = {"add", "subtract", "multiply", "divide", "convert", "copy", "bitcast", "reshape"}
-_ELEMENTWISE |= {"transpose", "all-reduce-done", "async-done"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +78,17 @@ class CollectiveLedger:
     named: bool
 
     @classmethod
-    def from_hlo(cls, text: str, *, aliased: int | None = None) -> "CollectiveLedger":
+    def from_hlo(
+        cls, text: str, *, aliased: int | None = None, outputs: Sequence[str] = ()
+    ) -> "CollectiveLedger":
         """The ledger of one optimised, SPMD-partitioned HLO module.
 
         Args:
             text: the module as the compiler prints it.
             aliased: the number of donated inputs, for a text whose compilation left donation
                 out; by default it is read from the text's ``input_output_alias``.
+            outputs: the program's outputs in order, such as ``"parameter/wte.weight"``: they name
+                collectives of which the compiler kept no name.
 
         Raises:
             SpmdZeroUsageError: ``text`` is not one HLO module, or does not say how many devices
@@ -99,7 +99,7 @@ class CollectiveLedger:
             collectives=tuple(
                 collective
                 for instruction in module.instructions()
-                for collective in _collectives(module, instruction)
+                for collective in _collectives(module, instruction, outputs)
             ),
             aliased=module.aliased if aliased is None else aliased,
             parameters=module.parameters,
@@ -161,7 +161,9 @@ class CollectiveLedger:
         return _render.ledger_html(self)
 
 
-def _collectives(module: Module, instruction: Instruction) -> Iterator[Collective]:
+def _collectives(
+    module: Module, instruction: Instruction, outputs: Sequence[str]
+) -> Iterator[Collective]:
     kind = instruction.opcode.removesuffix("-start")
     if kind not in _KINDS:
         return
@@ -178,8 +180,8 @@ def _collectives(module: Module, instruction: Instruction) -> Iterator[Collectiv
         if kind == "all-reduce" and not scattered:
             scattered = _only_own_part(module, instruction, element)
         shown = "reduce-scatter" if fused else kind
-        traced = _traced_as(module, instruction, element)
-        role, tensor = _tag_of_element(module, traced, instruction, operand, element)
+        traced = traced_as(module, instruction, element)
+        role, tensor = tag_of(module, instruction, traced, operand, element, outputs)
         yield Collective(
             kind=shown,
             dtype=payload.dtype,
@@ -220,7 +222,7 @@ def _only_own_part(module: Module, instruction: Instruction, element: int | None
         if use.user.opcode == "dynamic-slice" and use.position == 0:
             if not _from_device_index(module, use.user):
                 return False
-        elif use.user.opcode not in _ELEMENTWISE or not _only_own_part(module, use.user, None):
+        elif use.user.opcode not in ELEMENTWISE or not _only_own_part(module, use.user, None):
             return False
         sliced = True
     return sliced
@@ -237,57 +239,3 @@ def _from_device_index(module: Module, dynamic_slice: Instruction) -> bool:
             seen.add(key)
             pending += module.sources(instruction)
     return False
-
-
-def _tag(op_name: str) -> tuple[str, str]:
-    """Role and tensor of the innermost ``zero.<role>/<tensor>`` scope, ("", "") without one."""
-    found = _TAG.findall(op_name)
-    return found[-1] if found else ("", "")
-
-
-def _traced_as(module: Module, instruction: Instruction, element: int | None) -> Instruction:
-    """The instruction whose metadata tells under which name one element was traced.
-
-    A combined collective keeps the metadata of only one of its tensors, and a fused
-    reduce-scatter none; what takes each tensor out of it keeps that tensor's own.
-    """
-    candidates = [*module.taken_out(instruction, element)]
-    if element is None:
-        candidates.insert(0, instruction)
-    return next((found for found in candidates if _tag(found.op_name)[1]), instruction)
-
-
-def _tag_of_element(
-    module: Module,
-    traced: Instruction,
-    instruction: Instruction,
-    operand: Instruction,
-    element: int | None,
-) -> tuple[str, str]:
-    """Role and tensor that one element of a collective serves, the tensor "" if nothing tells.
-
-    Without a tag of its own it is read from the instructions around the element.
-    """
-    own = _tag(instruction.op_name)
-    if element is None or traced is not instruction:
-        return _tag(traced.op_name)
-    for name in (*_names_before(module, operand), *_names_after(module, instruction, element)):
-        near = _tag(name)
-        if near[1] and near[0] == (own[0] or near[0]):
-            return near
-    return own[0], ""
-
-
-def _names_before(module: Module, value: Instruction) -> Iterator[str]:
-    yield value.op_name
-    if value.opcode in _ELEMENTWISE or value.opcode == "parameter":
-        for source in module.sources(value)[:1]:
-            yield from _names_before(module, source)
-
-
-def _names_after(module: Module, value: Instruction, element: int | None) -> Iterator[str]:
-    for use in module.uses(value, element):
-        if use.user is not None:
-            yield use.user.op_name
-            if use.user.opcode in _ELEMENTWISE:
-                yield from _names_after(module, use.user, None)

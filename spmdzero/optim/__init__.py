@@ -18,6 +18,7 @@ from spmdzero.optim._rule_factory import (
     rule_from_config,
     rules_from_torch,
 )
+from spmdzero.optim._schedule import DeepSpeedSchedule
 from spmdzero.optim._schedule_factory import Schedule, schedule_from_config
 from spmdzero.optim._schedules import WarmupCosineLR, WarmupDecayLR, WarmupLR
 from spmdzero.optim._sgd import SGD
@@ -27,6 +28,7 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "DeepSpeedSchedule",
     "FusedAdam",
     "FusedLamb",
     "FusedLion",

@@ -1,33 +1,59 @@
 """Training states as files: the native checkpoint format, and the form that all formats share."""
 
 from spmdzero.store._boxes import Box, assemble, box_shape, box_slices, flat_boxes, whole_box
+from spmdzero.store._convert import (
+    FORMATS,
+    Conversion,
+    Format,
+    bytes_to_read,
+    convert,
+    fp32_weights,
+    write_for_deepspeed,
+)
+from spmdzero.store._describe import CheckpointDescription, describe
 from spmdzero.store._folder import Retention, check_tag, complete_tags, read_latest
+from spmdzero.store._locate import format_of, locate
 from spmdzero.store._native import newest_good, read_native
 from spmdzero.store._open import latest_tag, open_state
 from spmdzero.store._saver import BackgroundSaver
 from spmdzero.store._state import HostState, StoredTensor, TrainingState, in_memory
 from spmdzero.store._write import SaveOrder, save_native
+from spmdzero.store.export import Weights, dtype_called, save_whole
 
 __all__ = [
+    "FORMATS",
     "BackgroundSaver",
     "Box",
+    "CheckpointDescription",
+    "Conversion",
+    "Format",
     "HostState",
     "Retention",
     "SaveOrder",
     "StoredTensor",
     "TrainingState",
+    "Weights",
     "assemble",
     "box_shape",
     "box_slices",
+    "bytes_to_read",
     "check_tag",
     "complete_tags",
+    "convert",
+    "describe",
+    "dtype_called",
     "flat_boxes",
+    "format_of",
+    "fp32_weights",
     "in_memory",
     "latest_tag",
+    "locate",
     "newest_good",
     "open_state",
     "read_latest",
     "read_native",
     "save_native",
+    "save_whole",
     "whole_box",
+    "write_for_deepspeed",
 ]

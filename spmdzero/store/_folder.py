@@ -11,7 +11,7 @@ from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
 from spmdzero.store._files import settle, write_whole
 from spmdzero.store._manifest import COMMIT, Manifest, committed_nonce, read_manifest
 
-LATEST = "latest"
+LATEST, LATEST_UNIVERSAL = "latest", "latest_universal"
 _OURS = re.compile(
     r"\.?(?:manifest|part|failed|tensors|state)-([0-9a-f]{8})[-0-9a-z]*"
     r"\.(?:json|safetensors|pt)(?:\.tmp)?"
@@ -59,13 +59,13 @@ def complete_tags(folder: Path) -> list[Manifest]:
     return sorted(found, key=lambda manifest: manifest.saved_at, reverse=True)
 
 
-def read_latest(folder: Path) -> str | None:
-    """The tag that `latest` names, None without such a file.
+def read_latest(folder: Path, name: str = LATEST) -> str | None:
+    """The tag that `latest`, or another file like it, names; None without such a file.
 
     Raises:
         SpmdZeroCheckpointError: the file can't be read, or holds no tag.
     """
-    path = folder / LATEST
+    path = folder / name
     try:
         tag = path.read_text().strip()
         return check_tag(tag)
@@ -77,9 +77,9 @@ def read_latest(folder: Path) -> str | None:
         ) from error
 
 
-def write_latest(folder: Path, tag: str) -> None:
-    """Makes `latest` name `tag`."""
-    write_whole(folder / LATEST, [tag.encode()])
+def write_latest(folder: Path, tag: str, name: str = LATEST) -> None:
+    """Makes `latest`, or another file like it, name `tag`."""
+    write_whole(folder / name, [tag.encode()])
     settle(folder)
 
 

@@ -64,6 +64,7 @@ class HostState:
         extra: what modules return from `get_extra_state`, by state dict key.
         excluded: frozen parameters that were left out on purpose.
         client_state: the caller's.
+        tied: further state dict key of a tied parameter -> the one it is saved under.
     """
 
     counters: Mapping[str, int] = field(default_factory=dict)
@@ -79,6 +80,7 @@ class HostState:
     extra: Mapping[str, Any] = field(default_factory=dict)
     excluded: tuple[str, ...] = ()
     client_state: Mapping[str, Any] = field(default_factory=dict)
+    tied: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

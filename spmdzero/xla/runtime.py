@@ -1,5 +1,8 @@
 """Devices and processes: SPMD switched on in time, counts, synchronisation, compile counters."""
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
@@ -87,9 +90,29 @@ def has_tpu_chips() -> bool:
     return _chips.are_here()
 
 
+_tracing_only = False
+
+
+@contextlib.contextmanager
+def tracing_only() -> Iterator[None]:
+    """Inside, `sync` starts nothing, and models may be on the meta device: see `Placeholders`."""
+    global _tracing_only
+    before, _tracing_only = _tracing_only, True
+    try:
+        yield
+    finally:
+        _tracing_only = before
+
+
+def is_tracing_only() -> bool:
+    """Whether `tracing_only` is in force."""
+    return _tracing_only
+
+
 def sync() -> None:
     """Compiles what is pending (or finds it compiled) and starts it on the devices."""
-    torch_xla.sync()
+    if not _tracing_only:
+        torch_xla.sync()
 
 
 def wait() -> None:

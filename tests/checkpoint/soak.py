@@ -2,7 +2,7 @@
 
 `make soak` (30 minutes), or `python -m tests.checkpoint.soak --minutes 3 --plot out/soak.png`.
 
-The undisturbed run that its losses are compared with is made afterwards, on 8 devices, in one piece.
+The undisturbed run that its losses are compared with is made afterwards, on 8 devices.
 """
 
 import argparse

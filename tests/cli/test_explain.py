@@ -26,6 +26,14 @@ class Net(torch.nn.Module):
     def forward(self, x, y=None):
         return self.body(x).pow(2).mean()
 
+class Leaking(Net):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(128)
+
+    def forward(self, x, y=None):
+        return self.norm(self.body(x)).pow(2).mean()
+
 def batch():
     return {"x": torch.ones(4, 64)}
 """
@@ -66,13 +74,25 @@ def test_json_and_page_are_of_the_devices_that_were_asked_for(folder: Path) -> N
     assert (folder / "page.html").read_text() == explanation.to_html()
 
 
-def test_strict_fails_for_activations_that_move(folder: Path) -> None:
-    arguments = ("net:Net", "global.json", "-b", "net:batch", "--devices", "4", "--own-stage")
-    done = run(folder, *arguments, "--strict")
-    # The global forward sums the weight's gradient where the compiler likes, outside of any tag.
+def test_strict_fails_for_what_the_audit_finds_and_json_and_page_name_it(folder: Path) -> None:
+    arguments = ("-b", "net:batch", "--devices", "4", "--own-stage", "--strict")
+    sound = run(folder, "net:Net", "global.json", *arguments)
+    assert sound.returncode == 0, sound.stderr
+    done = run(folder, "net:Leaking", "global.json", *arguments, "--json", "--html", "page.html")
     assert done.returncode == 1, done.stderr
-    assert "problem: cpu:4: " in done.stderr
-    assert "2. What moves on cpu:4?" in done.stdout
+    assert "problem: stray-activation-collective: " in done.stderr
+    (found,) = json.loads(done.stdout)
+    (finding, *_) = found["audit"]["findings"]
+    assert finding["name"] == "stray-activation-collective"
+    assert finding["subject"] in (folder / "page.html").read_text()
+
+
+def test_without_strict_findings_are_told_and_the_status_is_0(folder: Path) -> None:
+    arguments = ("-b", "net:batch", "--devices", "4", "--own-stage")
+    done = run(folder, "net:Leaking", "global.json", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert "3. What is wrong?" in done.stdout
+    assert "✗ stray-activation-collective" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -121,3 +141,23 @@ class TestBatch:
 def test_a_name_that_leads_nowhere_is_refused(name: str) -> None:
     with pytest.raises(SpmdZeroUsageError, match=r"write module|No module named|no function"):
         load_object(name)
+
+
+@pytest.mark.slow
+def test_topologies_of_several_sizes_are_explained_at_once_on_one_page(folder: Path) -> None:
+    done = run(
+        folder, "net:Net", "ds.json", "--batch", "x={devices}x64", "--own-stage", "--json",
+        "--html", "page.html", "--tpu", "v5e:2x2", "--tpu", "v6e:2x2", "--tpu", "v5e:2x4",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    explanations = [Explanation.from_json(json.dumps(found)) for found in json.loads(done.stdout)]
+    assert [[moves.target for moves in e.moves] for e in explanations] == [
+        ["cpu:4", "v5e:2x2", "v6e:2x2"],
+        ["cpu:8", "v5e:2x4"],
+    ]
+    page = (folder / "page.html").read_text()
+    assert page.count("<!doctype html>") == 1
+    for target in ("v5e:2x2", "v6e:2x2", "v5e:2x4"):
+        assert f"2. What moves on {target}?" in page
+    # Progress, on stderr as it is no terminal.
+    assert "explain: stage 1, boundary program for v6e:2x2" in done.stderr

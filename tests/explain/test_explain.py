@@ -11,6 +11,8 @@ import torch
 import spmdzero
 from spmdzero import Explanation, SpmdZeroRuntimeError, SpmdZeroUsageError
 from spmdzero.plan import Role
+from tests.audit.models import GrowsByItself, ReadsValue, batches
+from tests.audit.models import config as audited_config
 from tests.support.contract import make_batch, make_model
 
 PSI = sum(p.numel() for p in make_model().parameters())
@@ -116,13 +118,14 @@ class TestForms:
         with pytest.raises(SpmdZeroUsageError, match="not the JSON text of an explanation"):
             Explanation.from_json("{}")
 
-    def test_text_answers_the_three_questions_in_order(self, explanation: Explanation) -> None:
+    def test_text_answers_the_four_questions_in_order(self, explanation: Explanation) -> None:
         text = str(explanation)
         headings = re.findall(r"^\d\. .*?\?", text, re.MULTILINE)
         assert headings == [
             "1. Does it fit?",
             "2. What moves on cpu:8?",
-            "3. What does a step wait for?",
+            "3. What is wrong?",
+            "4. What does a step wait for?",
         ]
         assert f"{16 * PSI:,}" in text
 
@@ -134,7 +137,9 @@ class TestForms:
         assert explanation._repr_html_() in page
         assert not re.search(r"<(script|link|img|iframe)\b|\burl\(", page)
         assert "color-scheme: light dark" in page
-        assert not re.search(r"(?<!-)\bcolor\s*:|background", page)
+        # Besides the translucent greys and mid-lightness hues of findings, which this page lacks.
+        assert set(re.findall(r"(?<!-)\bcolor\s*:\s*(\w+)", page)) == {"inherit"}
+        assert "background" not in page
 
 
 def test_a_leak_is_a_problem_and_an_activation_with_its_name() -> None:
@@ -142,10 +147,30 @@ def test_a_leak_is_a_problem_and_an_activation_with_its_name() -> None:
         make_model(), config(micro_batches=1, spmd={"forward": "global"}), make_batch(0, 0),
         stages=(),
     )  # fmt: skip
-    moves = leaking.moves_on("cpu:8")
-    assert moves.activations
-    assert f"cpu:8: {len(moves.activations)} collectives move activations" in leaking.problems
+    assert leaking.moves_on("cpu:8").activations
+    subjects = {finding.subject for finding in leaking.audit.of("stray-activation-collective")}
+    assert "aten::native_batch_norm in module h.0.ln_1" in subjects
+    assert any("native_batch_norm in module h.0.ln_1" in problem for problem in leaking.problems)
+    for shown in (str(leaking), leaking.to_html()):
+        assert "stray-activation-collective: aten::native_batch_norm in module h.0.ln_1" in shown
+        assert "all-gather" in shown.partition("4. What does a step wait for?")[0]
     assert "activation: all-" in str(leaking)
+
+
+def test_a_sound_step_is_audited_over_three_steps_and_has_no_problem(
+    explanation: Explanation,
+) -> None:
+    assert (explanation.audit.steps, explanation.audit.findings) == (3, ())
+    assert explanation.audit.programs == ("micro", "boundary")
+    assert explanation.problems == ()
+    assert "nothing found" in str(explanation)
+
+
+def test_a_recompilation_and_a_host_read_are_found_in_the_steps_that_explain_trains() -> None:
+    found = spmdzero.explain(GrowsByItself(), audited_config(), batches(1)[0], stages=())
+    assert [f.name for f in found.audit.findings] == ["recompilation"]
+    found = spmdzero.explain(ReadsValue(), audited_config(), batches(1)[0], stages=())
+    assert any("(in the model)" in f.subject for f in found.audit.of("host-read-in-step"))
 
 
 def test_an_engine_explains_its_own_stage_by_training_one_step() -> None:

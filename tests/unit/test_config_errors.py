@@ -162,7 +162,6 @@ def test_a_schedule_parameter_is_checked(params, culprit):
         ("fp16.fp16_master_weights_and_grads", True, "offload"),
         ("data_types.param_dtype", "fp16", "choose fp32"),
         ("compile.deepcompile", True, "XLA"),
-        ("checkpoint.load_universal", True, "recognises"),
         ("data_types.keep_in_fp32_modules", ["bias"], "no buffer is cast"),
         ("fp32_allreduce", True, "old key"),
         ("sequence_parallel_size", 2, "parallelism"),

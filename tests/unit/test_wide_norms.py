@@ -43,3 +43,25 @@ def test_gradients_under_a_loss_scale_are_torchs(norm: nn.Module, mesh: DeviceMe
         bound = 8 * torch.finfo(torch.float16).eps * expected.abs().max().item()
         got = probe.gradients[name].float()
         torch.testing.assert_close(got, expected, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("statistics", [torch.float32, torch.bfloat16], ids=str)
+def test_batch_norm_of_bf16_rows_has_the_mean_statistics_of_torchs_fp32(
+    statistics: torch.dtype, mesh: DeviceMesh
+) -> None:
+    norm = nn.BatchNorm1d(WIDTH)
+    x = numbers(ROWS, WIDTH).bfloat16()
+    given = copy.deepcopy(norm)
+    given.running_mean, given.running_var = norm.running_mean.to(statistics), norm.running_var
+    probe = Probe(given, mesh, dtype=torch.bfloat16)
+    output = probe(probe.batch(x))
+    own = [copy.deepcopy(norm) for _ in range(mesh.size)]
+    parts = [replica(rows) for replica, rows in zip(own, x.float().split(2), strict=True)]
+    # Rounded to bf16 once, from sums of two rows in fp32.
+    eps = torch.finfo(torch.bfloat16).eps
+    torch.testing.assert_close(output.detach().cpu().float(), torch.cat(parts), rtol=eps, atol=eps)
+    for name in ("running_mean", "running_var"):
+        expected = torch.stack([getattr(replica, name) for replica in own]).mean(0)
+        found = probe.buffers[name].float()
+        bound = eps if getattr(given, name).dtype == torch.bfloat16 else 1e-6
+        torch.testing.assert_close(found, expected, rtol=bound, atol=bound)

@@ -1,0 +1,68 @@
+"""`spmdzero convert`: a checkpoint in another format."""
+
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from spmdzero.errors import SpmdZeroError
+from spmdzero.store import (
+    FORMATS,
+    Conversion,
+    Format,
+    bytes_to_read,
+    dtype_called,
+    locate,
+)
+from spmdzero.store import convert as convert_checkpoint
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(help="a folder of checkpoints, or of one tag")],
+    target: Annotated[Path, typer.Argument(help="the folder to write (for fp32 also a .bin)")],
+    to: Annotated[str, typer.Option(help=", ".join(FORMATS))],
+    tag: Annotated[str | None, typer.Option(help="which checkpoint: `latest` if left out")] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="deepspeed: the processes that will load it")
+    ] = None,
+    stage: Annotated[int, typer.Option(min=1, max=2, help="deepspeed: their ZeRO stage")] = 2,
+    dtype: Annotated[
+        str | None, typer.Option(help="safetensors, dcp: fp32, bf16 or fp16; as it is if left out")
+    ] = None,
+    max_shard_size: Annotated[
+        str, typer.Option(help="safetensors, fp32: of each file, such as 5GB or 500MiB")
+    ] = "5GB",
+    exclude_frozen: Annotated[
+        bool, typer.Option("--exclude-frozen", help="leave out what no optimizer trained")
+    ] = False,
+) -> None:
+    """Writes a checkpoint, ours or DeepSpeed's, in another format. No device is used."""
+    try:
+        conversion = Conversion(
+            to=cast(Format, to),
+            ranks=ranks,
+            stage=stage,
+            dtype=dtype_called(dtype) if dtype is not None else None,
+            max_shard_size=max_shard_size,
+            exclude_frozen=exclude_frozen,
+        )
+        folder, tag = locate(source, tag)
+        total = bytes_to_read(folder, tag, conversion)
+        with _bar() as bar:
+            task = bar.add_task(f"{tag} to {to}", total=total)
+            written = convert_checkpoint(
+                folder, target, conversion, tag=tag, progress=lambda n: bar.advance(task, n)
+            )
+            bar.update(task, completed=total)
+    except SpmdZeroError as error:
+        typer.echo(f"spmdzero convert: {error}", err=True)
+        raise typer.Exit(2) from error
+    typer.echo(written)
+
+
+def _bar() -> Progress:
+    # On stderr: the path of what was written is this command's output.
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    return Progress(*columns, TransferSpeedColumn(), console=Console(stderr=True))

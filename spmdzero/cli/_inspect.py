@@ -1,0 +1,62 @@
+"""`spmdzero inspect`: what a checkpoint holds."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from spmdzero.errors import SpmdZeroError
+from spmdzero.store import CheckpointDescription, describe
+
+
+def inspect(
+    source: Annotated[Path, typer.Argument(help="a folder of checkpoints, or of one tag")],
+    tag: Annotated[str | None, typer.Option(help="which checkpoint: `latest` if left out")] = None,
+    tensors: Annotated[bool, typer.Option("--tensors", help="list every tensor")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables")] = False,
+) -> None:
+    """Shows what a checkpoint holds, ours or DeepSpeed's, and checks its files."""
+    try:
+        found = describe(source, tag)
+    except SpmdZeroError as error:
+        typer.echo(f"spmdzero inspect: {error}", err=True)
+        raise typer.Exit(2) from error
+    if as_json:
+        typer.echo(found.to_json())
+        return
+    console = Console()
+    summary = Table(show_header=False, box=None)
+    for name, value in _rows(found):
+        summary.add_row(name, value)
+    console.print(summary)
+    if tensors:
+        table = Table("tensor", "shape", "dtype", "bytes", box=None)
+        for tensor in found.tensors:
+            shape = "x".join(map(str, tensor.shape)) or "scalar"
+            table.add_row(tensor.name, shape, tensor.dtype, f"{tensor.bytes:,}")
+        console.print(table)
+
+
+def _rows(found: CheckpointDescription) -> Iterator[tuple[str, str]]:
+    yield "path", found.path
+    yield "format", found.format
+    yield "counters", _pairs(found.counters)
+    yield "updates", str(found.updates) if found.updates is not None else "not said"
+    dtypes = ", ".join(f"{count} {dtype}" for dtype, count in found.dtypes.items())
+    yield "parameters", f"{found.parameters} ({dtypes}), {found.elements:,} elements"
+    yield "bytes", f"{found.bytes:,} ({_pairs(found.roles)})"
+    for index, group in enumerate(found.groups):
+        yield f"group {index}", _pairs(group)
+    yield "loss scale", _pairs(found.scaler) if found.scaler else "none"
+    yield "schedule", _pairs(found.scheduler) if found.scheduler else "none"
+    yield "client state", ", ".join(found.client_state) or "none"
+
+
+def _pairs(values: dict) -> str:
+    return ", ".join(
+        f"{key} {value:,}" if isinstance(value, int) else f"{key} {value}"
+        for key, value in values.items()
+    )

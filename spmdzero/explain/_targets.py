@@ -1,0 +1,155 @@
+"""A step's programs as several compilers make them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+
+from spmdzero.audit import Finding, audit_program, stray_collectives
+from spmdzero.explain._aot import Compiled, compile_for_tpu
+from spmdzero.explain._chips import Topology
+from spmdzero.explain._fit import TargetMemory, step_memory
+from spmdzero.explain._moves import Moves, ProgramLedger, measure_moves
+from spmdzero.explain._progress import Step
+from spmdzero.explain._roofline import Roofline, roofline
+from spmdzero.explain._trace import TracedProgram
+from spmdzero.inspect import Collective, CollectiveLedger
+from spmdzero.plan import ShardingPlan
+
+# Each is a process of its own, which keeps one core busy most of the time.
+_AT_ONCE = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What one compiler made of a step.
+
+    Attributes:
+        name: ``cpu:8``, ``v5e:2x4``, ...
+        topology: None for this process's own compiler.
+        traced: the programs before it.
+        made: the same ones after it.
+    """
+
+    name: str
+    topology: Topology | None
+    traced: tuple[TracedProgram, ...]
+    made: tuple[Compiled, ...]
+
+    @property
+    def compiled(self) -> bool:
+        """Whether there are programs: not where they need more than a chip's memory."""
+        return all(made.hlo is not None for made in self.made)
+
+    @property
+    def memory(self) -> TargetMemory:
+        """Bytes per device."""
+        return TargetMemory(
+            target=self.name,
+            memory=step_memory(self.made),
+            hbm_bytes=self.topology.chip.hbm_bytes if self.topology else None,
+        )
+
+    @cached_property
+    def programs(self) -> tuple[ProgramLedger, ...]:
+        """The ledger of each program."""
+        return tuple(
+            ProgramLedger(
+                kind=traced.kind,
+                runs=traced.runs,
+                ledger=CollectiveLedger.from_hlo(hlo, outputs=traced.outputs),
+            )
+            for traced, hlo in self._texts
+        )
+
+    def moves(self, plan: ShardingPlan) -> Moves:
+        """The traffic of one step."""
+        return measure_moves(
+            plan,
+            self.programs,
+            stray=tuple(self._stray()),
+            target=self.name,
+            topology=self.topology,
+        )
+
+    def findings(self, *, dtypes: Mapping[str, str], communicate: str | None) -> Iterator[Finding]:
+        """What is wrong in the programs; the arguments are those of `audit_program`."""
+        for traced, hlo in self._texts:
+            yield from audit_program(
+                hlo,
+                dtypes=dtypes,
+                where=f"{traced.kind} program on {self.name}",
+                communicate=communicate,
+                outputs=traced.outputs,
+                over_slices=self._over_slices,
+            )
+
+    def roofline(self, *, matmul_flops: float | None, tokens: int) -> Roofline:
+        """The times of one step on the target's chip, by the compiler's own counts.
+
+        Args:
+            matmul_flops: of one device in one step; None takes all operations for such.
+            tokens: per device and step.
+        """
+        assert self.topology is not None
+        runs = [(traced.runs, made) for traced, made in zip(self.traced, self.made, strict=True)]
+        flops = sum(n * (made.flops or 0.0) for n, made in runs)
+        return roofline(
+            self.topology.chip,
+            target=self.name,
+            flops=flops,
+            matmul_flops=flops if matmul_flops is None else matmul_flops,
+            bytes_accessed=sum(n * (made.bytes_accessed or 0.0) for n, made in runs),
+            wire_bytes=sum(p.runs * p.ledger.wire_bytes for p in self.programs),
+            tokens=tokens,
+        )
+
+    @property
+    def _over_slices(self) -> bool:
+        return self.topology is not None and self.topology.slices > 1
+
+    @property
+    def _texts(self) -> Iterator[tuple[TracedProgram, str]]:
+        for traced, made in zip(self.traced, self.made, strict=True):
+            if made.hlo is not None:
+                yield traced, made.hlo
+
+    def _stray(self) -> Iterator[Collective]:
+        for traced, hlo in self._texts:
+            yield from stray_collectives(hlo, outputs=traced.outputs)
+
+
+def compile_on(
+    programs: Sequence[TracedProgram],
+    topologies: Sequence[Topology],
+    *,
+    here: str,
+    flags: Mapping[str, str],
+    step: Step,
+    named: str,
+) -> list[Target]:
+    """What this process's compiler, if it was asked, and libtpu make of a step.
+
+    Args:
+        here: the name of this process's devices.
+        flags: libtpu's.
+        step: shows progress.
+        named: what the step is called there.
+    """
+
+    def compiled(job: tuple[TracedProgram, Topology]) -> Compiled:
+        program, topology = job
+        with step(f"{named}, {program.kind} program for {topology.name}"):
+            return compile_for_tpu(program.annotated, topology, flags=flags)
+
+    own = tuple(program.compiled for program in programs if program.compiled is not None)
+    targets = [Target(name=here, topology=None, traced=tuple(programs), made=own)] if own else []
+    with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
+        jobs = [(program, topology) for topology in topologies for program in programs]
+        made = iter(list(pool.map(compiled, jobs)))
+    for topology in topologies:
+        mine = tuple(next(made) for _ in programs)
+        targets.append(
+            Target(name=topology.name, topology=topology, traced=tuple(programs), made=mine)
+        )
+    return targets

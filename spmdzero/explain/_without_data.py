@@ -1,0 +1,80 @@
+"""A step's programs without a byte of the model: for one that fits no memory here."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from spmdzero.engine import Engine, StepGraph, find_loss, micro_batches
+from spmdzero.explain._trace import Batch, TracedProgram
+from spmdzero.xla import Placeholders, runtime
+
+
+class _StepTracedError(Exception):
+    """Ends a step where its program would be compiled and run."""
+
+
+def is_without_data(model: nn.Module) -> bool:
+    """Whether any parameter of `model` is on the meta device."""
+    return any(parameter.is_meta for parameter in model.parameters())
+
+
+def bring_to_devices(model: nn.Module) -> None:
+    """Moves a meta model to the devices in place, as zeros that nobody has computed yet."""
+    runtime.start()
+    for tensor in {*model.parameters(), *model.buffers()}:
+        if tensor.is_meta:
+            zeros = torch.zeros(tensor.shape, dtype=tensor.dtype, device=runtime.device())
+            if isinstance(tensor, nn.Parameter):
+                zeros = nn.Parameter(zeros, requires_grad=tensor.requires_grad)
+            torch.utils.swap_tensors(tensor, zeros)
+
+
+def trace_without_data(engine: Engine, batch: Batch) -> tuple[TracedProgram, ...]:
+    """The programs of one step of an engine that was made while `runtime.tracing_only()` was on.
+
+    Args:
+        batch: what one forward takes; the module returns the loss.
+    """
+    more = engine.gradient_accumulation_steps() - 1
+    runs = {"micro": more, "boundary": 1} if more else {"boundary": 1}
+    placeholders = Placeholders()
+    placeholders.stand_for(engine.named_tensors().values())
+    return tuple(
+        _trace(engine, batch, placeholders, kind=kind, runs=count) for kind, count in runs.items()
+    )
+
+
+def _trace(
+    engine: Engine, batch: Batch, placeholders: Placeholders, *, kind: str, runs: int
+) -> TracedProgram:
+    found: list[TracedProgram] = []
+
+    def read(graph: StepGraph) -> None:
+        program = placeholders.program(list(graph.outputs.values()))
+        found.append(
+            TracedProgram(
+                kind=graph.kind,
+                runs=runs,
+                outputs=tuple(graph.outputs),
+                annotated=program,
+                compiled=None,
+            )
+        )
+        placeholders.stand_for(graph.outputs.values())
+        raise _StepTracedError
+
+    engine.set_gradient_accumulation_boundary(kind == "boundary")
+    ((args, kwargs),) = micro_batches(_one(batch), 1)
+    with engine.observe(read):
+        try:
+            engine.backward(find_loss(engine(*args, **kwargs)))
+            engine.step()
+        except _StepTracedError:
+            pass
+    return found[0]
+
+
+def _one(batch: Any) -> Iterator[Any]:
+    yield batch

@@ -1,0 +1,73 @@
+"""The runs whose checkpoints are recorded, and the model that they train."""
+
+from typing import Any
+
+import torch
+
+from tests.oracle.model import ROWS, Model, make_model
+
+SAVED_AFTER, RESUMED_FOR = 4, 3
+CLIENT_STATE = {"epoch": 3, "note": "recorded"}
+_ADAM = {"lr": 2e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
+_TORCH_ADAM = {"type": "AdamW", "params": _ADAM | {"torch_adam": True}}
+_FUSED_ADAM = {"type": "AdamW", "params": _ADAM}
+_BF16 = {"bf16": {"enabled": True}}
+# The first three steps overflow: they are skipped, the scale is halved twice.
+_FP16 = {"fp16": {"enabled": True, "initial_scale_power": 21, "loss_scale_window": 3}}
+Case = dict[str, Any]
+
+
+def _case(stage: int, ranks: int, *, optimizer: Any = _TORCH_ADAM, zero: Any = None, **more: Any):
+    config = {
+        "gradient_clipping": 1.0,
+        "optimizer": optimizer,
+        "scheduler": {
+            "type": "WarmupLR",
+            "params": {"warmup_min_lr": 1e-4, "warmup_max_lr": 4e-3, "warmup_num_steps": 6},
+        },
+        "zero_optimization": {"stage": stage, **(zero or {})},
+        "steps_per_print": 10**9,
+    }
+    return {"ranks": ranks, "config": config | more, "frozen": [], "tied": False}
+
+
+CASES: dict[str, Case] = {
+    "z0_w2_fp32": _case(0, 2),
+    "z0_w2_bf16": _case(0, 2, **_BF16),
+    "z0_w2_bf16_fused": _case(0, 2, optimizer=_FUSED_ADAM, **_BF16),
+    "z1_w2_fp32_tied": _case(1, 2, optimizer=_FUSED_ADAM) | {"tied": True},
+    "z1_w2_bf16_gacc32": _case(1, 2, **_BF16, data_types={"grad_accum_dtype": "fp32"}),
+    "z2_w4_bf16_frozen": _case(2, 4, **_BF16) | {"frozen": ["place", "up.bias"]},
+    "z2_w2_fp16": _case(2, 2, **_FP16),
+    "z2_w2_fp32_aligned": _case(
+        2, 2, zero={"parameter_alignment": True, "round_robin_gradients": True}
+    ),
+    "z1_w2_fp32_elastic": _case(1, 2, zero={"elastic_checkpoint": True}),
+    "z2_w2_fp32_sgd": _case(
+        2,
+        2,
+        optimizer={"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9}},
+        zero_allow_untested_optimizer=True,
+    ),
+}
+
+
+def model_of(case: Case) -> tuple[Model, list[dict[str, Any]]]:
+    """The case's model with its initial weights, and its param groups."""
+    model = make_model()
+    # In the state dict, in no optimizer.
+    model.register_buffer("seen", torch.arange(3.0))
+    if case["tied"]:
+        model.head.weight = model.embed.weight
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in case["frozen"])
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return model, [
+        {"params": [p for p in trained if p.dim() > 1]},
+        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
+def config_of(case: Case, *, ranks: int) -> dict[str, Any]:
+    """The case's JSON for so many ranks or devices, which share the same rows."""
+    return case["config"] | {"train_micro_batch_size_per_gpu": ROWS // ranks}

@@ -1,0 +1,72 @@
+"""One rank of real DeepSpeed: loads, trains, saves; rank 0 writes the losses.
+
+`python -m tests.interchange.deepspeed_rank order.json losses.json`, where the order is a list of
+``{"case": name, "ranks": n, "start": step, "steps": n, "load": folder or None,
+"save": folder or None, "universal": bool}``.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed import comm
+from deepspeed.accelerator import get_accelerator
+
+from tests.interchange.cases import CASES, CLIENT_STATE, config_of, model_of
+from tests.oracle.model import ROWS, make_batch
+
+
+def run(order: dict[str, Any]) -> dict[str, Any]:
+    """Trains from `start`, or from the checkpoint; what a script sees of it."""
+    case, rank, ranks = CASES[order["case"]], comm.get_rank(), comm.get_world_size()
+    rows = slice(rank * ROWS // ranks, (rank + 1) * ROWS // ranks)
+    model, groups = model_of(case)
+    config = config_of(case, ranks=ranks)
+    if order["universal"]:
+        config["checkpoint"] = {"load_universal": True}
+    if order["stage"] is not None:
+        config["zero_optimization"] = config["zero_optimization"] | {"stage": order["stage"]}
+    if order["load"]:
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter)
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=groups, config=config)
+    client_state = engine.load_checkpoint(order["load"])[1] if order["load"] else {}
+    losses = []
+    for step in range(order["start"], order["start"] + order["steps"]):
+        if order["save"] and step == order["save_at"]:
+            engine.save_checkpoint(order["save"], client_state=CLIENT_STATE)
+        loss = engine(*(tensor[rows] for tensor in make_batch(step, 0)))
+        engine.backward(loss)
+        engine.step()
+        total = loss.detach().double()
+        comm.all_reduce(total)
+        losses.append(total.item() / ranks)
+    return {
+        "losses": losses,
+        "global_steps": engine.global_steps,
+        "skipped_steps": engine.skipped_steps,
+        "lr": engine.get_lr(),
+        "client_state": sorted(client_state or {}),
+    }
+
+
+def main() -> None:
+    """Runs the orders of argv[1]; rank 0 writes what they saw to argv[2]."""
+    torch.set_num_threads(1)
+    # Whether fp16 is fast, is what DeepSpeed asks the CPU; torch computes it on any.
+    get_accelerator().is_fp16_supported = lambda: True
+    deepspeed.init_distributed(dist_backend="gloo")
+    results = [run(order) for order in json.loads(Path(sys.argv[1]).read_text())]
+    if comm.get_rank() == 0:
+        Path(sys.argv[2]).write_text(json.dumps(results))
+    comm.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Writes tests/data/deepspeed_checkpoints/ by real DeepSpeed: `python -m tests.interchange.record`.
+
+Each case trains `SAVED_AFTER` steps, saves, and goes on for `RESUMED_FOR` steps, whose losses are
+what a resumed run must see. One checkpoint is converted to the universal format too.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.interchange.cases import CASES, RESUMED_FOR, SAVED_AFTER
+from tests.interchange.live import ROOT, order, train
+
+OUT = ROOT / "tests" / "data" / "deepspeed_checkpoints"
+UNIVERSAL = "z2_w4_bf16_frozen"
+TAG = f"global_step{SAVED_AFTER}"
+
+
+def main() -> None:
+    """Records all cases."""
+    shutil.rmtree(OUT, ignore_errors=True)
+    seen = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for ranks in sorted({case["ranks"] for case in CASES.values()}):
+            names = [name for name, case in CASES.items() if case["ranks"] == ranks]
+            orders = [
+                order(
+                    name,
+                    start=0,
+                    steps=SAVED_AFTER + RESUMED_FOR,
+                    save=str(Path(scratch, name)),
+                    save_at=SAVED_AFTER,
+                )
+                for name in names
+            ]
+            seen |= dict(zip(names, train(orders, ranks=ranks), strict=True))
+        for name in CASES:
+            shutil.copytree(Path(scratch, name, TAG), OUT / name / TAG)
+            (OUT / name / "latest").write_text(TAG)
+        _convert_to_universal(OUT / UNIVERSAL / TAG, OUT / f"{UNIVERSAL}_universal")
+    for result in seen.values():
+        result["resumed"] = result.pop("losses")[SAVED_AFTER:]
+    (OUT / "losses.json").write_text(json.dumps(seen, indent=1) + "\n")
+
+
+def _convert_to_universal(source: Path, folder: Path) -> None:
+    folder.mkdir()
+    arguments = [
+        "--inject_missing_state",
+        "--input_folder",
+        str(source),
+        "--output_folder",
+        str(folder / f"{TAG}_universal"),
+    ]
+    module = "deepspeed.checkpoint.ds_to_universal"
+    subprocess.run([sys.executable, "-m", module, *arguments], check=True, cwd=folder)
+
+
+if __name__ == "__main__":
+    main()
