@@ -84,6 +84,11 @@ def notes_in(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 
+def steps_in(notes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The notes that tell a loss."""
+    return [note for note in notes if "step" in note]
+
+
 def saved_step(folder: Path) -> int:
     """The global step that the next worker will resume at, at least."""
     tag = latest_tag(folder)
@@ -105,7 +110,8 @@ def soak(minutes: float, seed: int) -> dict[str, Any]:
             expected, known = saved_step(folder), len(notes_in(log))
             worker = started(draw.choice(DEVICES), folder, log, 10**9, pause)
             # A kill tells most once training goes on, but may come before, too.
-            while draw.random() < 0.95 and len(notes_in(log)) == known and worker.poll() is None:
+            early = draw.random() < 0.1
+            while not early and worker.poll() is None and not steps_in(notes_in(log)[known:]):
                 time.sleep(0.2)
             time.sleep(draw.uniform(0, max(2, minutes)))
             worker.send_signal(signal.SIGKILL)
@@ -113,13 +119,14 @@ def soak(minutes: float, seed: int) -> dict[str, Any]:
             kills += 1
             for note in notes_in(log)[known:]:
                 assert note.get("resumed", expected) >= expected, "it lost a complete checkpoint"
-        reached = max((note["step"] for note in notes_in(log) if "step" in note), default=0)
+        disturbed = steps_in(notes_in(log))
+        reached = max((note["step"] for note in disturbed), default=0)
         alone = Path(name, "alone")
         assert started(8, Path(name, "own"), alone, reached, 0).wait() == 0
         return {
             "kills": kills,
-            "disturbed": [note for note in notes_in(log) if "step" in note],
-            "undisturbed": {n["step"]: n["loss"] for n in notes_in(alone) if "step" in n},
+            "disturbed": disturbed,
+            "undisturbed": {note["step"]: note["loss"] for note in steps_in(notes_in(alone))},
         }
 
 
