@@ -3,13 +3,14 @@ BIN := .venv/bin
 # What the demo is run with, e.g. make demo DEMO_ARGS="--size tiny"
 DEMO_ARGS ?=
 
-.PHONY: help demo test lint bench notebooks docs clean
+.PHONY: help demo test lint bench docs goldens notebooks clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    train a GPT on 8 virtual devices, under 5 minutes (DEMO_ARGS=\"--size tiny\": under 1)"
 	@echo "make test    lint, types, all tests"
 	@echo "make lint    ruff and pyrefly"
+	@echo "make goldens     compile the recorded models for TPUs again, write their ledgers anew"
 	@echo "make notebooks   run the notebooks, write their outputs anew"
 	@echo "make docs    the documentation's site, in out/site"
 	@echo "make bench   measure spmdzero beside its peers, write docs/benchmarks.md: 20 minutes, 2 quiet cores"
@@ -28,6 +29,9 @@ lint: .venv/installed
 
 bench: .venv/installed
 	$(BIN)/python tests/benchmarks/run.py
+
+goldens: .venv/installed
+	$(BIN)/python -m tests.explain.golden
 
 notebooks: .venv/installed
 	$(BIN)/python -m tests.notebooks.execute

@@ -165,6 +165,7 @@ class Accumulation(EngineState):
                 set_autograd_grad(parameter, None)
 
     def _require_whole_step(self) -> None:
+        self._refuse_inside("train_batch")
         if self._boundary_override is not None:
             raise SpmdZeroUsageError(
                 "train_batch after set_gradient_accumulation_boundary, which says where a step "

@@ -18,6 +18,9 @@ from spmdzero.xla import AnnotatedProgram
 _CHILD = Path(__file__).with_name("_aot_child.py")
 # What torch_xla itself passes; without it gathers become all-reduces on larger topologies.
 TORCH_XLA_FLAGS: Mapping[str, str] = {"xla_tpu_prefer_async_allgather_to_allreduce": "true"}
+# Machine code of equal operations is made once: the optimised HLO stays the same to the letter, and
+# the compiler takes a third less host memory (measured with libtpu 0.0.21, 4 equal layers).
+_LEAN: Mapping[str, str] = {"xla_tpu_enable_deduplicated_calls": "true"}
 # What libtpu says of a program that doesn't fit, such as "Used 120.51G of 95.74G hbm".
 _USED = re.compile(r"Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -109,7 +112,7 @@ def compile_for_tpu(
             "slices": topology.slices,
             "proto": files["proto"],
             "hlo": files["hlo"],
-            "flags": dict(flags),
+            "flags": {**_LEAN, **flags},
             "input_shardings": dict(program.input_shardings),
         }
         Path(files["request"]).write_text(json.dumps(request))

@@ -1,0 +1,137 @@
+"""Notices that a module is not what it was when its step was traced."""
+
+import argparse
+import dataclasses
+import operator
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+_HOOKS = {
+    "_forward_hooks": "forward hook",
+    "_forward_pre_hooks": "forward pre-hook",
+    "_backward_hooks": "backward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+}
+_REGISTRIES = {"_parameters", "_modules", *_HOOKS}
+_NUMBERS = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
+# A container of more items is data, which nobody branches on item by item.
+_MOST_ITEMS = 1024
+_DEPTH = 3
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Watched:
+    name: str
+    container: Any
+    values: list[Any]
+    probe: Callable[[], Iterable[Any]]
+
+    def is_same(self) -> bool:
+        return len(self.container) == len(self.values) and all(
+            map(operator.is_, self.probe(), self.values)
+        )
+
+    def change(self) -> str | None:
+        """What differs; numbers are compared by value here."""
+        now = list(self.probe())
+        keys = list(self.container) if isinstance(self.container, dict) else range(len(now))
+        if len(now) != len(self.values):
+            return f"{self.name} has {len(now)} entries, not {len(self.values)}"
+        for key, old, new in zip(keys, self.values, now, strict=True):
+            if old is not new and not _is_same_number(old, new):
+                if key == "training":
+                    return f"{self.name} is now in {'train' if new else 'eval'} mode"
+                return f"{key!r} of {self.name}: {_shown(old)} -> {_shown(new)}"
+        self.values = now
+        return None
+
+
+class ModuleWatch:
+    """Holds what a module's forward could depend on: submodules, attributes, hooks, modes.
+
+    Values are compared by identity, which costs 2 µs for each submodule. Followed are lists,
+    dicts, dataclasses and objects whose class is named a config, three levels deep.
+
+    Args:
+        module: the user's module.
+        others: more containers, by name.
+
+    Attributes:
+        hook: a hook that is not torch's own and has to run at each step, None without.
+    """
+
+    def __init__(self, module: nn.Module, others: dict[str, Any]) -> None:
+        self.hook: str | None = None
+        self._watched: list[_Watched] = []
+        seen: set[int] = set()
+        for prefix, part in module.named_modules():
+            name = f"submodule {prefix!r}" if prefix else "the module"
+            self._add(name, vars(part), seen)
+            for registry in _REGISTRIES:
+                content = getattr(part, registry)
+                self._add(f"{registry.strip('_')} of {name}", content, seen)
+                if registry in _HOOKS:
+                    self._find_hook(_HOOKS[registry], name, content.values())
+            for key, value in vars(part).items():
+                if key not in _REGISTRIES:
+                    self._follow(f"{key!r} of {name}", value, seen, _DEPTH)
+        for name, container in others.items():
+            self._add(name, container, seen)
+
+    def change(self) -> str | None:
+        """What has changed, in words; None for nothing."""
+        for watched in self._watched:
+            if not watched.is_same() and (change := watched.change()):
+                return change
+        return None
+
+    def _find_hook(self, kind: str, name: str, hooks: Iterable[Any]) -> None:
+        for hook in hooks:
+            home = getattr(hook, "__module__", None) or type(hook).__module__
+            if home.split(".")[0] != "torch":
+                called = getattr(hook, "__qualname__", type(hook).__name__)
+                self.hook = self.hook or f"{called}, a {kind} of {name}"
+
+    def _follow(self, name: str, value: Any, seen: set[int], depth: int) -> None:
+        container = _container(value)
+        if container is None or depth == 0 or len(container) > _MOST_ITEMS:
+            return
+        if id(container) in seen:
+            return
+        self._add(name, container, seen)
+        for key, item in _items(container):
+            self._follow(f"{key!r} of {name}", item, seen, depth - 1)
+
+    def _add(self, name: str, container: Any, seen: set[int]) -> None:
+        if id(container) in seen:
+            return
+        seen.add(id(container))
+        probe = container.values if isinstance(container, dict) else container.__iter__
+        self._watched.append(
+            _Watched(name=name, container=container, values=list(probe()), probe=probe)
+        )
+
+
+def _container(value: Any) -> Any:
+    if isinstance(value, dict | list | tuple):
+        return value
+    named = isinstance(value, types.SimpleNamespace | argparse.Namespace)
+    if named or dataclasses.is_dataclass(value) or type(value).__name__.endswith("Config"):
+        return getattr(value, "__dict__", None)
+    return None
+
+
+def _items(container: Any) -> Iterator[tuple[Any, Any]]:
+    yield from container.items() if isinstance(container, dict) else enumerate(container)
+
+
+def _is_same_number(old: Any, new: Any) -> bool:
+    return type(old) is type(new) and isinstance(old, _NUMBERS) and old == new
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if isinstance(value, _NUMBERS) else f"a {type(value).__name__}"
