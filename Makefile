@@ -2,17 +2,20 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 # What the demo is run with, e.g. make demo DEMO_ARGS="--size tiny"
 DEMO_ARGS ?=
+SOAK_MINUTES ?= 30
 
-.PHONY: help demo test lint bench notebooks docs clean
+.PHONY: help demo test lint bench soak docs goldens notebooks clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    train a GPT on 8 virtual devices, under 5 minutes (DEMO_ARGS=\"--size tiny\": under 1)"
 	@echo "make test    lint, types, all tests"
 	@echo "make lint    ruff and pyrefly"
+	@echo "make goldens     compile the recorded models for TPUs again, write their ledgers anew"
 	@echo "make notebooks   run the notebooks, write their outputs anew"
 	@echo "make docs    the documentation's site, in out/site"
-	@echo "make bench   step time beside real DeepSpeed"
+	@echo "make bench   measure spmdzero beside its peers, write docs/benchmarks.md: 20 minutes, 2 quiet cores"
+	@echo "make soak    30 minutes of saving, kills and resuming on other device counts (SOAK_MINUTES=5)"
 	@echo "make clean   remove the virtual environment and everything generated"
 
 demo: .venv/installed
@@ -27,7 +30,13 @@ lint: .venv/installed
 	$(BIN)/pyrefly check
 
 bench: .venv/installed
-	$(BIN)/python tests/benchmarks/step_time.py
+	$(BIN)/python tests/benchmarks/run.py
+
+goldens: .venv/installed
+	$(BIN)/python -m tests.explain.golden
+
+soak: .venv/installed
+	$(BIN)/python -m tests.checkpoint.soak --minutes $(SOAK_MINUTES)
 
 notebooks: .venv/installed
 	$(BIN)/python -m tests.notebooks.execute

@@ -75,13 +75,9 @@ _CHECKPOINT_FILES = Refusal(
     "it names the files of one rank; spmdzero has one process per host and no ranks of devices",
     "Use `engine.save_checkpoint` and `engine.load_checkpoint`",
 )
-_FP32_FILES = Refusal(
-    "spmdzero writes no partitioned checkpoints",
-    "Save `{name: safe_get_full_fp32_param(p).cpu() for name, p in ...}`",
-)
-_ENGINE_FILES = Refusal(
-    "spmdzero writes no DeepSpeed checkpoints",
-    "Save `engine.module_state_dict()` moved to the CPU by torch.save",
+_WRITERS = Refusal(
+    "it asks about DeepSpeed's own writer of checkpoints",
+    "Use `engine.save_checkpoint`, which needs no settings",
 )
 _SPARSE = Refusal(
     "XLA has no sparse gradients; embeddings have dense ones",
@@ -138,9 +134,6 @@ REFUSALS: dict[str, Refusal] = {
     **_under("utils", "lazy_init_hp_params_optimizer_state map_to_flat_opt_states", _BUFFERS),
     **_under("utils", "fragment_address", _BUFFERS),
     **_under("utils", "get_numactl_cmd", _BUILD),
-    **_under("utils.zero_to_fp32", "get_fp32_state_dict_from_zero_checkpoint", _FP32_FILES),
-    **_under("utils.zero_to_fp32", "load_state_dict_from_zero_checkpoint", _FP32_FILES),
-    **_under("utils.zero_to_fp32", "convert_zero_checkpoint_to_fp32_state_dict", _FP32_FILES),
     **_under("utils", "get_caller_func", _COMM_LOG),
     **_under("utils", "initialize set_tensor_model_parallel_rank", _PARALLEL),
     **_under("utils", "set_tensor_model_parallel_world_size DeprecatedException", _PARALLEL),
@@ -198,9 +191,8 @@ REFUSALS: dict[str, Refusal] = {
     **_under("DeepSpeedEngine", "compile_autosp compile_autotp get_autosp_backend", _COMPILE),
     **_under("DeepSpeedEngine", "get_autotp_backend get_deepcompile_backend", _COMPILE),
     **_under("DeepSpeedEngine", "get_deepspeed_compile_backend", _COMPILE),
-    **_under("DeepSpeedEngine", "save_16bit_model save_fp16_model", _ENGINE_FILES),
-    **_under("DeepSpeedEngine", "checkpoint_serialization_enabled", _ENGINE_FILES),
-    **_under("DeepSpeedEngine", "checkpoint_writer_enabled", _ENGINE_FILES),
+    **_under("DeepSpeedEngine", "checkpoint_serialization_enabled", _WRITERS),
+    **_under("DeepSpeedEngine", "checkpoint_writer_enabled", _WRITERS),
     **_under("DeepSpeedEngine", "autotuning_metric autotuning_metric_path", _AUTOTUNING),
     **_under("DeepSpeedEngine", "autotuning_model_info_path", _AUTOTUNING),
     **_under("DeepSpeedEngine", "autotuning_profile_model_info", _AUTOTUNING),

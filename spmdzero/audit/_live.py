@@ -11,6 +11,8 @@ from spmdzero.xla import buffer_ids, local_slices, sharding_of
 
 # Below, a shard is smaller than what its collective costs; the default of min_shard_elements.
 LARGE = 2048
+# libtpu sums a vector's gradient whole: as shards its states save little, and cost a gather.
+_LARGE_VECTOR = 65_536
 _SHOWN = 4
 
 
@@ -21,7 +23,7 @@ def replicated_states(engine: Engine) -> Iterator[Finding]:
     by_parameter: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in engine.named_tensors().items():
         slot, _, parameter = name.partition("/")
-        if _is_state(engine, slot) and tensor.numel() >= LARGE and _is_whole(tensor):
+        if _is_state(engine, slot) and _is_large(engine, parameter) and _is_whole(tensor):
             by_parameter.setdefault(parameter, {})[slot] = tensor
     for parameter, states in by_parameter.items():
         size = sum(t.numel() * t.element_size() for t in states.values())
@@ -107,6 +109,11 @@ def missing_donation(
 
 def _is_state(engine: Engine, slot: str) -> bool:
     return slot in ("master", "accumulator") or slot in engine.plan.moments
+
+
+def _is_large(engine: Engine, parameter: str) -> bool:
+    shape = engine.plan[parameter].shape
+    return math.prod(shape) >= (LARGE if len(shape) > 1 else _LARGE_VECTOR)
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:

@@ -12,7 +12,8 @@ from spmdzero.profiling.flops_profiler import module_of
 _COLLECTIVE = re.compile(
     r"(all-reduce|reduce-scatter|all-gather|all-to-all|collective-permute)(-start)?$"
 )
-_LAYOUT = {"copy", "bitcast", "reshape", "transpose", "fusion", "get-tuple-element", "parameter"}
+_LAYOUT = {"copy", "bitcast", "reshape", "transpose", "fusion", "call", "get-tuple-element"}
+_LAYOUT |= {"parameter"}
 # What may stand between the sum of a gradient and the update, element by element.
 _BETWEEN = {"add", "subtract", "multiply", "divide", "convert", "select", "dynamic-slice", "slice"}
 _BETWEEN |= {"copy", "bitcast", "reshape", "transpose", "negate", "concatenate", "pad"}
@@ -177,5 +178,5 @@ def _was_narrow(module: Module, value: Instruction, seen: set[tuple[str, str]]) 
         )
     if value.opcode not in _LAYOUT:
         return False
-    # Of a fusion, its root; of a layout change, its operand.
+    # Of a fusion or a call, its root; of a layout change, its operand.
     return any(_was_narrow(module, source, seen) for source in module.sources(value)[:1])

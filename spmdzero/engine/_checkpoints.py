@@ -1,21 +1,21 @@
 """Checkpoints by DeepSpeed's method names."""
 
+import contextlib
 import functools
 import importlib.metadata
 import json
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
-
-from torch import nn
 
 from spmdzero import comm
 from spmdzero.engine._foreign import open_for
 from spmdzero.engine._live_state import live_state
 from spmdzero.engine._match import LoadReport
+from spmdzero.engine._module_methods import ModuleMethods
 from spmdzero.engine._restore import LoadOptions, restore
 from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
 from spmdzero.store import (
@@ -38,7 +38,7 @@ logger = logging.getLogger("spmdzero")
 _VERSIONS = ("spmdzero", "torch", "torch_xla")
 
 
-class Checkpoints(nn.Module):
+class Checkpoints(ModuleMethods):
     """Saving and loading for the engine.
 
     Attributes:
@@ -116,6 +116,15 @@ class Checkpoints(nn.Module):
         """
         self._saver.wait()
 
+    def destroy(self) -> None:
+        """Waits for the asynchronous save under way and for the devices.
+
+        Raises:
+            SpmdZeroCheckpointError: the save failed.
+        """
+        self.wait_checkpoint()
+        super().destroy()
+
     def load_checkpoint(
         self,
         load_dir: str | os.PathLike[str],
@@ -153,7 +162,8 @@ class Checkpoints(nn.Module):
         engine, folder = cast("Engine", self), Path(load_dir)
         self.wait_checkpoint()
         if tag is None:
-            tag = latest_tag(folder, universal=engine.spmd_config.checkpoint.load_universal)
+            with _naming_the_newest(folder):
+                tag = latest_tag(folder, universal=engine.spmd_config.checkpoint.load_universal)
         if tag is None:
             logger.warning(
                 "no checkpoint was loaded: there is no file %s. If there should be one, check the "
@@ -167,19 +177,25 @@ class Checkpoints(nn.Module):
             module_only=load_module_only,
             custom_load_fn=custom_load_fn,
         )
-        try:
+        with _naming_the_newest(folder):
             state = open_for(engine, folder, str(tag))
             self.load_report = restore(engine, state, options)
-        except SpmdZeroCheckpointError as error:
-            if error.newest is not None:
-                raise
-            raise SpmdZeroCheckpointError(
-                file=error.file, reason=error.reason, newest=newest_good(folder), fix=error.fix
-            ) from error
         for what in ("missing", "unexpected"):
             if names := getattr(self.load_report, what):
                 logger.warning("loaded %s: %s %s", folder / str(tag), what, ", ".join(names))
         return state.source, dict(state.host.client_state)
+
+
+@contextlib.contextmanager
+def _naming_the_newest(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except SpmdZeroCheckpointError as error:
+        if error.newest is not None:
+            raise
+        raise SpmdZeroCheckpointError(
+            file=error.file, reason=error.reason, newest=newest_good(folder), fix=error.fix
+        ) from error
 
 
 def _agreed_tag(tag: str, *, validation: str) -> str:

@@ -11,6 +11,7 @@ from spmdzero.config import BatchSizes, SpmdZeroConfig
 from spmdzero.engine._backward import BackwardWatch
 from spmdzero.engine._checkpoints import Checkpoints
 from spmdzero.engine._counters import Counters
+from spmdzero.engine._exports import Exports
 from spmdzero.engine._gradients import GradientStore
 from spmdzero.engine._health import LossHealth
 from spmdzero.engine._hyper import loss_scale_number
@@ -29,7 +30,7 @@ from spmdzero.xla import DeviceMesh, GlobalForward, ReplicaRegion, map_tensors, 
 logger = logging.getLogger("spmdzero")
 
 
-class Engine(TrainBatch, Checkpoints, ModuleMethods, RefusedMethods):
+class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
     """Trains `module` under a sharding plan, called as a DeepSpeedEngine is.
 
     Made by `spmdzero.initialize`. Unknown attributes fall through to the module.

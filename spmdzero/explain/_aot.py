@@ -18,6 +18,9 @@ from spmdzero.xla import AnnotatedProgram
 _CHILD = Path(__file__).with_name("_aot_child.py")
 # What torch_xla itself passes; without it gathers become all-reduces on larger topologies.
 TORCH_XLA_FLAGS: Mapping[str, str] = {"xla_tpu_prefer_async_allgather_to_allreduce": "true"}
+# Machine code of equal operations is made once: the optimised HLO stays the same to the letter, and
+# the compiler takes a third less host memory (measured with libtpu 0.0.21, 4 equal layers).
+_LEAN: Mapping[str, str] = {"xla_tpu_enable_deduplicated_calls": "true"}
 # What libtpu says of a program that doesn't fit, such as "Used 120.51G of 95.74G hbm".
 _USED = re.compile(r"Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -29,6 +32,9 @@ _ENVIRONMENT = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     # Without it two compilations at once collide on libtpu's lock file.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    # Making code takes and frees memory on every thread: a heap for each keeps a fifth more of it.
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_TRIM_THRESHOLD_": "131072",
     "TPU_STDERR_LOG_LEVEL": "3",
     "TPU_MIN_LOG_LEVEL": "3",
 }
@@ -109,7 +115,7 @@ def compile_for_tpu(
             "slices": topology.slices,
             "proto": files["proto"],
             "hlo": files["hlo"],
-            "flags": dict(flags),
+            "flags": {**_LEAN, **flags},
             "input_shardings": dict(program.input_shardings),
         }
         Path(files["request"]).write_text(json.dumps(request))

@@ -22,6 +22,7 @@ def is_without_data(model: nn.Module) -> bool:
 
 def bring_to_devices(model: nn.Module) -> None:
     """Moves a meta model to the devices in place, as zeros that nobody has computed yet."""
+    runtime.start()
     for tensor in {*model.parameters(), *model.buffers()}:
         if tensor.is_meta:
             zeros = torch.zeros(tensor.shape, dtype=tensor.dtype, device=runtime.device())

@@ -7,6 +7,7 @@ from spmdzero.store._convert import (
     Format,
     bytes_to_read,
     convert,
+    fp32_weights,
     write_for_deepspeed,
 )
 from spmdzero.store._describe import CheckpointDescription, describe
@@ -43,6 +44,7 @@ __all__ = [
     "dtype_called",
     "flat_boxes",
     "format_of",
+    "fp32_weights",
     "in_memory",
     "latest_tag",
     "locate",

@@ -16,7 +16,7 @@ from spmdzero.store._locate import locate
 from spmdzero.store._open import open_state
 from spmdzero.store._state import StoredTensor, TrainingState
 from spmdzero.store._write import SaveOrder, save_native
-from spmdzero.store.deepspeed import Target, write_regular, write_universal
+from spmdzero.store.deepspeed import NUMBER, Target, write_regular, write_universal
 from spmdzero.store.export import (
     Weights,
     frozen_names,
@@ -27,6 +27,7 @@ from spmdzero.store.export import (
 
 Format = Literal["native", "universal", "deepspeed", "safetensors", "dcp", "fp32"]
 FORMATS: tuple[str, ...] = get_args(Format)
+_WEIGHTS = ("safetensors", "fp32")
 OnBytes = Callable[[int], None]
 
 
@@ -86,8 +87,9 @@ def convert(
         SpmdZeroUsageError: the checkpoint has not what the format holds.
     """
     folder, tag = locate(source, tag)
-    state = _watched(open_state(folder, tag), progress)
-    state.check({name: tensor.pieces for name, tensor in state.tensors.items()})
+    state = _watched(_checked(open_state(folder, tag)), progress)
+    exact = conversion.to == "fp32" or conversion.dtype == torch.float32
+    _require_names(state, weights_only=conversion.to in _WEIGHTS, masters=exact)
     try:
         return _write(state, target, tag, conversion)
     except OSError as error:
@@ -96,6 +98,40 @@ def convert(
             reason=f"can't be written: {error.strerror or error}",
             newest=None,
         ) from error
+
+
+def fp32_weights(source: Path, tag: str | None = None, *, exclude_frozen: bool = False) -> Weights:
+    """The fp32 weights of a checkpoint, to be read tensor by tensor.
+
+    Args:
+        source, tag: as for `convert`.
+        exclude_frozen: leave out what no optimizer trained.
+
+    Raises:
+        SpmdZeroCheckpointError: it is damaged, or there is none.
+    """
+    state = _checked(open_state(*locate(source, tag)))
+    _require_names(state, weights_only=True, masters=True)
+    exclude = frozen_names(state) if exclude_frozen else frozenset[str]()
+    return Weights.of(state, dtype=torch.float32, exclude=exclude)
+
+
+def _checked(state: TrainingState) -> TrainingState:
+    state.check({name: tensor.pieces for name, tensor in state.tensors.items()})
+    return state
+
+
+def _require_names(state: TrainingState, *, weights_only: bool, masters: bool) -> None:
+    weights = [t for key, t in state.tensors.items() if key.startswith("parameter/")]
+    if weights_only and (not masters or all(t.dtype == torch.float32 for t in weights)):
+        return
+    groups = state.host.param_groups or ()
+    if any(name.startswith(NUMBER) for group in groups for name in group["params"]):
+        raise SpmdZeroUsageError(
+            f"{state.source}: at stage 0 DeepSpeed saves the optimizer's states, and the masters "
+            "of 16-bit weights, by number; which parameter has which only the script knows. Load "
+            "it into an engine by engine.load_checkpoint, and save it from there"
+        )
 
 
 def _write(state: TrainingState, target: Path, tag: str, conversion: Conversion) -> Path:
@@ -155,7 +191,7 @@ def write_for_deepspeed(
 
 def bytes_to_read(folder: Path, tag: str, conversion: Conversion) -> int:
     """About how many bytes `convert` will read, for a progress bar."""
-    weights_only = conversion.to in ("safetensors", "fp32")
+    weights_only = conversion.to in _WEIGHTS
     masters = conversion.to == "fp32" or conversion.dtype == torch.float32
     tensors = open_state(folder, tag).tensors
     total = 0

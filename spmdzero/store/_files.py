@@ -42,7 +42,9 @@ def write_whole(path: Path, parts: Iterable[Bytes]) -> int:
         finally:
             os.close(handle)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a failed write knows only its handle
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise

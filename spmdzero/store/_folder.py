@@ -101,6 +101,14 @@ def remove_leftovers(folder: Path, *, tag: str, nonce: str) -> None:
             _remove_empty(path)
 
 
+def is_foreign(path: Path) -> bool:
+    """Whether a tag's folder holds something, and nothing of what a save of ours leaves."""
+    names = os.listdir(path)
+    return bool(names) and not any(
+        name in (COMMIT, _COMMIT_LEFT) or _OURS.fullmatch(name) for name in names
+    )
+
+
 def remove_files(path: Path, *, but: tuple[str | None, ...]) -> None:
     """Deletes the files of all saves in a tag's folder, but those of these nonces."""
     for name in sorted(os.listdir(path)):

@@ -10,6 +10,7 @@ from spmdzero.store._folder import (
     LATEST_UNIVERSAL,
     check_tag,
     complete_tags,
+    is_foreign,
     read_latest,
 )
 from spmdzero.store._manifest import COMMIT
@@ -58,7 +59,7 @@ def open_state(
     if path.is_dir() and not (path / COMMIT).exists():
         if deepspeed.recognises(path):
             return deepspeed.read(path, order)
-        if not any(name.startswith(("tensors-", "manifest-", ".")) for name in os.listdir(path)):
+        if is_foreign(path):
             raise SpmdZeroCheckpointError(
                 file=path,
                 reason="is no checkpoint that spmdzero or DeepSpeed wrote",

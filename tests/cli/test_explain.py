@@ -141,3 +141,23 @@ class TestBatch:
 def test_a_name_that_leads_nowhere_is_refused(name: str) -> None:
     with pytest.raises(SpmdZeroUsageError, match=r"write module|No module named|no function"):
         load_object(name)
+
+
+@pytest.mark.slow
+def test_topologies_of_several_sizes_are_explained_at_once_on_one_page(folder: Path) -> None:
+    done = run(
+        folder, "net:Net", "ds.json", "--batch", "x={devices}x64", "--own-stage", "--json",
+        "--html", "page.html", "--tpu", "v5e:2x2", "--tpu", "v6e:2x2", "--tpu", "v5e:2x4",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    explanations = [Explanation.from_json(json.dumps(found)) for found in json.loads(done.stdout)]
+    assert [[moves.target for moves in e.moves] for e in explanations] == [
+        ["cpu:4", "v5e:2x2", "v6e:2x2"],
+        ["cpu:8", "v5e:2x4"],
+    ]
+    page = (folder / "page.html").read_text()
+    assert page.count("<!doctype html>") == 1
+    for target in ("v5e:2x2", "v6e:2x2", "v5e:2x4"):
+        assert f"2. What moves on {target}?" in page
+    # Progress, on stderr as it is no terminal.
+    assert "explain: stage 1, boundary program for v6e:2x2" in done.stderr

@@ -14,7 +14,17 @@ from pathlib import Path
 import pytest
 from pages import PAGES, ROOT, blocks, named, page_environment, save_files
 
-PAGES_WITH_COMMANDS = [p for p in PAGES if any(b.language == "bash" for b in blocks(p))]
+
+def commands(page: Path) -> str:
+    return "".join(block.text for block in blocks(page) if block.language == "bash")
+
+
+# The TPU's compiler takes its time.
+PAGES_WITH_COMMANDS = [
+    pytest.param(page, id=named(page), marks=[pytest.mark.slow] * ("--tpu" in found))
+    for page in PAGES
+    if (found := commands(page))
+]
 PROGRAMS = {"python": [sys.executable], "spmdzero": [sys.executable, "-m", "spmdzero.cli"]}
 
 
@@ -55,7 +65,7 @@ def run(line: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=named)
+@pytest.mark.parametrize("page", PAGES_WITH_COMMANDS)
 def test_the_commands_of_a_page_run_and_print_what_the_page_shows(page: Path, tmp_path: Path):
     save_files(page, tmp_path)
     printed = None

@@ -12,8 +12,10 @@ _ADAM = {"lr": 2e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
 _TORCH_ADAM = {"type": "AdamW", "params": _ADAM | {"torch_adam": True}}
 _FUSED_ADAM = {"type": "AdamW", "params": _ADAM}
 _BF16 = {"bf16": {"enabled": True}}
-# The first three steps overflow: they are skipped, the scale is halved twice.
-_FP16 = {"fp16": {"enabled": True, "initial_scale_power": 21, "loss_scale_window": 3}}
+# Two steps overflow before the checkpoint: they are skipped, and the scale is halved.
+_FP16 = {"fp16": {"enabled": True, "initial_scale_power": 18, "loss_scale_window": 3}}
+# All steps before the checkpoint overflow, so there is no optimizer state yet.
+_FP16_SKIPPING = {"fp16": {"enabled": True, "initial_scale_power": 21}}
 Case = dict[str, Any]
 
 
@@ -39,6 +41,7 @@ CASES: dict[str, Case] = {
     "z1_w2_bf16_gacc32": _case(1, 2, **_BF16, data_types={"grad_accum_dtype": "fp32"}),
     "z2_w4_bf16_frozen": _case(2, 4, **_BF16) | {"frozen": ["place", "up.bias"]},
     "z2_w2_fp16": _case(2, 2, **_FP16),
+    "z1_w2_fp16_skipping": _case(1, 2, **_FP16_SKIPPING),
     "z2_w2_fp32_aligned": _case(
         2, 2, zero={"parameter_alignment": True, "round_robin_gradients": True}
     ),

@@ -32,7 +32,9 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
         config["zero_optimization"] = config["zero_optimization"] | {"stage": order["stage"]}
     if order["load"]:
         for parameter in model.parameters():
-            torch.nn.init.normal_(parameter)
+            # From a universal checkpoint DeepSpeed loads what it trains, and nothing else.
+            if parameter.requires_grad or not order["universal"]:
+                torch.nn.init.normal_(parameter)
     engine, *_ = deepspeed.initialize(model=model, model_parameters=groups, config=config)
     client_state = engine.load_checkpoint(order["load"])[1] if order["load"] else {}
     losses = []

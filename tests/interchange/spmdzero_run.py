@@ -1,7 +1,8 @@
 """spmdzero on this process's devices: loads, trains, saves; prints the results as one JSON line.
 
 `CPU_NUM_DEVICES=2 python -m tests.interchange.spmdzero_run '[order, ...]'`, with the orders of
-`deepspeed_rank` and in them ``"save_as"``: ``"native"``, ``"universal"`` or ``"deepspeed"``.
+`deepspeed_rank` and in them ``"save_as"``, a list of ``"universal"`` and ``"deepspeed"``, and
+``"ranks"``, for which the latter is.
 """
 
 import json
@@ -64,13 +65,11 @@ def train(order: dict[str, Any], devices: int) -> dict[str, Any]:
 
 
 def _save(engine: Any, order: dict[str, Any]) -> None:
-    if order["save_as"] == "native":
-        engine.save_checkpoint(order["save"], client_state=CLIENT_STATE)
-    else:
+    for layout in order["save_as"]:
         engine.save_deepspeed_checkpoint(
             order["save"],
             client_state=CLIENT_STATE,
-            universal=order["save_as"] == "universal",
+            universal=layout == "universal",
             ranks=order["ranks"],
         )
 

@@ -16,7 +16,7 @@ def execute(path: Path) -> nbformat.NotebookNode:
     metadata = {"kernelspec": notebook.metadata.kernelspec, "language_info": {"name": "python"}}
     client = NotebookClient(
         notebook,
-        timeout=300,
+        timeout=900,
         record_timing=False,
         # Else two prints are one output or two, by how long lies between them.
         coalesce_streams=True,

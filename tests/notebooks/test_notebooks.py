@@ -47,7 +47,7 @@ def test_a_notebook_runs_and_shows_what_it_was_committed_with(path: Path, tmp_pa
     # A process of its own: the kernel's client leaves sockets open, which is a warning here.
     done = subprocess.run(
         [sys.executable, "-m", "tests.notebooks.execute", str(path), str(tmp_path / path.name)],
-        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600,
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=1800,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     fresh, committed = code_cells(read(tmp_path / path.name)), code_cells(read(path))

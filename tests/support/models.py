@@ -1,7 +1,4 @@
-"""Small models of three kinds, as wide as the TPU's tiles of 8 x 128 ask of each shard of 8.
-
-Their vectors stay below `min_shard_elements`: libtpu sums those in one all-reduce.
-"""
+"""Small models of three kinds, as wide as the TPU's tiles of 8 x 128 ask of each shard of 8."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,12 +10,12 @@ from torch import nn
 
 from tests.support import contract
 
-WIDTH, VOCABULARY, LENGTH, CLASSES = 384, 1024, 64, 128
+WIDTH, VOCABULARY, LENGTH, CLASSES = 512, 1024, 64, 128
 
 
 def gpt() -> nn.Module:
     """The model of the recorded DeepSpeed runs, one layer, wider."""
-    sizes = {"DIM": WIDTH, "VOCAB": VOCABULARY, "SEQ": LENGTH, "HEADS": 6, "LAYERS": 1}
+    sizes = {"DIM": WIDTH, "VOCAB": VOCABULARY, "SEQ": LENGTH, "HEADS": 8, "LAYERS": 1}
     before = {name: getattr(contract, name) for name in sizes}
     try:
         for name, value in sizes.items():
@@ -33,7 +30,7 @@ def bert() -> nn.Module:
     """Hugging Face's, one layer, its decoder tied to its embedding."""
     return transformers.BertForMaskedLM(
         transformers.BertConfig(
-            vocab_size=VOCABULARY, num_hidden_layers=1, hidden_size=WIDTH, num_attention_heads=6,
+            vocab_size=VOCABULARY, num_hidden_layers=1, hidden_size=WIDTH, num_attention_heads=8,
             intermediate_size=4 * WIDTH, max_position_embeddings=LENGTH, attn_implementation="sdpa",
         )
     )  # fmt: skip

@@ -56,9 +56,9 @@ def host_state(
     Raises:
         DamagedFile: parameters were updated different numbers of times.
     """
-    client_state = {key: value for key, value in model.items() if key not in _TAKEN}
+    client_state = {key: _own(value) for key, value in model.items() if key not in _TAKEN}
     if model.get("optimizer") is not None:
-        client_state["optimizer"] = model["optimizer"]
+        client_state["optimizer"] = _own(model["optimizer"])
     return HostState(
         counters={key: int(model[key]) for key in COUNTERS if key in model},
         applied=_applied(found.steps, file) if found else None,
@@ -70,6 +70,17 @@ def host_state(
         client_state=client_state,
         tied=tied,
     )
+
+
+def _own(value: Any) -> Any:
+    """The same, with copies of its tensors: the caller's must outlive the mapped file."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return type(value)((key, _own(item)) for key, item in value.items())
+    if type(value) in (list, tuple):
+        return type(value)(_own(item) for item in value)
+    return value
 
 
 def numbers(group: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

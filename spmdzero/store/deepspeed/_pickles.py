@@ -96,7 +96,7 @@ def _check_sums(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             bad = archive.testzip()
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, zlib.error) as error:
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError, zlib.error, RuntimeError) as error:
         raise DamagedFile(file=path, reason=f"it is damaged ({_first_line(error)})") from error
     if bad is not None:
         raise DamagedFile(file=path, reason=f"it is damaged: the checksum of {bad} is wrong")

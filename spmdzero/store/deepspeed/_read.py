@@ -20,7 +20,7 @@ _OTHER_KINDS = {
         "tensor parallelism wrote it",
         "spmdzero is data-parallel: merge it with DeepSpeed first, and save that",
     ),
-    "layer_*_model_states.pt": (
+    "layer_*model_states.pt": (
         "pipeline parallelism or a mixture of experts wrote it",
         "spmdzero is data-parallel: save the model from DeepSpeed as one state dict",
     ),

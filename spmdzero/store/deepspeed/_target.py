@@ -103,9 +103,13 @@ class Target:
         return tensors.get(f"master/{name}") or tensors[f"parameter/{name}"]
 
     @property
-    def step(self) -> torch.Tensor:
-        """How many updates there were, as torch's optimizers keep it: 0-dim fp32."""
-        return torch.tensor(float(self.state.host.applied or 0))
+    def step(self) -> dict[str, torch.Tensor]:
+        """How many updates there were, as torch's optimizers keep it: ``"step"``, 0-dim fp32.
+
+        Empty where the state doesn't say: torch's SGD doesn't count them.
+        """
+        applied = self.state.host.applied
+        return {} if applied is None else {"step": torch.tensor(float(applied))}
 
     @property
     def bf16(self) -> bool:

@@ -26,24 +26,32 @@ def read_universal(folder: Path, model: ModelFile) -> tuple[dict[str, StoredTens
     trained = model.trained
     if trained is None:
         raise DamagedFile(file=model.path, reason="it names no trained parameters (param_shapes)")
+    found = {name: _states(folder / STATES / name) for shapes in trained for name in shapes}
     for shapes in trained:
+        _require_alike({name: found[name] for name in shapes}, folder)
         for name, shape in shapes.items():
-            states = _states(folder / STATES / name)
+            states = found[name]
             if "step" in states:
                 steps[name] = states.pop("step")
             stored = {
                 slot: _whole(value, shape, folder, name, slot) for slot, value in states.items()
             }
-            if "fp32" not in stored:
-                raise DamagedFile(
-                    file=folder / STATES / name / "fp32.pt",
-                    reason="there is no such file, and the checkpoint needs it",
-                )
             tensors |= model.masters({name: stored.pop("fp32")})
             tensors |= {f"{slot}/{name}": tensor for slot, tensor in stored.items()}
     hyper = shared.get("param_groups") or [{} for _ in trained]
     groups = [numbers(group, shapes) for group, shapes in zip(hyper, trained, strict=True)]
     return tensors, OptimizerFile(groups=groups, steps=steps, scaler=shared.get("loss_scaler"))
+
+
+def _require_alike(group: dict[str, dict[str, Any]], folder: Path) -> None:
+    """Every parameter of a group has the same states: one that is missing was lost."""
+    slots = {slot for states in group.values() for slot in states} | {"fp32"}
+    for name, states in group.items():
+        for slot in sorted(slots - states.keys()):
+            raise DamagedFile(
+                file=folder / STATES / name / f"{slot}.pt",
+                reason="there is no such file, and the checkpoint needs it",
+            )
 
 
 def _states(folder: Path) -> dict[str, Any]:

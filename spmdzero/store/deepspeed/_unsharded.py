@@ -14,6 +14,10 @@ from spmdzero.store.deepspeed._pickles import DamagedFile
 Order = Sequence[Sequence[str]]
 
 
+# What stands before the number of a parameter whose name is not known.
+NUMBER = "#"
+
+
 def read_unsharded(
     model: ModelFile, order: Order | None
 ) -> tuple[dict[str, StoredTensor], OptimizerFile]:
@@ -21,43 +25,54 @@ def read_unsharded(
 
     Args:
         model: the model's file.
-        order: the parameters' names in each param group, which the file doesn't tell; None reads
-            a file of one group, in the model's order.
+        order: the parameters' names in each param group, which the file doesn't tell; None takes
+            the model's order for a file of one group. Where this is not the order of the file,
+            states and masters are named by number, ``#0``, and serve to be looked at.
 
     Raises:
-        DamagedFile: the file has other groups or shapes than `order`.
+        DamagedFile: the file has other shapes than the parameters of `order`.
     """
     optimizer = model.content["optimizer"]
     base = optimizer.get("optimizer_state_dict", optimizer)
     saved = base["param_groups"]
-    order = order if order is not None else _only_order(model, saved)
-    counts = [len(names) for names in order]
-    saved_counts = [len(group["params"]) for group in saved]
-    # A flat group counts as one parameter; its elements are compared below.
     flat = "fp32_groups_flat" in optimizer
-    if len(counts) != len(saved_counts) or (counts != saved_counts and not flat):
-        raise DamagedFile(
-            file=model.path,
-            reason=f"its optimizer has {saved_counts} parameters in its groups, "
-            f"the engine's has {counts}",
-            fix="Pass the same param groups to initialize as the run that saved it",
-        )
-    read = _read_flat if flat else _read_each
-    tensors, steps = read(model, optimizer, base, order)
+    if order is None and len(saved) == 1:
+        order = [list(model.parameters)]
+    if order is None or not _fits(order, saved, model, flat=flat):
+        order = [[f"{NUMBER}{number}" for number in group["params"]] for group in saved]
+        tensors, steps = _read_numbered(base, order)
+    else:
+        read = _read_flat if flat else _read_each
+        tensors, steps = read(model, optimizer, base, order)
     groups = [numbers(group, names) for group, names in zip(saved, order, strict=True)]
     scaler = optimizer if "cur_scale" in optimizer else None
     return tensors, OptimizerFile(groups=groups, steps=steps, scaler=scaler)
 
 
-def _only_order(model: ModelFile, saved: Sequence[Mapping[str, Any]]) -> Order:
-    if len(saved) == 1 and len(saved[0]["params"]) in (1, len(model.parameters)):
-        return [list(model.parameters)]
-    raise DamagedFile(
-        file=model.path,
-        reason="at stage 0 DeepSpeed saves optimizer states by number, and which parameters "
-        f"stand in its {len(saved)} param groups only the script knows",
-        fix="Load it into an engine (engine.load_checkpoint) and save it from there",
-    )
+def _fits(
+    order: Order, saved: Sequence[Mapping[str, Any]], model: ModelFile, *, flat: bool
+) -> bool:
+    if len(order) != len(saved) or any(n not in model.parameters for names in order for n in names):
+        return False
+    # A flat group counts as one parameter; its elements are compared later.
+    pairs = zip(order, saved, strict=True)
+    return flat or all(len(names) == len(group["params"]) for names, group in pairs)
+
+
+def _read_numbered(
+    base: Mapping[str, Any], order: Order
+) -> tuple[dict[str, StoredTensor], dict[str, Any]]:
+    tensors: dict[str, StoredTensor] = {}
+    steps: dict[str, Any] = {}
+    for names, group in zip(order, base["param_groups"], strict=True):
+        for name, number in zip(names, group["params"], strict=True):
+            for slot, value in base["state"].get(number, {}).items():
+                if slot == "step":
+                    steps[name] = value
+                else:
+                    held = torch.as_tensor(value).detach()
+                    tensors[f"{slot}/{name}"] = StoredTensor.of(held)
+    return tensors, steps
 
 
 def _read_each(

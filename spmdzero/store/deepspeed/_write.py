@@ -17,6 +17,7 @@ from spmdzero.store.deepspeed._flat import FlatGroup
 from spmdzero.store.deepspeed._host import loss_scaler
 from spmdzero.store.deepspeed._model_file import MODEL_FILE
 from spmdzero.store.deepspeed._pickles import DamagedFile, write_pt
+from spmdzero.store.deepspeed._read import recognises
 from spmdzero.store.deepspeed._stand_ins import FragmentAddress
 from spmdzero.store.deepspeed._target import VERSION, Target
 from spmdzero.store.deepspeed._universal import GLOBAL_STATE, STATES
@@ -33,7 +34,7 @@ def write_regular(target: Target, folder: Path) -> None:
         folder: `<save_dir>/<tag>`; it appears when it is complete, and replaces one of its name.
 
     Raises:
-        SpmdZeroCheckpointError: no space, or no permission.
+        SpmdZeroCheckpointError: no space, no permission, or `folder` holds something else.
     """
     prefix = "bf16_" if target.bf16 else ""
     with _appearing(folder) as new:
@@ -63,8 +64,8 @@ def write_universal(target: Target, folder: Path) -> None:
                     of_shape = tuple(value.shape) == master.shape
                     content = {"cat_dim": 0, "param": value} if of_shape else value
                     write_pt(content, at / f"{slot}.pt")
-                if name in target.slots:
-                    write_pt(target.step, at / "step.pt")
+                for key, value in target.step.items() if name in target.slots else ():
+                    write_pt(value, at / f"{key}.pt")
         shared = _global_state(target) | {"param_groups": _param_groups(target)}
         write_pt(shared, new / STATES / GLOBAL_STATE)
 
@@ -77,7 +78,7 @@ def _rank_file(target: Target, rank: int) -> dict[str, Any]:
     for index, group in enumerate(flat):
         slots = target.slots.get(next(iter(group.shapes)), ())
         # A step without states would keep torch's optimizers from making their own.
-        states[index] = {"step": target.step} if slots else {}
+        states[index] = dict(target.step) if slots else {}
         for slot in slots:
             stored = {name: tensors[f"{slot}/{name}"] for name in group.shapes}
             if all(tensor.shape == group.shapes[name] for name, tensor in stored.items()):
@@ -174,6 +175,13 @@ def _fragments(group: FlatGroup, bounds: tuple[int, int]) -> Iterator[tuple[str,
 @contextlib.contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
     """A new folder, which takes the place of `folder` if all goes well and is removed if not."""
+    if folder.is_dir() and any(folder.iterdir()) and not recognises(folder):
+        raise SpmdZeroCheckpointError(
+            file=folder,
+            reason="holds something that is no DeepSpeed checkpoint, which would be replaced",
+            newest=None,
+            fix="Choose another tag or folder",
+        )
     new = folder.with_name(f".{folder.name}.tmp")
     old = folder.with_name(f".{folder.name}.old")
     try:
@@ -187,14 +195,15 @@ def _appearing(folder: Path) -> Iterator[Path]:
         except OSError:
             old.rename(folder)
             raise
-    except (DamagedFile, OSError) as error:
-        file, reason = getattr(error, "file", folder), getattr(error, "reason", str(error))
-        raise SpmdZeroCheckpointError(
-            file=file,
-            reason=reason,
-            newest=None,
-            fix="Free some space, or choose another folder. What was there before is unchanged",
-        ) from error
+    except DamagedFile as damage:
+        raise _unwritten(damage.file, damage.reason) from damage
+    except OSError as error:
+        raise _unwritten(folder, f"can't be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(new, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _unwritten(file: Path, reason: str) -> SpmdZeroCheckpointError:
+    fix = "Free some space, or choose another folder. What was there before is unchanged"
+    return SpmdZeroCheckpointError(file=file, reason=reason, newest=None, fix=fix)

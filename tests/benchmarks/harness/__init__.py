@@ -1,1 +1,1 @@
-"""What step_time.py is made of: the workload, the process that trains it, and the report."""
+"""What runs, times and reports the peers of tests/benchmarks/."""

@@ -1,31 +1,50 @@
-"""The ways to run one step that are compared."""
+"""Who takes part."""
 
 import dataclasses
-import importlib.util
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One way to run the step.
+    """One peer with its options.
 
     Attributes:
-        name: as the table shows it.
-        spmd: the config's "spmd" section; None runs real DeepSpeed.
+        name: as the tables show it.
+        peer: module under peers/.
+        options: keyword arguments of its class `Peer`.
+        ranks: whether it needs one process for each device.
     """
 
     name: str
-    spmd: dict[str, str] | None
+    peer: str
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    ranks: bool = False
 
 
-GLOBAL = Candidate(name="spmdzero, global forward", spmd={"forward": "global"})
-ANNOTATED = Candidate(name="spmdzero, region, annotated", spmd={"reduction": "annotated"})
-EXPLICIT = Candidate(name="spmdzero, region, explicit", spmd={"reduction": "explicit"})
-DEEPSPEED = Candidate(name="DeepSpeed, gloo", spmd=None)
+def ours(name: str, *, stage: int = 2, three_calls: bool = False, **spmd: Any) -> Candidate:
+    """spmdzero under a stage and a section ``spmd``."""
+    options = {"stage": stage, "spmd": spmd, "three_calls": three_calls}
+    return Candidate(name=f"spmdzero {name}", peer="ours", options=options)
 
 
-def candidates_for(what: str) -> list[Candidate]:
-    """Who takes part in `--what`; ratios refer to the first."""
-    if what == "host":
-        return [ANNOTATED]
-    peer = [DEEPSPEED] if importlib.util.find_spec("deepspeed") else []
-    return [GLOBAL, ANNOTATED, EXPLICIT, *peer]
+ZERO_2, ZERO_1 = ours("ZeRO-2"), ours("ZeRO-1", stage=1)
+THREE_CALLS = ours("ZeRO-2, three calls", three_calls=True)
+ANNOTATED = ours("ZeRO-2, annotated", reduction="annotated")
+EXPLICIT = ours("ZeRO-2, explicit", reduction="explicit")
+DEEPSPEED_2 = Candidate(
+    name="DeepSpeed ZeRO-2", peer="deepspeed_zero", options={"stage": 2}, ranks=True
+)
+DEEPSPEED_1 = Candidate(
+    name="DeepSpeed ZeRO-1", peer="deepspeed_zero", options={"stage": 1}, ranks=True
+)
+FSDP2 = Candidate(name="torch FSDP2, no reshard", peer="fsdp2", ranks=True)
+DDP = Candidate(name="torch DDP + ZeroRedundancyOptimizer", peer="ddp_zero", ranks=True)
+FSDPV2 = Candidate(name="torch_xla FSDPv2", peer="torch_xla_spmd", options={"sharded": True})
+XLA_DDP = Candidate(
+    name="torch_xla SPMD data parallel", peer="torch_xla_spmd", options={"sharded": False}
+)
+JAX = Candidate(name="jax.jit ZeRO-2 by hand", peer="jax_zero")
+
+ALL = (
+    ZERO_2, THREE_CALLS, ZERO_1, DEEPSPEED_2, DEEPSPEED_1, FSDP2, DDP, FSDPV2, XLA_DDP, JAX,
+)  # fmt: skip

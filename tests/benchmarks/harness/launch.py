@@ -7,48 +7,66 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
 from harness.candidates import Candidate
-from harness.worker import Run
+from harness.protocol import Failure, Order, Run
 from harness.workload import Workload
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 TIMEOUT_SECONDS = 900
+# Of the caller's, these would decide what the peers are to be told.
+_LEFT_OUT = ("PJRT_DEVICE", "CPU_NUM_DEVICES", "XLA_FLAGS", "XLA_USE_SPMD")
 
 
-class CandidateFailedError(Exception):
-    """A candidate's process ended with an error, or not at all; holds the end of its output."""
-
-
-def launch(workload: Workload, candidate: Candidate) -> Run:
-    """Trains once: one process with virtual devices, or one DeepSpeed process per rank.
-
-    Raises:
-        CandidateFailedError: one of the processes failed or ran past `TIMEOUT_SECONDS`.
-    """
-    if candidate.spmd is None:
-        environments = [os.environ | rank for rank in _ranks(workload.devices, port=_free_port())]
+def launch(workload: Workload, candidate: Candidate) -> Run | Failure:
+    """Trains once: one process with virtual devices, or one process per rank."""
+    order = Order(peer=candidate.peer, options=candidate.options, workload=workload)
+    inherited = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
+    port = _free_port()
+    if candidate.ranks:
+        told = [_rank(i, count=workload.devices, port=port) for i in range(workload.devices)]
     else:
-        devices = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(workload.devices)}
-        environments = [os.environ | devices]
-    order = json.dumps({"workload": dataclasses.asdict(workload), "spmd": candidate.spmd})
+        told = [_devices(workload.devices)]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        _run_all(candidate.name, order, environments, folder=folder)
-        # The first rank speaks for all: collectives keep the ranks in step.
-        return Run(**json.loads((folder / "0.json").read_text()))
+        try:
+            environments = [inherited | more for more in told]
+            told_all = dataclasses.asdict(order)
+            answers = _run_all("harness.worker", told_all, environments, folder=folder)
+        finally:
+            # DeepSpeed leaves one of 69 MB for each rank.
+            for left in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"):
+                left.unlink()
+    if isinstance(answers, Failure):
+        return answers
+    runs = [Run(**answer) for answer in answers]
+    # The first rank speaks for all, because collectives keep the ranks in step; not for memory.
+    return dataclasses.replace(runs[0], peak_rss=sum(run.peak_rss for run in runs))
 
 
-def _run_all(name: str, order: str, environments: list[dict[str, str]], *, folder: Path) -> None:
+def launch_alone(module: str, order: dict[str, Any]) -> dict[str, Any] | Failure:
+    """Runs `python -m module order answer.json` with ``order["devices"]`` virtual devices."""
+    inherited = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
+    with tempfile.TemporaryDirectory() as scratch:
+        environment = inherited | _devices(order["devices"])
+        answers = _run_all(module, order, [environment], folder=Path(scratch))
+    return answers if isinstance(answers, Failure) else answers[0]
+
+
+def _run_all(
+    module: str, order: dict[str, Any], environments: list[dict[str, str]], *, folder: Path
+) -> list[dict[str, Any]] | Failure:
     processes: list[subprocess.Popen[bytes]] = []
+    text = json.dumps(order)
     try:
         for i, environment in enumerate(environments):
             with (folder / f"{i}.log").open("wb") as log:
-                command = [sys.executable, "-m", "harness.worker", order, str(folder / f"{i}.json")]
                 processes.append(
                     subprocess.Popen(
-                        command,
+                        [sys.executable, "-m", module, text, str(folder / f"{i}.json")],
                         # `python -m` imports from its folder first: not from the caller's.
                         cwd=BENCHMARKS,
                         env=environment,
@@ -56,34 +74,54 @@ def _run_all(name: str, order: str, environments: list[dict[str, str]], *, folde
                         stderr=subprocess.STDOUT,
                     )
                 )
-        for i, process in enumerate(processes):
-            try:
-                code = process.wait(timeout=TIMEOUT_SECONDS)
-            except subprocess.TimeoutExpired:
-                code = f"no exit after {TIMEOUT_SECONDS} s"
-            if code != 0:
-                tail = (folder / f"{i}.log").read_text(errors="replace")[-3000:]
-                raise CandidateFailedError(f"{name}, process {i}: {code}\n{tail}")
+        failed = _wait(processes)
+        if failed is not None:
+            log = (folder / f"{failed}.log").read_text(errors="replace")
+            code = processes[failed].poll()
+            ended = f"no end after {TIMEOUT_SECONDS} s" if code is None else f"exit status {code}"
+            return Failure(f"process {failed}: {ended}\n{log[-3000:]}")
+        texts = ((folder / f"{i}.json").read_text() for i in range(len(processes)))
+        return [json.loads(text) for text in texts]
     finally:
         for process in processes:
             process.kill()
             process.wait()
 
 
-def _ranks(count: int, *, port: int) -> list[dict[str, str]]:
-    return [
-        {
-            "DS_ACCELERATOR": "cpu",
-            "OMP_NUM_THREADS": "1",
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(count),
-            "LOCAL_SIZE": str(count),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
-        for rank in range(count)
-    ]
+def _wait(processes: list[subprocess.Popen[bytes]]) -> int | None:
+    """The first process that failed, or that ran too long; in any order: the others hang then."""
+    end = time.monotonic() + TIMEOUT_SECONDS
+    while time.monotonic() < end:
+        codes = [process.poll() for process in processes]
+        bad = next((i for i, code in enumerate(codes) if code not in (0, None)), None)
+        if bad is not None or None not in codes:
+            return bad
+        time.sleep(0.05)
+    return next(i for i, process in enumerate(processes) if process.poll() is None)
+
+
+def _devices(count: int) -> dict[str, str]:
+    return {
+        "PJRT_DEVICE": "CPU",
+        "CPU_NUM_DEVICES": str(count),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}",
+    }
+
+
+def _rank(rank: int, *, count: int, port: int) -> dict[str, str]:
+    return {
+        "DS_ACCELERATOR": "cpu",
+        # All ranks together have the cores that virtual devices share.
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // count)),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(count),
+        "LOCAL_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
 
 
 def _free_port() -> int:

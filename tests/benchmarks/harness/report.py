@@ -1,106 +1,132 @@
-"""From the runs of all candidates to the text that is printed."""
+"""From what was measured to tables."""
 
 import statistics
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from typing import TypeAlias
 
-from harness.worker import Run
+from harness.protocol import Failure, Run
 
 LOSS_TOLERANCE = 1e-3
-"""In fp32: far above what another order of summation costs over a few tens of steps, far below
-what a missing mean, a wrong shard or other data would cost."""
+"""Far above what another order of summation costs in fp32 over a few steps, far below what a
+missing mean, a wrong shard or other data would cost."""
 
 NOISE = 0.1
 """Spread between rounds, relative to the median, from which the report calls a machine noisy."""
 
-Runs = Mapping[str, Sequence[Run]]
-"""Candidate name -> one run per round, the reference candidate first."""
+Runs: TypeAlias = Mapping[str, Sequence[Run | Failure]]
+"""Candidate name -> what each round gave, the reference candidate first."""
 
 
-def step_table(runs: Runs) -> str:
-    """Seconds per step of every candidate as a markdown table; ratios refer to the first."""
-    reference = median_step(next(iter(runs.values())))
+def peer_table(runs: Runs) -> str:
+    """Everything measured of each candidate; ratios are to the first candidate's median step."""
+    reference = median_step(_good(next(iter(runs.values()))))
     rows = []
     for name, rounds in runs.items():
-        median = median_step(rounds)
-        low, high = _round_range(rounds)
-        compiled = statistics.median(run.compile_seconds for run in rounds)
-        losses = rounds[0].losses
+        good = _good(rounds)
+        if not good:
+            rows.append([name, "failed", *[""] * 8])
+            continue
+        step, (low, high) = median_step(good), round_range(good)
+        host = [seconds for run in good for seconds in run.host_seconds]
+        wire = good[0].wire_bytes
         rows.append(
             [
                 name,
-                f"{median:.3f}",
+                f"{step:.3f}",
+                f"{step / reference:.2f}" if reference else "",
                 f"{low:.3f} to {high:.3f}",
-                f"{median / reference:.2f}",
-                f"{compiled:.1f}",
-                f"{losses[0]:.5f}",
-                f"{losses[-1]:.5f}",
+                f"{1e3 * statistics.median(host):.1f}" if host else "all",
+                f"{_median(run.compile_seconds for run in good):.1f}",
+                f"{_median(run.init_seconds for run in good):.2f}",
+                f"{wire / 1e6:.1f}" if wire is not None else "",
+                f"{_median(run.peak_rss for run in good) / 2**20:.0f}",
+                f"{good[0].losses[-1]:.5f}",
             ]
         )
-    titles = ["candidate", "s/step", "medians of rounds", "ratio", "compile s", "first loss"]
-    return _markdown([*titles, "last loss"], rows)
+    titles = ["", "s/step", "ratio", "rounds", "host ms", "compile s", "init s", "wire MB"]
+    return markdown([*titles, "peak MiB", "last loss"], rows)
 
 
-def host_table(runs: Runs) -> str:
-    """Host and device seconds per step of every candidate as a markdown table."""
+def series_table(results: Mapping[str, Runs], *, title: str) -> str:
+    """Seconds a step of each candidate (row) in each workload (column)."""
+    names = list(dict.fromkeys(name for runs in results.values() for name in runs))
     rows = []
-    for name, rounds in runs.items():
-        host = statistics.median(s for run in rounds for s in run.host_seconds)
-        device = statistics.median(s for run in rounds for s in run.device_seconds)
-        rows.append([name, f"{host:.3f}", f"{device:.3f}", f"{median_step(rounds):.3f}"])
-    return _markdown(["candidate", "host s", "device s", "s/step"], rows)
+    for name in names:
+        cells = [median_step(_good(runs.get(name, ()))) for runs in results.values()]
+        rows.append([name, *(f"{cell:.3f}" if cell else "failed" for cell in cells)])
+    return markdown([title, *results], rows)
 
 
-def median_step(rounds: Sequence[Run]) -> float:
-    """Median seconds per step over the timed steps of all rounds."""
-    return statistics.median(s for run in rounds for s in run.step_seconds)
+def median_step(rounds: Sequence[Run]) -> float | None:
+    """Median seconds per step over the timed steps of all rounds, None without one."""
+    steps = [seconds for run in rounds for seconds in run.step_seconds]
+    return statistics.median(steps) if steps else None
+
+
+def round_range(rounds: Sequence[Run]) -> tuple[float, float]:
+    """The lowest and the highest median of a round."""
+    medians = [statistics.median(run.step_seconds) for run in rounds]
+    return min(medians), max(medians)
 
 
 def loss_difference(runs: Runs) -> float:
     """Largest difference between two runs' losses at the same step, NaN if a loss is NaN."""
-    steps = zip(*(run.losses for rounds in runs.values() for run in rounds), strict=True)
-    # max() would drop a NaN.
+    good = [run.losses for rounds in runs.values() for run in _good(rounds)]
     spreads = [
-        max(losses) - min(losses) if _all_numbers(losses) else float("nan") for losses in steps
+        max(losses) - min(losses) if all(loss == loss for loss in losses) else float("nan")
+        for losses in zip(*good, strict=True)
     ]
-    return max(spreads) if _all_numbers(spreads) else float("nan")
+    # max() would drop a NaN.
+    return max(spreads, default=0.0) if all(s == s for s in spreads) else float("nan")
+
+
+def failures(runs: Runs) -> dict[str, str]:
+    """Candidate name -> the last line of its first failure."""
+    found = {
+        name: next((run.headline for run in rounds if isinstance(run, Failure)), None)
+        for name, rounds in runs.items()
+    }
+    return {name: reason for name, reason in found.items() if reason is not None}
 
 
 def noise_note(runs: Runs) -> str | None:
     """A sentence when rounds of one candidate differ by more than `NOISE`, else None."""
     worst, spread = "", 0.0
     for name, rounds in runs.items():
-        low, high = _round_range(rounds)
-        if (high - low) / median_step(rounds) > spread:
-            worst, spread = name, (high - low) / median_step(rounds)
+        good = _good(rounds)
+        median = median_step(good)
+        if median:
+            low, high = round_range(good)
+            if (high - low) / median > spread:
+                worst, spread = name, (high - low) / median
     if spread <= NOISE:
         return None
     return (
         f"The machine was noisy: the rounds of {worst!r} are {spread:.0%} apart. "
-        "Differences of that size between candidates mean nothing."
+        "Differences of that size between rows mean nothing."
     )
 
 
-def versions() -> str:
-    """The packages that decide about time, with their versions."""
-    found = []
-    for package in ("spmdzero", "torch", "torch_xla", "deepspeed"):
-        try:
-            found.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            found.append(f"{package} not installed")
-    return ", ".join(found)
+def remarks(runs: Runs) -> list[str]:
+    """What a reader of a table must know beside it, and whether the losses agree."""
+    difference, note = loss_difference(runs), noise_note(runs)
+    lines = [f"Largest difference of a loss at one step: {difference:.1e}."]
+    if not difference <= LOSS_TOLERANCE:
+        lines.append("**The peers did not do the same work.**")
+    lines += [note] if note else []
+    lines += [f"{name} failed: `{reason}`" for name, reason in failures(runs).items()]
+    return lines
 
 
-def _round_range(rounds: Sequence[Run]) -> tuple[float, float]:
-    medians = [statistics.median(run.step_seconds) for run in rounds]
-    return min(medians), max(medians)
-
-
-def _all_numbers(values: Sequence[float]) -> bool:
-    return all(value == value for value in values)
-
-
-def _markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose first column is text and whose others are numbers."""
     lines = [titles, ["---"] + ["---:"] * (len(titles) - 1), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _good(rounds: Sequence[Run | Failure]) -> list[Run]:
+    return [run for run in rounds if isinstance(run, Run)]
+
+
+def _median(values) -> float:
+    return statistics.median(values)

@@ -1,144 +1,76 @@
-"""Trains one candidate in this process: `python -m harness.worker '{...}' result.json`.
+"""One process of a peer: `python -m harness.worker '{...}' result.json`.
 
-A process of its own, because torch_xla fixes the number of devices at the first access.
+A process of its own, because torch_xla and jax fix the number of devices at the first access.
 """
 
 import dataclasses
+import importlib
 import json
-import os
-import statistics
+import resource
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from harness.workload import GLOBAL_BATCH, Workload
-
-WARM_UP = 3
-"""Untimed steps: the first compiles, and a first step on fresh states may need a second program."""
+from harness.protocol import Order, Peer, Run
+from harness.workload import Workload
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
-    """What one process measured.
-
-    Attributes:
-        step_seconds: per timed step, until the devices were done.
-        host_seconds: per timed step, CPU time of the thread that traces and launches. Wall time up
-            to the return of `engine.step()` would not do: torch_xla's CPU client usually returns
-            only when the program has run, on threads of its own.
-        warm_up_seconds: per warm-up step, until the devices were done.
-        losses: the global mean loss of every step, warm-up included.
-    """
-
-    step_seconds: list[float]
-    host_seconds: list[float]
-    warm_up_seconds: list[float]
-    losses: list[float]
-
-    @property
-    def device_seconds(self) -> list[float]:
-        """Per timed step, what the host did not use."""
-        return [s - h for s, h in zip(self.step_seconds, self.host_seconds, strict=True)]
-
-    @property
-    def compile_seconds(self) -> float:
-        """What the warm-up took beyond as many median steps."""
-        usual = len(self.warm_up_seconds) * statistics.median(self.step_seconds)
-        return max(0.0, sum(self.warm_up_seconds) - usual)
-
-
-def run_spmdzero(workload: Workload, spmd: dict[str, str]) -> Run:
-    """Trains with spmdzero on `CPU_NUM_DEVICES` virtual devices.
+def measure(peer: Peer, workload: Workload) -> Run:
+    """Trains `warm_up` and then `steps` steps.
 
     Raises:
         RuntimeError: a timed step compiled.
     """
-    import spmdzero
-    from spmdzero.xla import runtime
-
-    config = workload.config() | {"spmd": spmd}
-    engine, *_ = spmdzero.initialize(model=workload.build(), config=config)
-    if runtime.device_count() != workload.devices:
-        raise RuntimeError(f"{runtime.device_count()} devices, not {workload.devices}")
-    return _train(
-        engine,
-        workload,
-        rows=slice(None),
-        wait=runtime.wait,
-        read=lambda loss: loss.item(),
-        compiled=runtime.compile_count,
-    )
-
-
-def run_deepspeed(workload: Workload) -> Run:
-    """Trains this process's rows as one DeepSpeed rank (RANK, WORLD_SIZE, MASTER_PORT are set)."""
-    import deepspeed  # pyrefly: ignore[missing-import]
-
-    rank, rows = int(os.environ["RANK"]), GLOBAL_BATCH // workload.devices
-    deepspeed.init_distributed(dist_backend="gloo")
-    engine, *_ = deepspeed.initialize(model=workload.build(), config=workload.config())
-
-    def read(loss: torch.Tensor) -> float:
-        mean = loss.detach().clone()
-        torch.distributed.all_reduce(mean)  # also the barrier before the next step
-        return mean.item() / workload.devices
-
-    run = _train(
-        engine,
-        workload,
-        rows=slice(rank * rows, (rank + 1) * rows),
-        wait=lambda: None,
-        read=read,
-        compiled=lambda: 0,
-    )
-    torch.distributed.destroy_process_group()
-    return run
-
-
-def _train(
-    engine: Any,
-    workload: Workload,
-    *,
-    rows: slice,
-    wait: Callable[[], None],
-    read: Callable[[torch.Tensor], float],
-    compiled: Callable[[], int],
-) -> Run:
+    model = workload.build()
+    start = time.perf_counter()
+    peer.place(model)
+    init_seconds = time.perf_counter() - start
+    del model
     seconds: list[float] = []
     host: list[float] = []
     losses: list[float] = []
-    programs = 0
-    for step in range(WARM_UP + workload.steps):
-        if step == WARM_UP:
-            programs = compiled()
-        inputs, targets = (tensor[rows] for tensor in workload.batch(step))
+    programs, sent = 0, 0
+    for step in range(workload.warm_up + workload.steps):
+        if step == workload.warm_up:
+            programs, sent = peer.programs(), _loopback_bytes()
+        inputs, targets = (tensor[peer.rows] for tensor in workload.batch(step))
         start, start_host = time.perf_counter(), time.thread_time()
-        loss = engine(inputs, targets)
-        engine.backward(loss)
-        engine.step()
-        wait()
-        seconds.append(time.perf_counter() - start)
+        loss = peer.step(inputs, targets)
         host.append(time.thread_time() - start_host)
-        losses.append(read(loss))
-    if compiled() != programs:
-        raise RuntimeError(f"{compiled() - programs} programs were compiled in the timed steps")
+        losses.append(peer.read(loss))
+        seconds.append(time.perf_counter() - start)
+    sent = _loopback_bytes() - sent
+    if peer.programs() != programs:
+        raise RuntimeError(f"{peer.programs() - programs} programs compiled in the timed steps")
+    peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    by_program = peer.wire_bytes(*(tensor[peer.rows] for tensor in workload.batch(0)))
     return Run(
-        step_seconds=seconds[WARM_UP:],
-        host_seconds=host[WARM_UP:],
-        warm_up_seconds=seconds[:WARM_UP],
+        init_seconds=init_seconds,
+        warm_up_seconds=seconds[: workload.warm_up],
+        step_seconds=seconds[workload.warm_up :],
+        host_seconds=host[workload.warm_up :] if peer.host_is_apart else [],
         losses=losses,
+        wire_bytes=sent // workload.steps // workload.devices if by_program is None else by_program,
+        peak_rss=peak_rss,
     )
 
 
+def _loopback_bytes() -> int:
+    """Bytes that all processes of this machine have sent to each other: how gloo's ranks talk."""
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    loopback = next(line for line in lines if line.strip().startswith("lo:"))
+    return int(loopback.split(":")[1].split()[8])
+
+
 def main() -> None:
-    """Runs the candidate of argv[1] and writes its `Run` to argv[2]."""
-    order = json.loads(sys.argv[1])
-    workload, spmd = Workload(**order["workload"]), order["spmd"]
-    run = run_deepspeed(workload) if spmd is None else run_spmdzero(workload, spmd)
+    """Carries out the order of argv[1] and writes its `Run` to argv[2]."""
+    given = json.loads(sys.argv[1])
+    order = Order(**{**given, "workload": Workload(**given["workload"])})
+    peer: Peer = importlib.import_module(f"peers.{order.peer}").Peer(
+        order.workload, **order.options
+    )
+    run = measure(peer, order.workload)
+    peer.close()
     Path(sys.argv[2]).write_text(json.dumps(dataclasses.asdict(run)))
 
 

@@ -1,17 +1,42 @@
-"""What every candidate trains: one model, one stream of data, one config."""
+"""What every peer trains: one model, one stream of data, one set of hyperparameters."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-GLOBAL_BATCH = 16
-"""Rows of one step on all devices, whatever their number."""
+ROWS = 8
+"""Rows of one micro-batch on all devices together, whatever their number."""
 
-VOCABULARY, SEQUENCE, WIDTH, HEADS, LAYERS = 512, 128, 256, 8, 4
 CLASSES, PIXELS = 10, 32
+LEARNING_RATE, WEIGHT_DECAY, CLIP = 1e-3, 0.01, 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Size:
+    """The size of a GPT.
+
+    Attributes:
+        width, heads, layers, vocabulary: of the model.
+        sequence: tokens of a row.
+    """
+
+    width: int
+    heads: int
+    layers: int
+    vocabulary: int
+    sequence: int
+
+
+SIZES: Mapping[str, Size] = {
+    "gpt-tiny": Size(width=32, heads=2, layers=1, vocabulary=64, sequence=16),
+    "gpt-1m": Size(width=128, heads=4, layers=4, vocabulary=512, sequence=128),
+    "gpt-10m": Size(width=384, heads=6, layers=5, vocabulary=1024, sequence=128),
+    "gpt-85m": Size(width=768, heads=12, layers=12, vocabulary=1024, sequence=64),
+}
+MODELS = (*SIZES, "cnn")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,59 +44,49 @@ class Workload:
     """One training run; equal workloads see equal weights, data and hyperparameters.
 
     Attributes:
-        model: ``"gpt"`` or ``"cnn"``.
-        devices: virtual devices, or DeepSpeed's ranks; a divisor of `GLOBAL_BATCH`.
-        dtype: ``"fp32"`` or ``"bf16"``.
-        stage: the ZeRO stage, 0 to 2.
-        steps: timed steps, after the warm-up.
+        model: one of `MODELS`.
+        devices: virtual devices, or ranks; a divisor of `ROWS`.
+        steps: timed steps.
+        warm_up: untimed steps before them, of which the first ones compile.
     """
 
     model: str
     devices: int
-    dtype: str
-    stage: int
     steps: int
-
-    def config(self) -> dict[str, Any]:
-        """The DeepSpeed config that all candidates share."""
-        config: dict[str, Any] = {
-            "train_micro_batch_size_per_gpu": GLOBAL_BATCH // self.devices,
-            "gradient_accumulation_steps": 1,
-            "gradient_clipping": 1.0,
-            # torch_adam: DeepSpeed's own Adam would compile a C++ extension first.
-            "optimizer": {
-                "type": "AdamW",
-                "params": {"lr": 1e-3, "weight_decay": 0.01, "torch_adam": True},
-            },
-            "zero_optimization": {"stage": self.stage},
-        }
-        if self.dtype == "bf16":
-            config["bf16"] = {"enabled": True}
-        return config
+    warm_up: int = 3
 
     def build(self) -> nn.Module:
         """The model with seeded weights, on the CPU; `model(inputs, targets)` is the mean loss."""
         torch.manual_seed(0)
-        return GPT() if self.model == "gpt" else ConvNet()
+        return ConvNet() if self.model == "cnn" else GPT(SIZES[self.model])
+
+    def build_on_meta(self) -> nn.Module:
+        """The same model without values."""
+        with torch.device("meta"):
+            return self.build()
 
     def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets of `step`, `GLOBAL_BATCH` rows on the CPU."""
+        """Inputs and targets of `step`, `ROWS` rows on the CPU."""
         generator = torch.Generator().manual_seed(1000 + step)
-        return _tokens(generator) if self.model == "gpt" else _images(generator)
+        if self.model == "cnn":
+            return _images(generator)
+        return _tokens(generator, SIZES[self.model])
 
 
 class Block(nn.Module):
-    """A pre-norm transformer block: [rows, SEQUENCE, WIDTH] -> the same."""
+    """A pre-norm transformer block: [rows, sequence, width] -> the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: Size) -> None:
         super().__init__()
-        self.norm_1, self.norm_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        width = size.width
+        self.heads = size.heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows, length, width = x.shape
-        heads = self.qkv(self.norm_1(x)).view(rows, length, 3, HEADS, width // HEADS)
+        heads = self.qkv(self.norm_1(x)).view(rows, length, 3, self.heads, width // self.heads)
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(rows, length, width))
@@ -79,17 +94,19 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A GPT of 3.5 M parameters: tokens and targets, int64 [rows, SEQUENCE] -> mean loss."""
+    """Tokens and targets, int64 [rows, sequence] -> mean loss."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: Size) -> None:
         super().__init__()
-        self.token, self.position = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(SEQUENCE, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.token = nn.Embedding(size.vocabulary, size.width)
+        self.position = nn.Embedding(size.sequence, size.width)
+        self.blocks = nn.Sequential(*(Block(size) for _ in range(size.layers)))
+        self.norm = nn.LayerNorm(size.width)
+        self.head = nn.Linear(size.width, size.vocabulary, bias=False)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         hidden = self.blocks(self.token(tokens) + self.position.weight)
-        logits = self.head(self.norm(hidden)).float()
+        logits = self.head(self.norm(hidden))
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
@@ -97,7 +114,7 @@ class ConvNet(nn.Module):
     """A CNN of 0.4 M parameters: images, fp32 [rows, 3, PIXELS, PIXELS] -> mean loss.
 
     GroupNorm, because BatchNorm has another meaning in a global forward (statistics of all rows)
-    than per replica, so that the candidates' losses would differ.
+    than per replica, so that the peers' losses would differ.
     """
 
     def __init__(self) -> None:
@@ -110,18 +127,17 @@ class ConvNet(nn.Module):
         self.head = nn.Linear(256, CLASSES)
 
     def forward(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        features = self.features(images.to(self.head.weight.dtype)).mean((2, 3))
-        return F.cross_entropy(self.head(features).float(), targets)
+        return F.cross_entropy(self.head(self.features(images).mean((2, 3))), targets)
 
 
-def _tokens(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def _tokens(generator: torch.Generator, size: Size) -> tuple[torch.Tensor, torch.Tensor]:
     """Sequences that follow x -> 5x + 7, with one tenth of noise: the loss can fall."""
-    shape = (GLOBAL_BATCH, SEQUENCE + 1)
-    noise = torch.randint(VOCABULARY, shape, generator=generator)
+    shape = (ROWS, size.sequence + 1)
+    noise = torch.randint(size.vocabulary, shape, generator=generator)
     replaced = torch.rand(shape, generator=generator) < 0.1
     columns = [noise[:, 0]]
-    for i in range(1, SEQUENCE + 1):
-        follower = (5 * columns[-1] + 7) % VOCABULARY
+    for i in range(1, size.sequence + 1):
+        follower = (5 * columns[-1] + 7) % size.vocabulary
         columns.append(torch.where(replaced[:, i], noise[:, i], follower))
     chain = torch.stack(columns, dim=1)
     return chain[:, :-1].contiguous(), chain[:, 1:].contiguous()
@@ -130,6 +146,6 @@ def _tokens(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
 def _images(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """Noise around one fixed picture per class."""
     pictures = torch.randn(CLASSES, 3, PIXELS, PIXELS, generator=torch.Generator().manual_seed(1))
-    targets = torch.randint(CLASSES, (GLOBAL_BATCH,), generator=generator)
-    noise = torch.randn(GLOBAL_BATCH, 3, PIXELS, PIXELS, generator=generator)
+    targets = torch.randint(CLASSES, (ROWS,), generator=generator)
+    noise = torch.randn(ROWS, 3, PIXELS, PIXELS, generator=generator)
     return pictures[targets] + noise, targets

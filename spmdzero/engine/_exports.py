@@ -1,0 +1,117 @@
+"""The engine's state written for other programs: DeepSpeed, and whatever reads weights."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import nn
+
+from spmdzero.engine._live_state import live_state
+from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
+from spmdzero.store import Conversion, TrainingState, Weights, save_whole, write_for_deepspeed
+from spmdzero.xla import runtime
+
+if TYPE_CHECKING:
+    from spmdzero.engine._engine import Engine
+
+
+class Exports(nn.Module):
+    """What an engine writes that is not for itself."""
+
+    def save_16bit_model(
+        self,
+        save_dir: str | os.PathLike[str],
+        save_filename: str = "pytorch_model.bin",
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """Writes the module's state dict, in the dtypes that it trains in, as one torch file.
+
+        Args:
+            save_dir: the folder, made if need be.
+            save_filename: the file in it, for `torch.load(weights_only=True)`.
+            exclude_frozen_parameters: leave out parameters that don't require gradients.
+
+        Returns True.
+
+        Raises:
+            SpmdZeroCheckpointError: the file can't be written; one of that name is as it was.
+            SpmdZeroUsageError: there are several hosts.
+        """
+        state = _whole_state(
+            cast("Engine", self), "save_16bit_model", exclude_frozen=exclude_frozen_parameters
+        )
+        file = Path(save_dir) / save_filename
+        try:
+            save_whole(Weights.of(state).state_dict() | dict(state.host.extra), file)
+        except OSError as error:
+            raise SpmdZeroCheckpointError(
+                file=file, reason=f"can't be written: {error.strerror or error}", newest=None
+            ) from error
+        return True
+
+    def save_fp16_model(
+        self, save_dir: str | os.PathLike[str], save_filename: str = "pytorch_model.bin"
+    ) -> bool:
+        """DeepSpeed's old name of `save_16bit_model`."""
+        return self.save_16bit_model(save_dir, save_filename)
+
+    def save_deepspeed_checkpoint(
+        self,
+        save_dir: str | os.PathLike[str],
+        tag: str | None = None,
+        client_state: Mapping[str, Any] = {},
+        save_latest: bool = True,
+        *,
+        universal: bool = True,
+        ranks: int | None = None,
+    ) -> bool:
+        """Writes a checkpoint that real DeepSpeed goes on from, on GPUs or anywhere.
+
+        Args:
+            save_dir, tag, client_state, save_latest: as in `save_checkpoint`.
+            universal: DeepSpeed's universal format, which any number of ranks loads with
+                ``"checkpoint": {"load_universal": true}``; it is saved as `<tag>_universal`, and
+                the file `latest_universal` names it. False writes what the ranks of a ZeRO-1/2 run
+                would have, which exactly `ranks` ranks load.
+            ranks: for False: how many; as many as there are devices by default.
+
+        Returns True.
+
+        Raises:
+            SpmdZeroCheckpointError: it can't be written; what was there before is as it was.
+            SpmdZeroUsageError: without an optimizer, in the middle of gradient accumulation, or on
+                several hosts.
+        """
+        engine = cast("Engine", self)
+        engine._refuse_inside("save_deepspeed_checkpoint")
+        state = _whole_state(engine, "save_deepspeed_checkpoint", client_state=client_state)
+        conversion = Conversion(
+            to="universal" if universal else "deepspeed",
+            ranks=ranks if ranks is not None else engine.mesh.size,
+            stage=engine.plan.stage or 1,
+        )
+        write_for_deepspeed(
+            state,
+            Path(save_dir),
+            f"global_step{engine.global_steps}" if tag is None else str(tag),
+            conversion,
+            config={key: value for key, value in engine.config.items() if key != "spmd"},
+            latest=save_latest,
+        )
+        return True
+
+
+def _whole_state(
+    engine: "Engine",
+    call: str,
+    *,
+    exclude_frozen: bool = False,
+    client_state: Mapping[str, Any] | None = None,
+) -> TrainingState:
+    if runtime.process_count() > 1:
+        raise SpmdZeroUsageError(
+            f"{call}() on several hosts, of which none can read all shards: call save_checkpoint, "
+            "and convert what it wrote by `spmdzero convert`"
+        )
+    return live_state(engine, exclude_frozen=exclude_frozen, client_state=client_state)

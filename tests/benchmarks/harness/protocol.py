@@ -1,0 +1,105 @@
+"""What a peer's process is told, what it must offer, and what it answers."""
+
+import dataclasses
+import statistics
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from harness.workload import Workload
+
+
+class Peer(Protocol):
+    """One way to train, inside its own process. Made with the workload and the order's options.
+
+    Making it starts process groups and devices, which is not timed.
+    """
+
+    rows: slice
+    """The rows of a micro-batch that this process works on."""
+    host_is_apart: bool
+    """Whether the thread that calls `step` leaves the arithmetic to other threads."""
+
+    def place(self, model: nn.Module) -> None:
+        """Brings model and optimizer states to where they are trained; timed as initialisation."""
+
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> Any:
+        """Trains one step; returns its loss in any form."""
+
+    def read(self, loss: Any) -> float:
+        """The mean loss over all rows; waits until the step is done everywhere."""
+        ...
+
+    def programs(self) -> int:
+        """Programs compiled so far."""
+        ...
+
+    def wire_bytes(self, inputs: torch.Tensor, targets: torch.Tensor) -> int | None:
+        """Bytes that one device sends in a step, by the compiled program; None without one."""
+        ...
+
+    def close(self) -> None:
+        """Ends what `__init__` started."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Order:
+    """What one process does.
+
+    Attributes:
+        peer: module under peers/ that has the class `Peer`.
+        options: keyword arguments of that class.
+        workload: what to train.
+    """
+
+    peer: str
+    options: dict[str, Any]
+    workload: Workload
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """What one process measured.
+
+    Attributes:
+        init_seconds: until model and states were where they are trained.
+        warm_up_seconds: of each warm-up step.
+        step_seconds: of each timed step, until its loss was read.
+        host_seconds: of each timed step, CPU time of the thread that traces and launches; empty
+            where that thread does the arithmetic too.
+        losses: mean loss of every step, warm-up included.
+        wire_bytes: what one device sends in a step; None where nothing tells.
+        peak_rss: highest resident memory, bytes; of all ranks together.
+    """
+
+    init_seconds: float
+    warm_up_seconds: list[float]
+    step_seconds: list[float]
+    host_seconds: list[float]
+    losses: list[float]
+    wire_bytes: int | None
+    peak_rss: int
+
+    @property
+    def compile_seconds(self) -> float:
+        """What the warm-up took beyond as many median steps."""
+        usual = len(self.warm_up_seconds) * statistics.median(self.step_seconds)
+        return max(0.0, sum(self.warm_up_seconds) - usual)
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A run that gave no numbers.
+
+    Attributes:
+        reason: the end of what its processes wrote.
+    """
+
+    reason: str
+
+    @property
+    def headline(self) -> str:
+        """The last line, which names the error."""
+        lines = [line.strip() for line in self.reason.splitlines() if line.strip()]
+        return lines[-1] if lines else "no output"

@@ -1,0 +1,139 @@
+"""The page's sections: who trains what, and how the numbers are shown."""
+
+import dataclasses
+import statistics
+import sys
+from collections.abc import Sequence
+
+from harness import candidates as who
+from harness import report
+from harness.candidates import Candidate
+from harness.launch import launch, launch_alone
+from harness.protocol import Failure, Run
+from harness.workload import Workload
+
+_FEWER = (
+    who.ZERO_2, who.DEEPSPEED_2, who.FSDP2, who.DDP, who.FSDPV2, who.XLA_DDP, who.JAX,
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How much is measured.
+
+    Attributes:
+        small, middle, large: the GPTs.
+        steps: timed steps of the small and the middle one.
+        large_steps: timed steps of the large one.
+        rounds: processes of each candidate of the main table.
+        everybody: who trains the middle GPT.
+        fewer: who trains the large GPT and the CNN.
+        series: who is followed over devices and sizes; among the others too.
+        counts: devices to follow them over, 2 among them.
+        accumulation: micro-batches a step where stage 1 is compared with stage 0.
+    """
+
+    small: str = "gpt-1m"
+    middle: str = "gpt-10m"
+    large: str = "gpt-85m"
+    steps: int = 8
+    large_steps: int = 3
+    rounds: int = 2
+    everybody: tuple[Candidate, ...] = who.ALL
+    fewer: tuple[Candidate, ...] = _FEWER
+    series: tuple[Candidate, ...] = (who.ZERO_2, who.DEEPSPEED_2, who.JAX)
+    counts: tuple[int, ...] = (1, 2, 4, 8)
+    accumulation: int = 8
+
+
+def run_all(workload: Workload, candidates: Sequence[Candidate], *, rounds: int) -> report.Runs:
+    """Candidate name -> its runs; they take turns, so that a slow minute hits all."""
+    runs: dict[str, list[Run | Failure]] = {candidate.name: [] for candidate in candidates}
+    for turn in range(rounds):
+        for candidate in candidates:
+            print(
+                f"{workload.model}, {workload.devices} devices, round {turn + 1} of {rounds}: "
+                f"{candidate.name}",
+                file=sys.stderr,
+            )
+            runs[candidate.name].append(launch(workload, candidate))
+    return runs
+
+
+def peers(
+    model: str, candidates: Sequence[Candidate], *, steps: int, rounds: int
+) -> tuple[list[str], report.Runs]:
+    """The table of one model on 2 devices, and what it was made from."""
+    workload = Workload(model=model, devices=2, steps=steps)
+    runs = run_all(workload, candidates, rounds=rounds)
+    count = sum(parameter.numel() for parameter in workload.build_on_meta().parameters())
+    head = (
+        f"{count / 1e6:.1f} M parameters, {rounds} rounds of {workload.warm_up} + {steps} steps, "
+        "2 devices or ranks, fp32."
+    )
+    return [head, "", report.peer_table(runs), "", *report.remarks(runs), ""], runs
+
+
+def devices(scale: Scale, known: report.Runs) -> list[str]:
+    """Step time of the middle model over devices; 2 devices are known."""
+    results: dict[str, report.Runs] = {}
+    for count in scale.counts:
+        if count == 2:
+            results["2"] = {c.name: known[c.name] for c in scale.series}
+        else:
+            workload = Workload(model=scale.middle, devices=count, steps=max(1, scale.steps // 2))
+            results[str(count)] = run_all(workload, scale.series, rounds=1)
+    return [report.series_table(results, title="devices or ranks"), ""]
+
+
+def sizes(scale: Scale, middle: report.Runs, large: report.Runs) -> list[str]:
+    """Step time over the size of the model, on 2 devices."""
+    workload = Workload(model=scale.small, devices=2, steps=scale.steps)
+    small = run_all(workload, scale.series, rounds=1)
+    results = {
+        "1 M": small,
+        "10 M": {c.name: middle[c.name] for c in scale.series},
+        "85 M": {c.name: large[c.name] for c in scale.series},
+    }
+    return [report.series_table(results, title="parameters"), ""]
+
+
+def reductions(scale: Scale) -> list[str]:
+    """Both ways in which a gradient can leave the replica region."""
+    workload = Workload(model=scale.middle, devices=2, steps=scale.steps)
+    runs = run_all(workload, (who.ANNOTATED, who.EXPLICIT), rounds=scale.rounds)
+    return [report.peer_table(runs), "", *report.remarks(runs), ""]
+
+
+def accumulation(scale: Scale) -> list[str]:
+    """Stage 1 over stage 0 with many micro-batches, both in one process."""
+    order = {
+        "model": scale.small,
+        "devices": 2,
+        "accumulation": scale.accumulation,
+        "steps": 4 * scale.steps,
+    }
+    answer = launch_alone("accumulation", order)
+    if isinstance(answer, Failure):
+        return [f"failed: `{answer.headline}`", ""]
+    zero, one = (statistics.median(answer[stage]) for stage in ("0", "1"))
+    paired = statistics.median(b / a for a, b in zip(answer["0"], answer["1"], strict=True))
+    rows = [["0", f"{zero:.4f}", ""], ["1", f"{one:.4f}", f"{paired:.3f}"]]
+    return [report.markdown(["stage", "s/step", "median ratio of neighbours"], rows), ""]
+
+
+def start_up(scale: Scale) -> list[str]:
+    """`initialize` beside moving parameters by hand."""
+    rows = []
+    for count in (2, 8):
+        order = {"model": scale.large, "devices": count, "repeats": 4}
+        answer = launch_alone("start_up", order)
+        if isinstance(answer, Failure):
+            return [f"failed: `{answer.headline}`", ""]
+        # The first repetition compiles.
+        medians = {way: statistics.median(taken[1:]) for way, taken in answer.items()}
+        hand = min(medians["upload_each"], medians["to_and_mark"])
+        cells = [f"{medians[way]:.2f} ({medians[way] / hand:.2f})" for way in medians]
+        rows.append([str(count), *cells])
+    titles = ["devices", "upload each", "`.to` and mark", "initialize", "initialize from meta"]
+    return [report.markdown(titles, rows), ""]

@@ -1,0 +1,1 @@
+"""The ways to train that are compared; each module has a class `Peer`."""

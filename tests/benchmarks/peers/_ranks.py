@@ -1,0 +1,41 @@
+"""What the peers with one process per rank share: gloo, the rows of a rank, the mean loss."""
+
+import os
+
+import torch
+import torch.distributed as dist
+from harness.workload import LEARNING_RATE, ROWS, WEIGHT_DECAY, Workload
+
+ADAMW = {"lr": LEARNING_RATE, "weight_decay": WEIGHT_DECAY, "fused": True}
+"""torch.optim.AdamW at its fastest on a CPU."""
+
+
+class RankPeer:
+    """A rank of RANK, WORLD_SIZE, MASTER_PORT; its own thread does the arithmetic."""
+
+    host_is_apart = False
+
+    def __init__(self, workload: Workload) -> None:
+        rank, rows = int(os.environ["RANK"]), ROWS // workload.devices
+        self.rows = slice(rank * rows, (rank + 1) * rows)
+        self._start()
+
+    def _start(self) -> None:
+        dist.init_process_group("gloo")
+
+    def read(self, loss: torch.Tensor) -> float:
+        """The mean over ranks, which is also the barrier before the next step."""
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)
+        return mean.item() / dist.get_world_size()
+
+    def programs(self) -> int:
+        """Nothing compiles."""
+        return 0
+
+    def wire_bytes(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        """No program tells: the loopback's counter does."""
+
+    def close(self) -> None:
+        """Leaves the group."""
+        dist.destroy_process_group()

@@ -1,0 +1,31 @@
+"""Real DeepSpeed on gloo."""
+
+import deepspeed  # pyrefly: ignore[missing-import]
+import torch
+from harness.workload import Workload
+from torch import nn
+
+from peers._ranks import RankPeer
+from peers.config import deepspeed_config
+
+
+class Peer(RankPeer):
+    """One rank of DeepSpeed's engine."""
+
+    def __init__(self, workload: Workload, *, stage: int) -> None:
+        self._config = deepspeed_config(workload, stage=stage)
+        super().__init__(workload)
+
+    def _start(self) -> None:
+        deepspeed.init_distributed(dist_backend="gloo")
+
+    def place(self, model: nn.Module) -> None:
+        """`deepspeed.initialize`."""
+        self._engine, *_ = deepspeed.initialize(model=model, config=self._config)
+
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The three calls."""
+        loss = self._engine(inputs, targets)
+        self._engine.backward(loss)
+        self._engine.step()
+        return loss

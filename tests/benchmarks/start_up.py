@@ -1,0 +1,90 @@
+"""How long `spmdzero.initialize` takes beside moving the same parameters by hand.
+
+`python -m start_up '{"model": ..., "devices": ..., "repeats": ...}' out.json`
+"""
+
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.distributed.spmd as xs
+from harness.workload import Workload
+from peers.config import deepspeed_config
+from torch import nn
+
+import spmdzero
+from spmdzero.xla import runtime
+
+
+def to_and_mark(model: nn.Module, workload: Workload) -> nn.Module:
+    """As torch_xla's guide does: `.to(device)`, then `mark_sharding` on each parameter."""
+    mesh = _mesh(workload)
+    model.to(torch_xla.device())
+    for parameter in model.parameters():
+        xs.mark_sharding(parameter, mesh, (None,) * parameter.dim())
+    torch_xla.sync()
+    return model
+
+
+def upload_each(model: nn.Module, workload: Workload) -> list[torch.Tensor]:
+    """The quickest way known: each parameter sent with its sharding, nothing else."""
+    mesh, device, placed = _mesh(workload), torch_xla.device(), []
+    for parameter in model.parameters():
+        spec = xs.ShardingSpec(mesh, (None,) * parameter.dim())
+        sent = xm.send_cpu_data_to_device([parameter.detach()], device, input_sharding=spec)
+        placed += sent
+    return placed
+
+
+def from_cpu(model: nn.Module, workload: Workload) -> object:
+    """`initialize` of a model on the CPU: parameters and AdamW's states."""
+    return spmdzero.initialize(model=model, config=deepspeed_config(workload, stage=2))
+
+
+def from_meta(model: nn.Module, workload: Workload) -> object:
+    """`initialize` of a meta model whose weights a function returns."""
+    values = dict(model.state_dict())
+    empty = workload.build_on_meta()
+    config = deepspeed_config(workload, stage=2)
+    return spmdzero.initialize(model=empty, config=config, weights=values.__getitem__)
+
+
+WAYS: tuple[Callable[[nn.Module, Workload], object], ...] = (
+    upload_each,
+    to_and_mark,
+    from_cpu,
+    from_meta,
+)
+
+
+def measure(model: str, devices: int, repeats: int) -> dict[str, list[float]]:
+    """Seconds of each repetition, of each way; they take turns."""
+    workload = Workload(model=model, devices=devices, steps=1)
+    spmdzero.init_distributed()
+    seconds: dict[str, list[float]] = {way.__name__: [] for way in WAYS}
+    for _ in range(repeats):
+        for way in WAYS:
+            built = workload.build()
+            start = time.perf_counter()
+            kept = way(built, workload)
+            runtime.wait()
+            seconds[way.__name__].append(time.perf_counter() - start)
+            del kept, built
+            # An engine is part of cycles, and four of them don't fit into the memory of a laptop.
+            gc.collect()
+    return seconds
+
+
+def _mesh(workload: Workload) -> xs.Mesh:
+    return xs.Mesh(np.arange(workload.devices), (workload.devices,), ("fsdp",))
+
+
+if __name__ == "__main__":
+    Path(sys.argv[2]).write_text(json.dumps(measure(**json.loads(sys.argv[1]))))

@@ -1,0 +1,42 @@
+"""The compilers' count of a step's inputs against the plan's count of states, on 64 devices."""
+
+import pytest
+
+from spmdzero import Explanation
+from tests.explain.test_without_data import explained
+
+BATCH = [f"--batch={name}={{devices}}x64:int64" for name in ("x", "y")]
+
+
+def assert_compilers_count_the_states(explanation: Explanation, target: str) -> None:
+    for fit in explanation.fits:
+        (memory,) = (found for found in fit.compiled if found.target == target)
+        # Beside the states, an input is the batch, or a scalar such as the learning rate.
+        assert memory.memory.arguments is not None
+        assert fit.states <= memory.memory.arguments <= 1.03 * fit.states
+
+
+@pytest.mark.slow
+def test_on_64_chips_the_tpus_compiler_counts_the_plans_states_at_each_stage() -> None:
+    explanation, _ = explained(
+        "tests.support.models:gpt", "examples/llama_7b.json", "--meta", *BATCH, "--tpu", "v5e:8x8"
+    )
+    assert explanation.devices == 64
+    assert_compilers_count_the_states(explanation, "v5e:8x8")
+    states = [fit.states for fit in explanation.fits]
+    # Master and two moments in fp32 live on one of 64 devices, parameters in bf16 on all.
+    assert states[0] > 6.5 * states[1]
+    assert states[1] == states[2]
+
+
+@pytest.mark.slow
+def test_on_64_virtual_devices_xlas_cpu_compiler_counts_them_too() -> None:
+    explanation, _ = explained(
+        "tests.support.models:gpt", "examples/llama_7b.json", "--own-stage", *BATCH,
+        "--devices", "64",
+    )  # fmt: skip
+    (memory,) = explanation.fit_at(2).compiled
+    states = explanation.fit_at(2).states
+    assert memory.target == "cpu:64"
+    assert memory.memory.arguments is not None
+    assert states <= memory.memory.arguments <= 1.03 * states

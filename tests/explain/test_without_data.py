@@ -1,0 +1,121 @@
+"""Explaining what no memory here could hold: the same answer as with data, and no data."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import spmdzero
+from spmdzero import Explanation, SpmdZeroUsageError
+from tests.support import contract
+from tests.support.processes import environment
+from tests.support.trajectory import ROOT
+
+CONFIG = {
+    "train_micro_batch_size_per_gpu": 1,
+    "gradient_accumulation_steps": 2,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    "zero_optimization": {"stage": 2},
+    "bf16": {"enabled": True},
+}
+
+
+def explained(*arguments: str, **more: str) -> tuple[Explanation, str]:
+    """What `spmdzero explain` says on the machine's shell, and its progress."""
+    done = subprocess.run(
+        [sys.executable, "-m", "spmdzero.cli", "explain", *arguments, "--json"],
+        cwd=ROOT, env=environment(PYTHONPATH=str(ROOT), **more), capture_output=True, text=True,
+        timeout=3000, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    (found,) = json.loads(done.stdout)
+    return Explanation.from_json(json.dumps(found)), done.stderr
+
+
+def test_a_meta_model_without_a_topology_is_refused_with_one(mesh: object) -> None:
+    with torch.device("meta"):
+        model = contract.GPT()
+    with pytest.raises(SpmdZeroUsageError, match=r'meta device.*tpu=\["v5p:4x4x4"\]'):
+        spmdzero.explain(model, CONFIG, contract.make_batch(0, 0))
+
+
+@pytest.mark.slow
+def test_a_model_without_data_compiles_to_the_program_of_one_with_data(mesh: object) -> None:
+    def explanation(model: nn.Module) -> Explanation:
+        batch = contract.make_batch(0, 0)
+        return spmdzero.explain(model, CONFIG, batch, tpu=["v5e:2x4"], stages=())
+
+    with torch.device("meta"):
+        hollow = contract.GPT()
+    real, without = explanation(contract.make_model()), explanation(hollow)
+    assert all(parameter.is_meta for parameter in hollow.parameters())
+    assert without.moves_on("v5e:2x4") == real.moves_on("v5e:2x4")
+    assert without.fit_at(2).compiled == real.fit_at(2).compiled[1:]
+    assert (without.audit.steps, without.audit.findings) == (0, ())
+    assert "Nothing was trained" in str(without)
+    # What was traced without data is gone: the process goes on to train.
+    engine, *_ = spmdzero.initialize(model=contract.make_model(), config=CONFIG)
+    loss = engine.train_batch(iter([contract.make_batch(0, 0)] * 2))
+    assert torch.isfinite(loss.cpu())
+
+
+class Wide(nn.Module):
+    """6.4 billion parameters in one matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(80_000, 80_000, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x).square().mean()
+
+
+@pytest.mark.slow
+def test_a_step_that_a_chip_has_no_room_for_is_told_by_how_much(mesh: object) -> None:
+    with torch.device("meta"):
+        model = Wide()
+    config: dict[str, Any] = CONFIG | {"gradient_accumulation_steps": 1}
+    batch = torch.zeros(8, 80_000, dtype=torch.bfloat16)
+    explanation = spmdzero.explain(model, config, batch, tpu=["v5e:2x4"], stages=())
+    (memory,) = explanation.fit_at(2).compiled
+    # Parameters and a whole gradient, 12.8 GB each, are more than the chip's 16 GiB.
+    assert memory.memory.arguments is None
+    assert memory.memory.peak > 2 * 12.8e9
+    assert memory.fits is False
+    assert explanation.moves == ()
+    (problem,) = explanation.problems
+    assert problem.startswith("v5e:2x4: stage 2 needs ")
+    assert "NO" in str(explanation)
+
+
+@pytest.mark.slow
+def test_one_layer_of_a_7b_model_is_explained_for_64_chips_without_being_materialised() -> None:
+    batch = [f"--batch={name}={{devices}}x2048:int64" for name in ("tokens", "labels")]
+    explanation, progress = explained(
+        "examples.llama:llama_7b_of_1_layer", "examples/llama_7b.json", "--meta", "--own-stage",
+        *batch, "--tpu", "v5p:4x4x4",
+    )  # fmt: skip
+    fit, moves = explanation.fit_at(2), explanation.moves_on("v5p:4x4x4")
+    (memory,) = fit.compiled
+    assert (explanation.devices, memory.fits) == (64, True)
+    assert memory.memory.arguments == pytest.approx(fit.states, rel=0.03)
+    assert moves.activations == ()
+    assert [moves.target for moves in explanation.moves] == ["v5p:4x4x4"]
+    assert "explain: stage 2, boundary program for v5p:4x4x4" in progress
+
+
+def test_the_example_has_7_billion_parameters() -> None:
+    sys.path.insert(0, str(ROOT))
+    try:
+        from examples.llama import llama_7b
+    finally:
+        sys.path.remove(str(ROOT))
+    with torch.device("meta"):
+        model = llama_7b()
+    assert sum(p.numel() for p in model.parameters()) == 6_738_415_616
+    assert Path(ROOT, "examples/llama_7b.json").is_file()

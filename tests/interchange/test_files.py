@@ -1,0 +1,215 @@
+"""DeepSpeed's files, read and written without an engine."""
+
+import dataclasses
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
+from spmdzero.store import TrainingState
+from spmdzero.store.deepspeed import Target, read, write_regular, write_universal
+from spmdzero.store.deepspeed._pickles import read_pt
+from tests.interchange.cases import CASES, model_of
+from tests.interchange.record import TAG
+from tests.interchange.test_read import RECORDED, UNIVERSAL
+
+
+def opened(name: str) -> TrainingState:
+    model, groups = model_of(CASES[name.removesuffix("_universal")])
+    names = {parameter: key for key, parameter in model.named_parameters()}
+    order = [[names[p] for p in group["params"]] for group in groups]
+    tag = f"{TAG}_universal" if name == UNIVERSAL else TAG
+    return read(RECORDED / name / tag, order)
+
+
+def assert_same(one: TrainingState, other: TrainingState) -> None:
+    assert one.tensors.keys() == other.tensors.keys()
+    for name, tensor in one.tensors.items():
+        assert tensor.dtype == other.tensors[name].dtype, name
+        assert torch.equal(tensor.whole(), other.tensors[name].whole()), name
+    assert one.host.counters == other.host.counters
+    assert (one.host.applied or 0) == (other.host.applied or 0)
+    assert one.host.scheduler == other.host.scheduler
+    assert one.host.tied == other.host.tied
+
+
+def test_both_formats_of_one_checkpoint_are_the_same_state() -> None:
+    # DeepSpeed's own converter made the universal one.
+    assert_same(opened(UNIVERSAL.removesuffix("_universal")), opened(UNIVERSAL))
+
+
+def test_masters_are_the_weights_before_rounding() -> None:
+    state = opened("z1_w2_bf16_gacc32")
+    masters = {k.partition("/")[2]: t for k, t in state.tensors.items() if k.startswith("master/")}
+    assert len(masters) == 9
+    for name, master in masters.items():
+        assert torch.equal(master.whole().bfloat16(), state.tensors[f"parameter/{name}"].whole())
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_what_is_written_for_ranks_is_read_back_bit_for_bit(
+    tmp_path: Path, name: str, ranks: int
+) -> None:
+    state = opened(name)
+    write_regular(Target(state=state, ranks=ranks, stage=2), tmp_path / "tag")
+    back = read(tmp_path / "tag")
+    assert_same(state, back)
+    for mine, saved in zip(back.host.param_groups, state.host.param_groups, strict=True):
+        # FusedAdam's key is added, which torch's Adam has not.
+        assert mine == {"bias_correction": True} | saved or mine == saved
+
+
+@pytest.mark.parametrize("name", ["z1_w2_fp32_tied", "z2_w2_fp16", "z2_w4_bf16_frozen"])
+def test_what_is_written_as_universal_is_read_back_bit_for_bit(tmp_path: Path, name: str) -> None:
+    state = opened(name)
+    write_universal(Target(state=state, ranks=1, stage=1), tmp_path / "tag")
+    assert_same(state, read(tmp_path / "tag"))
+
+
+def test_written_rank_files_are_those_that_deepspeed_wrote(tmp_path: Path) -> None:
+    name = "z2_w4_bf16_frozen"
+    write_regular(Target(state=opened(name), ranks=4, stage=2), tmp_path / TAG)
+    theirs = RECORDED / name / TAG
+    assert {p.name for p in theirs.iterdir()} == {p.name for p in (tmp_path / TAG).iterdir()}
+    for file in sorted(theirs.iterdir()):
+        # Settings that DeepSpeed takes from its config when a file doesn't have them.
+        left_out = {"clip_grad", "ds_config"}
+        assert_same_content(read_pt(tmp_path / TAG / file.name), read_pt(file), left_out, file.name)
+
+
+def assert_same_content(mine: Any, theirs: Any, left_out: set[str], at: str) -> None:
+    if isinstance(theirs, dict):
+        # Numbers only: a group's choice of torch's implementation is its own.
+        for key in theirs.keys() - left_out - {"foreach", "fused", "capturable", "param_names"}:
+            assert_same_content(mine[key], theirs[key], left_out, f"{at}/{key}")
+    elif isinstance(theirs, list | tuple):
+        assert len(mine) == len(theirs), at
+        for index, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+            assert_same_content(one, other, left_out, f"{at}/{index}")
+    elif isinstance(theirs, torch.Tensor):
+        assert torch.equal(mine, theirs), at
+        assert mine.dtype == theirs.dtype, at
+    else:
+        assert mine == theirs, at
+
+
+@pytest.mark.parametrize("name", ["z2_w2_fp16", UNIVERSAL, "z0_w2_fp32"])
+def test_a_damaged_file_is_refused_before_anything_is_loaded(tmp_path: Path, name: str) -> None:
+    draw = random.Random(name)
+    tag = f"{TAG}_universal" if name == UNIVERSAL else TAG
+    whole = read(RECORDED / name / tag)
+    # DeepSpeed's converter writes what is not trained twice; we read the model's file.
+    frozen = ("place", "up.bias", "seen") if name == UNIVERSAL else ()
+    every = sorted((RECORDED / name / tag).rglob("*.pt"))
+    files = [path for path in every if path.parent.name not in frozen]
+    for attempt in range(12):
+        folder = tmp_path / str(attempt)
+        shutil.copytree(RECORDED / name / tag, folder / tag)
+        file = folder / tag / draw.choice(files).relative_to(RECORDED / name / tag)
+        data = bytearray(file.read_bytes())
+        match attempt % 3:
+            case 0:
+                file.unlink()
+            case 1:
+                file.write_bytes(data[: draw.randrange(len(data))])
+            case 2:
+                data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+                file.write_bytes(data)
+        if attempt % 3 == 2 and not _is_seen(folder / tag):
+            # A bit between the zip's records, which stands for nothing.
+            assert_same(whole, read(folder / tag))
+            continue
+        with pytest.raises(SpmdZeroCheckpointError) as caught:
+            read(folder / tag)
+        assert str(folder) in caught.value.file
+
+
+def _is_seen(folder: Path) -> bool:
+    try:
+        read(folder)
+    except SpmdZeroCheckpointError:
+        return True
+    return False
+
+
+class _Runs:
+    """Pickles as a call, as an attacker's file would."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return eval, (f"open({str(self.marker)!r}, 'w').close()",)
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize(
+    "file", ["mp_rank_00_model_states.pt", "zero_pp_rank_1_mp_rank_00_optim_states.pt"]
+)
+def test_a_malicious_pickle_is_refused_and_named(
+    tmp_path: Path, file: str, zipped: bool, protocol: int
+) -> None:
+    shutil.copytree(RECORDED / "z2_w2_fp16" / TAG, tmp_path / TAG)
+    content = {"module": {}, "optimizer_state_dict": {}, "epoch": _Runs(tmp_path / "ran")}
+    torch.save(
+        content,
+        tmp_path / TAG / file,
+        pickle_protocol=protocol,
+        _use_new_zipfile_serialization=zipped,
+    )
+    with pytest.raises(SpmdZeroCheckpointError, match=r"would run or build \S*eval") as caught:
+        read(tmp_path / TAG)
+    assert caught.value.file == str(tmp_path / TAG / file)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        ("zero_pp_rank_0_mp_rank_00_model_states.pt", "ZeRO-3"),
+        ("mp_rank_01_model_states.pt", "tensor parallelism"),
+        ("layer_00-model_00-model_states.pt", "pipeline parallelism"),
+    ],
+)
+def test_another_parallelism_is_refused_by_name(tmp_path: Path, file: str, reason: str) -> None:
+    shutil.copytree(RECORDED / "z2_w2_fp16" / TAG, tmp_path / TAG)
+    (tmp_path / TAG / file).touch()
+    with pytest.raises(SpmdZeroCheckpointError, match=reason):
+        read(tmp_path / TAG)
+
+
+def test_an_error_names_the_newest_tag_beside_the_damaged_one(tmp_path: Path) -> None:
+    for tag in ("damaged", "whole"):
+        shutil.copytree(RECORDED / "z2_w2_fp16" / TAG, tmp_path / tag)
+    (tmp_path / "damaged" / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+    with pytest.raises(SpmdZeroCheckpointError, match="rank 1") as caught:
+        read(tmp_path / "damaged")
+    assert caught.value.newest == "whole"
+
+
+def test_a_failed_write_leaves_the_checkpoint_that_was_there(tmp_path: Path) -> None:
+    state = opened("z1_w2_fp32_tied")
+    write_regular(Target(state=state, ranks=2, stage=2), tmp_path / "tag")
+    name = "exp_avg/embed.weight"
+
+    def fails(box: Any) -> torch.Tensor:
+        raise OSError(28, "No space left on device")
+
+    broken = dataclasses.replace(state.tensors[name], read=fails)
+    other = dataclasses.replace(state, tensors={**state.tensors, name: broken})
+    with pytest.raises(SpmdZeroCheckpointError, match="No space left"):
+        write_regular(Target(state=other, ranks=2, stage=2), tmp_path / "tag")
+    assert_same(state, read(tmp_path / "tag"))
+    assert [path.name for path in tmp_path.iterdir()] == ["tag"]
+
+
+@pytest.mark.parametrize(("stage", "ranks"), [(0, 2), (3, 2), (2, 0)])
+def test_a_target_that_deepspeed_has_not_is_refused(stage: int, ranks: int) -> None:
+    with pytest.raises(SpmdZeroUsageError):
+        Target(state=opened("z2_w2_fp16"), ranks=ranks, stage=stage)
