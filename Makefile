@@ -2,8 +2,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 # What the demo is run with, e.g. make demo DEMO_ARGS="--size tiny"
 DEMO_ARGS ?=
+SOAK_MINUTES ?= 30
 
-.PHONY: help demo test lint bench docs goldens notebooks clean
+.PHONY: help demo test lint bench soak docs goldens notebooks clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +15,7 @@ help:
 	@echo "make notebooks   run the notebooks, write their outputs anew"
 	@echo "make docs    the documentation's site, in out/site"
 	@echo "make bench   measure spmdzero beside its peers, write docs/benchmarks.md: 20 minutes, 2 quiet cores"
+	@echo "make soak    30 minutes of saving, kills and resuming on other device counts (SOAK_MINUTES=5)"
 	@echo "make clean   remove the virtual environment and everything generated"
 
 demo: .venv/installed
@@ -32,6 +34,9 @@ bench: .venv/installed
 
 goldens: .venv/installed
 	$(BIN)/python -m tests.explain.golden
+
+soak: .venv/installed
+	$(BIN)/python -m tests.checkpoint.soak --minutes $(SOAK_MINUTES)
 
 notebooks: .venv/installed
 	$(BIN)/python -m tests.notebooks.execute

@@ -33,6 +33,7 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 autodoc_typehints = "signature"
+maximum_signature_line_length = 88
 autodoc_member_order = "bysource"
 # The engine alone has two hundred.
 toc_object_entries = False

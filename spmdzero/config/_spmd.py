@@ -26,6 +26,8 @@ class SpmdConfig(Section):
             Without effect on the CPU, whose programs can't be read back.
         check_finite: whether a non-finite loss or gradient raises before the update; under a
             dynamic loss scale, whose overflows are expected, only a loss.
+        capture: whether `engine.train_batch` replays its compiled programs, without tracing them
+            again, once it has seen that they stay the same.
     """
 
     mesh: dict[str, int] = Field(default_factory=lambda: {"fsdp": -1})
@@ -37,6 +39,7 @@ class SpmdConfig(Section):
     xla_flags: Literal["none", "v5e", "v5p", "v6e"] = "none"
     compile_cache: str = ""
     check_finite: bool = False
+    capture: bool = True
 
     @field_validator("mesh")
     @classmethod

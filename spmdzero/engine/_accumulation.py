@@ -1,7 +1,10 @@
 """Where a step ends: DeepSpeed's controls of gradient accumulation and batch size."""
 
 import contextlib
+import functools
 from collections.abc import Iterator
+
+from torch import nn
 
 from spmdzero.config import BatchSizes, SpmdZeroConfig
 from spmdzero.engine._gradients import autograd_grad, set_autograd_grad
@@ -156,15 +159,21 @@ class Accumulation(EngineState):
             self._gradients.replan(self.plan)
         self._batch = batch
 
+    @functools.cached_property
+    def _named_parameters(self) -> tuple[tuple[str, nn.Parameter], ...]:
+        # Walking through the module costs milliseconds a step, and the plan knows only these.
+        return tuple(self.module.named_parameters())
+
     def _collect_global_gradients(self) -> None:
         # With a global forward these are all gradients; otherwise what a loss term that was
         # computed outside of the module, such as a weight penalty, gives.
-        for name, parameter in self.module.named_parameters():
+        for name, parameter in self._named_parameters:
             if (grad := autograd_grad(parameter)) is not None:
                 self._gradients.add_global(name, grad)
                 set_autograd_grad(parameter, None)
 
     def _require_whole_step(self) -> None:
+        self._refuse_inside("train_batch")
         if self._boundary_override is not None:
             raise SpmdZeroUsageError(
                 "train_batch after set_gradient_accumulation_boundary, which says where a step "

@@ -1,7 +1,7 @@
 """The engine: DeepSpeed's forward / backward / step over a module that lives on a mesh."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,14 +14,15 @@ from spmdzero.engine._counters import Counters
 from spmdzero.engine._exports import Exports
 from spmdzero.engine._gradients import GradientStore
 from spmdzero.engine._health import LossHealth
+from spmdzero.engine._hyper import loss_scale_number
 from spmdzero.engine._inputs import InputPlacer, to_half
-from spmdzero.engine._launching import Launching
 from spmdzero.engine._loader import ZeroDataLoader
-from spmdzero.engine._loss import check_loss, find_loss, micro_batches
+from spmdzero.engine._loss import check_loss
 from spmdzero.engine._module_methods import ModuleMethods
 from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.engine._refused import RefusedMethods
 from spmdzero.engine._schedule import Scheduler, require_metrics
+from spmdzero.engine._train_batch import TrainBatch
 from spmdzero.errors import NonFiniteError, SpmdZeroUsageError
 from spmdzero.plan import ShardingPlan
 from spmdzero.xla import DeviceMesh, GlobalForward, ReplicaRegion, map_tensors, runtime
@@ -29,7 +30,7 @@ from spmdzero.xla import DeviceMesh, GlobalForward, ReplicaRegion, map_tensors, 
 logger = logging.getLogger("spmdzero")
 
 
-class Engine(Launching, Checkpoints, Exports, ModuleMethods, RefusedMethods):
+class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
     """Trains `module` under a sharding plan, called as a DeepSpeedEngine is.
 
     Made by `spmdzero.initialize`. Unknown attributes fall through to the module.
@@ -44,6 +45,7 @@ class Engine(Launching, Checkpoints, Exports, ModuleMethods, RefusedMethods):
         audit, doctor: what is wrong with its steps; see `spmdzero.audit`, `spmdzero.doctor`.
         donated_inputs: kind of program -> inputs whose buffers it reuses, once compiled.
         global_steps, micro_steps, global_samples: DeepSpeed's counters.
+        capture: whether `train_batch` traces or replays, and why.
     """
 
     def __init__(
@@ -67,7 +69,6 @@ class Engine(Launching, Checkpoints, Exports, ModuleMethods, RefusedMethods):
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self._observers, self._losses, self.donated_inputs = [], [], {}
         self.training_dataloader: ZeroDataLoader | None = None
-        self._own_data: Iterator[Any] | None = None
         self._batch, self._placer, self._forward = batch, placer, forward
         self._region = forward if isinstance(forward, ReplicaRegion) else None
         self._gradients, self._health = gradients, health
@@ -103,14 +104,22 @@ class Engine(Launching, Checkpoints, Exports, ModuleMethods, RefusedMethods):
         """
         if self._backward_done and self._gradients.accumulators and not self._unreduced:
             # The caller goes on without a step, which would have ended this micro-batch's program.
-            self._launch("micro")
-            self._backward_done = False
+            self._end_unstepped()
+        return self._forward_placed(*self._place_inputs(args, kwargs))
+
+    def _place_inputs(self, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if self.spmd_config.fp16.auto_cast:
             args, kwargs = map_tensors((args, kwargs), lambda _, tensor: to_half(tensor))
-        placed_args, placed_kwargs = self._placer(args, kwargs, training=self.module.training)
+        return self._placer(args, kwargs, training=self.module.training)
+
+    def _forward_placed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._note_call()
-        output = self._forward(placed_args, placed_kwargs)
+        output = self._forward(args, kwargs)
         return self._watch.watch(output) if torch.is_grad_enabled() else output
+
+    def _end_unstepped(self) -> None:
+        self._launch("micro")
+        self._backward_done = False
 
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
@@ -157,7 +166,11 @@ class Engine(Launching, Checkpoints, Exports, ModuleMethods, RefusedMethods):
     def _times_loss_scale(self, loss: torch.Tensor) -> torch.Tensor:
         scaler = self.optimizer.loss_scaler if self.optimizer else None
         # As data: a Python number would be another program at each change of the scale.
-        return loss if scaler is None else loss * self.mesh.place(torch.tensor(scaler.cur_scale))
+        return (
+            loss
+            if scaler is None
+            else loss * self.mesh.place(loss_scale_number(scaler), role="loss_scale")
+        )
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
         """Ends a micro-batch; at the gradient accumulation boundary, updates the parameters.
@@ -182,11 +195,17 @@ class Engine(Launching, Checkpoints, Exports, ModuleMethods, RefusedMethods):
         boundary = self._step_is_boundary()
         if boundary:
             require_metrics(self.lr_scheduler, lr_kwargs or {})
-        self._step_applied = False
         if boundary:
             optimizer.step()
-        self._backward_done = False
         self._launch("boundary" if boundary else "micro")
+        self._end_micro_batch(boundary=boundary, optimizer=optimizer, lr_kwargs=lr_kwargs or {})
+
+    # -- what the three calls are made of --------------------------------------------------
+
+    def _end_micro_batch(
+        self, *, boundary: bool, optimizer: ZeroOptimizer, lr_kwargs: dict[str, Any]
+    ) -> None:
+        self._backward_done = self._step_applied = False
         try:
             # A dynamic loss scale finds its size by overflows: they are no failure.
             checked = boundary and not optimizer.dynamic_loss_scale
@@ -199,56 +218,9 @@ class Engine(Launching, Checkpoints, Exports, ModuleMethods, RefusedMethods):
         self._step_applied = boundary
         self._counters.micro_steps += 1
         if boundary:
-            self._finish_step(optimizer, lr_kwargs or {})
+            self._finish_step(optimizer, lr_kwargs)
         self._losses = [] if boundary else self._losses
         self.programs.stepped()
-
-    def train_batch(self, data_iter: Iterator[Any] | None = None) -> torch.Tensor:
-        """One whole step: `gradient_accumulation_steps` micro-batches and the update.
-
-        Args:
-            data_iter: yields what one forward takes: a tensor, a tuple of positional inputs or a
-                dict of keyword inputs. None uses the loader made from `training_data`, over and
-                over. The module must return the loss, or a tuple or mapping that starts with it
-                or names it ``"loss"``.
-
-        Returns the mean loss over the micro-batches, a 0-dim tensor on the device; reading it
-        waits for the step.
-
-        Raises:
-            SpmdZeroUsageError: the iterator ends in mid-step, there is no data, or no loss; or the
-                caller ends steps, by `set_gradient_accumulation_boundary`.
-        """
-        self._require_whole_step()
-        batches = micro_batches(self._data(data_iter), self._batch.accumulation)
-        # Uploaded, so that each micro-batch adds to it by the same graph.
-        total = self.mesh.place(torch.zeros(()))
-        try:
-            for args, kwargs in batches:
-                loss = find_loss(self(*args, **kwargs))
-                self.backward(loss)
-                total = self.mesh.mark(total + loss.detach() / self._batch.accumulation)
-                if self.spmd_config.managed_gradient_accumulation:
-                    self.step()
-            if not self.spmd_config.managed_gradient_accumulation:
-                self.step()
-        finally:
-            if not self.is_first_micro_batch():
-                self._restart_step()
-        return total
-
-    def _data(self, given: Iterator[Any] | None) -> Iterator[Any]:
-        if given is not None:
-            return given
-        if self.training_dataloader is None:
-            raise SpmdZeroUsageError(
-                "train_batch() without data: pass data_iter, or training_data= to initialize"
-            )
-        if self._own_data is None:
-            self._own_data = self.training_dataloader.endless()
-        return self._own_data
-
-    # -- what the three calls are made of --------------------------------------------------
 
     def _restart_step(self) -> None:
         self._gradients.clear()

@@ -227,6 +227,11 @@ class GradientStore:
         """Whether a gradient was added since the last `clear`."""
         return bool(self._summed)
 
+    @property
+    def waiting_names(self) -> frozenset[str]:
+        """The parameters to which a gradient was added since the last `clear`."""
+        return frozenset(self._summed)
+
     def forget(self, parameters: Iterable[torch.Tensor]) -> None:
         """`clear`, and what autograd itself still holds of `parameters`."""
         for parameter in parameters:

@@ -4,6 +4,7 @@ import logging
 
 import torch
 
+from spmdzero.engine._hyper import step_number
 from spmdzero.errors import NonFiniteError
 from spmdzero.xla import DeviceMesh
 
@@ -26,7 +27,7 @@ class LossHealth:
 
     def watch(self, loss: torch.Tensor, *, step: int) -> None:
         """Takes note of a loss of `step`, 0-dim on the device."""
-        here = self._mesh.place(torch.tensor(step + 1, dtype=torch.int32))
+        here = self._mesh.place(step_number(step), role="step")
         bad = ~torch.isfinite(loss)
         self._first_bad.copy_(torch.where(bad & (self._first_bad == 0), here, self._first_bad))
         self._mesh.mark(self._first_bad)

@@ -1,12 +1,13 @@
-"""The numbers of the param groups, on their way to the devices."""
+"""The numbers of a step that the host knows, on their way to the devices."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from spmdzero.engine._hold import ROWS, ScheduleHold
 from spmdzero.optim import UpdateRule
+from spmdzero.precision import LossScaler
 from spmdzero.xla.mesh import DeviceMesh
 
 
@@ -30,17 +31,65 @@ def upload_numbers(
         hold: what holds the schedule back for skipped steps, None if nothing has to.
         skipped: 0-dim int32 on the device, steps skipped so far.
     """
-    hypers = [rule.hyper(group) for rule, group in zip(rules, groups, strict=True)]
+    hypers = _hypers(rules, groups)
+    placed = [mesh.place(host, role="numbers") for host in _hosts(hypers, groups, hold)]
+    if not placed:
+        return [{} for _ in hypers]
+    if len(placed) == 1:
+        (row,) = placed
+    else:
+        held, table = placed
+        behind = (skipped - held).clamp(0, ROWS - 1)
+        row = table.index_select(0, behind.reshape(1).long())[0]
+    on_device = iter(row.unbind())
+    return [{key: next(on_device) for key in hyper} for hyper in hypers]
+
+
+def group_numbers(
+    rules: Sequence[UpdateRule], groups: list[dict[str, Any]], hold: ScheduleHold | None
+) -> list[torch.Tensor]:
+    """What `upload_numbers` uploads, in its order: once a step, because `hold` takes it down."""
+    return _hosts(_hypers(rules, groups), groups, hold)
+
+
+def fixed_numbers(rules: Sequence[UpdateRule], groups: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Of groups whose rule reads them itself the values, which are constants of its program."""
+    return tuple(
+        repr({key: value for key, value in group.items() if key != "params"})
+        for rule, group in zip(rules, groups, strict=True)
+        if not rule.hyper(group)
+    )
+
+
+def _hypers(rules: Sequence[UpdateRule], groups: list[dict[str, Any]]) -> list[Mapping[str, float]]:
+    return [rule.hyper(group) for rule, group in zip(rules, groups, strict=True)]
+
+
+def _hosts(
+    hypers: Sequence[Mapping[str, float]],
+    groups: list[dict[str, Any]],
+    hold: ScheduleHold | None,
+) -> list[torch.Tensor]:
     numbers = [value for hyper in hypers for value in hyper.values()]
     # Taken down even where a rule reads its group itself, which then is ahead by what is unread.
     table = hold.table(numbers, groups) if hold is not None else None
     if not numbers:
-        return [{} for _ in hypers]
+        return []
     if hold is None or table is None:
-        row = mesh.place(torch.tensor(numbers, dtype=torch.float32))
-    else:
-        held = mesh.place(torch.tensor(hold.held, dtype=torch.int32))
-        behind = (skipped - held).clamp(0, ROWS - 1)
-        row = mesh.place(table).index_select(0, behind.reshape(1).long())[0]
-    on_device = iter(row.unbind())
-    return [{key: next(on_device) for key in hyper} for hyper in hypers]
+        return [torch.tensor(numbers, dtype=torch.float32)]
+    return [torch.tensor(hold.held, dtype=torch.int32), table]
+
+
+def loss_scale_number(scaler: LossScaler) -> torch.Tensor:
+    """What the loss is multiplied by, 0-dim fp32."""
+    return torch.tensor(scaler.cur_scale)
+
+
+def scale_numbers(scaler: LossScaler) -> torch.Tensor:
+    """The loss scale now, and after the coming step if that applies: `[2]` fp32."""
+    return torch.tensor([scaler.cur_scale, scaler.scale_if_applied()])
+
+
+def step_number(step: int) -> torch.Tensor:
+    """1 + the step, 0-dim int32: 0 stands for none."""
+    return torch.tensor(step + 1, dtype=torch.int32)

@@ -112,7 +112,7 @@ class InputPlacer:
         if tensor.device.type != "cpu":
             return tensor
         spec = (None,) * tensor.dim() if dim is None else self._mesh.batch_spec(tensor.dim(), dim)
-        return self._mesh.place(tensor, spec)
+        return self._mesh.place(tensor, spec, role="batch")
 
 
 def _host_rows(tensor: torch.Tensor, dim: int) -> int:

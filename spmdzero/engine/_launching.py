@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,6 +11,9 @@ from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._programs import Call, Compiled, ProgramLog
 from spmdzero.engine._snapshot import StepGraph
 from spmdzero.xla import ReplicaRegion, record_scopes, runtime
+
+if TYPE_CHECKING:
+    from spmdzero.engine._recording import Recording
 
 
 class Launching(Accumulation):
@@ -27,6 +30,7 @@ class Launching(Accumulation):
     _region: ReplicaRegion | None
     _observers: list[Callable[[StepGraph], None]]
     _losses: list[torch.Tensor]
+    _recording: "Recording | None" = None
 
     @functools.cached_property
     def programs(self) -> ProgramLog:
@@ -53,9 +57,14 @@ class Launching(Accumulation):
             for observer in self._observers:
                 observer(graph)
         before = Compiled.so_far()
+        launched = kind
+        if self._recording is not None:
+            # Compiled apart from what the three calls launch.
+            launched = f"captured {kind}"
+            self._recording.start()
         runtime.sync()
         compiled = Compiled.so_far() - before
-        self.programs.launched(kind, self.global_steps, compiled)
+        self.programs.launched(launched, self.global_steps, compiled)
         if compiled.count:
             self.donated_inputs[kind] = runtime.aliased_inputs()
         if self._region is not None and self._counters.micro_steps < 2:

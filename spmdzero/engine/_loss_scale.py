@@ -5,6 +5,7 @@ import math
 
 import torch
 
+from spmdzero.engine._hyper import scale_numbers
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import clip_coefficient
 from spmdzero.precision import LossScaler
@@ -26,8 +27,7 @@ class LossScales:
     @classmethod
     def upload(cls, scaler: LossScaler, mesh: DeviceMesh) -> "LossScales":
         """The two scales of `scaler`."""
-        scales = torch.tensor([scaler.cur_scale, scaler.scale_if_applied()])
-        now, if_applied = mesh.place(scales).unbind()
+        now, if_applied = mesh.place(scale_numbers(scaler), role="scales").unbind()
         return cls(now=now, if_applied=if_applied)
 
 

@@ -31,8 +31,9 @@ class Compilation:
 
     Attributes:
         step: `engine.global_steps` at that time.
-        kind: ``"micro"`` or ``"boundary"``, the engine's own program; ``"forward"``, what was
-            compiled between the first forward and the launch because Python read a value.
+        kind: ``"micro"`` or ``"boundary"``, the engine's own program, with ``"captured "`` before
+            it when `train_batch` is to replay it; ``"forward"``, what was compiled between the
+            first forward and the launch because Python read a value.
         calls: the forwards since the launch before.
         count: how many programs.
         seconds: how long that took.

@@ -32,6 +32,9 @@ _ENVIRONMENT = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     # Without it two compilations at once collide on libtpu's lock file.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    # Making code takes and frees memory on every thread: a heap for each keeps a fifth more of it.
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_TRIM_THRESHOLD_": "131072",
     "TPU_STDERR_LOG_LEVEL": "3",
     "TPU_MIN_LOG_LEVEL": "3",
 }

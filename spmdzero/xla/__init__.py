@@ -16,7 +16,10 @@ from spmdzero.xla._global import GlobalForward
 from spmdzero.xla._norm import global_norm
 from spmdzero.xla._private import (
     annotated_program,
+    are_pending,
+    buffer_handles,
     buffer_ids,
+    count_pending,
     is_split,
     local_devices,
     local_replicas,
@@ -25,29 +28,43 @@ from spmdzero.xla._private import (
     record_scopes,
     scope,
     sharding_of,
+    shardings_of,
+    start_pending,
+    tensor_id,
     write_stamp,
 )
+from spmdzero.xla._random import draw_keys
 from spmdzero.xla._tree import Batch, Replicated, map_tensors, replicated
+from spmdzero.xla.capture import CapturedProgram, PendingProgram, ProgramInput
 from spmdzero.xla.mesh import DeviceMesh, local_shards
 from spmdzero.xla.placeholders import AnnotatedProgram, Placeholders
 from spmdzero.xla.recompute import recomputed
 from spmdzero.xla.reduction import GradientReduction
 from spmdzero.xla.region import RegionRules, ReplicaRegion, refuse_gradient_hooks
+from spmdzero.xla.uploads import Upload, record_uploads
 
 __all__ = [
     "AnnotatedProgram",
     "Batch",
+    "CapturedProgram",
     "DeviceMesh",
     "GlobalForward",
     "GradientReduction",
+    "PendingProgram",
     "Placeholders",
+    "ProgramInput",
     "RegionRules",
     "ReplicaRegion",
     "Replicated",
+    "Upload",
     "annotated_program",
+    "are_pending",
+    "buffer_handles",
     "buffer_ids",
     "compile_cache",
+    "count_pending",
     "counters",
+    "draw_keys",
     "flags",
     "global_norm",
     "is_split",
@@ -59,11 +76,15 @@ __all__ = [
     "optimized_hlo",
     "recomputed",
     "record_scopes",
+    "record_uploads",
     "refuse_gradient_hooks",
     "replicated",
     "runtime",
     "scope",
     "sharding_of",
+    "shardings_of",
+    "start_pending",
+    "tensor_id",
     "tracing",
     "write_stamp",
 ]

@@ -46,6 +46,7 @@ class RegionDispatch(TorchDispatchMode):
     Attributes:
         recomputes: whether something hooks the tensors that autograd saves, as activation
             checkpointing does.
+        read_at: where Python first read a value, None if it did not.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class RegionDispatch(TorchDispatchMode):
         self._random, self._read, self._upload, self._owner = random, read, upload, owner
         self._written: list[torch.Tensor] = []
         self.recomputes = False
+        self.read_at: str | None = None
 
     def wrote(self, tensor: torch.Tensor) -> bool:
         """Whether a batch norm updated `tensor`, which leaves its version counter alone."""
@@ -142,6 +144,7 @@ class RegionDispatch(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _agreed(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.read_at = self.read_at or _place(self._owner)
         values = self._read(tensor)
         first = values[0]
         same = (values == first) | ((values != values) & (first != first))  # NaN agrees with NaN

@@ -13,6 +13,7 @@ import torch
 import torch_xla
 import torch_xla.core.xla_builder as xb
 import torch_xla.distributed.spmd as xs
+from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
 
 from spmdzero.errors import SpmdZeroRuntimeError
 
@@ -180,6 +181,96 @@ def placeholder(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A tensor on the devices without data: it can be traced, but not marked, run or read."""
     xla_shape = xb.mkshape(xb.Op.from_torch_type(dtype), tuple(shape))
     return _C._xla_create_placeholder_tensor(xla_shape.shape)
+
+
+def tensor_id(tensor: torch.Tensor) -> int:
+    """The id of `tensor`; another one after most writes to it."""
+    return _C._xla_get_tensor_id(tensor)
+
+
+def shardings_of(tensors: Sequence[torch.Tensor]) -> list[str]:
+    """`sharding_of` each, in one call."""
+    return _C._get_xla_sharding_specs(list(tensors))
+
+
+def buffer_handles(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """What tells the buffers of tensors that are not pending apart; shared by those that share.
+
+    Waits for the devices where a program is still to make one of them.
+    """
+    if any(map(_C._is_placecholder, tensors)):
+        # A crash otherwise.
+        _C._xla_wait_device_ops([])
+    return _C._get_tensors_handle(list(tensors))
+
+
+def program_inputs(roots: Sequence[torch.Tensor]) -> tuple[list[int], list[torch.Tensor]]:
+    """The buffers that the pending program of `roots` reads, in its own order.
+
+    Returns the id of the tensor that each was first read through, and a tensor over each, which
+    stands for the buffer from now on: `sync` no longer knows that it belongs to the tensor that
+    it was read through, and would not let a value that is written over that one take it.
+    """
+    return _C._get_tensors_xla_device_data_node(list(roots))
+
+
+def donate(tensor: torch.Tensor) -> None:
+    """Lets the program that reads the buffer of `tensor` write an output into it."""
+    _C._set_buffer_donation(tensor, True)
+
+
+def compile_pending(roots: Sequence[torch.Tensor]) -> bytes:
+    """Compiles the pending program of `roots`, which writes into donated buffers; starts nothing.
+
+    Returns its hash, by which `run_compiled` finds it. `sync` compiles the same operations under
+    another hash.
+    """
+    with alias_with_buffer_donor_config():
+        program = _C._get_graph_hash(list(roots))
+        _C._xla_warm_up_cache(list(roots), [])
+    return program
+
+
+def run_compiled(program: bytes, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Starts a compiled program on other buffers; returns its outputs, which may be under way."""
+    return _C._run_cached_graph(program, inputs)
+
+
+def output_ids(roots: Sequence[torch.Tensor]) -> list[str]:
+    """One name for each pending value: tensors with the same name are one output of a program."""
+    return [_C._unique_id_for_ir_and_data(root) for root in roots]
+
+
+def are_pending(tensors: Sequence[torch.Tensor]) -> list[bool]:
+    """Whether each tensor is the result of operations that have not been started."""
+    return _C._check_tensor_need_materialization(list(tensors))
+
+
+def count_pending(device: torch.device) -> int:
+    """How many live tensors are."""
+    return sum(_C._check_device_tensor_need_materialization(str(device)))
+
+
+def start_pending(device: torch.device) -> None:
+    """Starts what is pending, as `sync` does, but doesn't end a step of the device's generator."""
+    _C._xla_sync_live_tensors(str(device), [], wait=False)
+
+
+def seed_id() -> int:
+    """The id under which a program reads the seed of the device's own generator."""
+    return _C._get_seed_info_id()
+
+
+def seed_tensor(device: torch.device) -> torch.Tensor:
+    """The seed of the device's own generator, on the device."""
+    return _C._get_base_seed_as_tensor(str(device))
+
+
+def advance_seed(device: torch.device) -> None:
+    """Moves the device's own generator on as `sync` does."""
+    # What torch's LazyGraphExecutor computes, in 64 bits (lazy_graph_executor.cpp, `MarkStep`).
+    seed = (1012031 + _C._xla_get_rng_seed() * 7012063) % 2**64
+    _C._xla_set_rng_seed(seed, str(device))
 
 
 def write_stamp(tensor: torch.Tensor) -> tuple[int, int]:

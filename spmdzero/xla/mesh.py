@@ -14,6 +14,7 @@ import torch_xla.distributed.spmd as xs
 
 from spmdzero.plan import MeshSpec, Placement
 from spmdzero.xla import _private, runtime
+from spmdzero.xla.uploads import note_upload
 
 PartitionSpec: TypeAlias = tuple[str | tuple[str, ...] | None, ...]
 
@@ -62,16 +63,37 @@ class DeviceMesh:
         _private.mark_sharding(tensor, self.operation(spec or (None,) * tensor.dim()))
         return tensor
 
-    def place(self, host: torch.Tensor, spec: PartitionSpec | None = None) -> torch.Tensor:
+    def place(
+        self, host: torch.Tensor, spec: PartitionSpec | None = None, *, role: str = "constant"
+    ) -> torch.Tensor:
         """Uploads a CPU tensor: each device receives only its own shard.
 
-        With several hosts a tensor that is split holds this host's part only.
+        With several hosts a tensor that is split holds this host's part only. The role tells a
+        captured step where a new value comes from, see `Upload`.
         """
         spec = spec or (None,) * host.dim()
         split = any(axis is not None for axis in spec)
         sharding = xs.ShardingSpec(self.xla, spec, minibatch=split and runtime.process_count() > 1)
-        placed: Any = xm.send_cpu_data_to_device([host], runtime.device(), input_sharding=sharding)
-        return placed[0]
+        uploaded: Any = xm.send_cpu_data_to_device(
+            [host], runtime.device(), input_sharding=sharding
+        )
+        note_upload(role, host, uploaded[0])
+        return uploaded[0]
+
+    def place_all(self, hosts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Uploads CPU tensors to every device whole, those of one rank in one call."""
+        placed: dict[int, torch.Tensor] = {}
+        by_rank: dict[int, list[int]] = {}
+        for index, host in enumerate(hosts):
+            by_rank.setdefault(host.dim(), []).append(index)
+        for rank, indices in by_rank.items():
+            uploaded: Any = xm.send_cpu_data_to_device(
+                [hosts[i] for i in indices],
+                runtime.device(),
+                input_sharding=xs.ShardingSpec(self.xla, (None,) * rank),
+            )
+            placed.update(zip(indices, uploaded, strict=True))
+        return [placed[index] for index in range(len(hosts))]
 
     def overwrite(self, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
         """Replaces what the devices hold of `tensor`, which must not be pending.

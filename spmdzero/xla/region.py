@@ -28,6 +28,7 @@ from spmdzero.xla._boundary import (
 )
 from spmdzero.xla._buffers import leave_buffers
 from spmdzero.xla._dispatch import RegionDispatch
+from spmdzero.xla._kept import kept_tensors, refuse_new
 from spmdzero.xla._random import ReplicaRandom
 from spmdzero.xla._wide_norms import WideNorms
 from spmdzero.xla.mesh import DeviceMesh
@@ -68,6 +69,7 @@ class ReplicaRegion:
 
     Attributes:
         recomputes: whether the latest forward checkpoints activations.
+        read_at: where the latest forward read a value from the devices, None for nowhere.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class ReplicaRegion:
         self._named: set[str] = set()
         self.disagreements: dict[str, torch.Tensor] = {}
         self.recomputes = False
+        self.read_at: str | None = None
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Runs the module on global tensors: `Batch` enters as shards, a plain tensor whole.
@@ -112,11 +115,11 @@ class ReplicaRegion:
         state = {**parameters, **buffers}
         if torch.is_grad_enabled():
             self._state = {**parameters, **buffers}
-        kept = _kept_tensors(self._module)
+        kept = kept_tensors(self._module)
         with self._dispatch() as dispatch, WideNorms(), autocast(self._autocast):
             output = functional_call(self._module, state, entered_args, entered_kwargs)
-        self.recomputes = dispatch.recomputes
-        _refuse_new(kept, _kept_tensors(self._module))
+        self.recomputes, self.read_at = dispatch.recomputes, dispatch.read_at
+        refuse_new(kept, kept_tensors(self._module))
         changed = {
             name: state[name]
             for name, buffer in buffers.items()
@@ -226,12 +229,13 @@ class ReplicaRegion:
             self._mesh.mark(own[name])
 
     def _note_disagreement(self, label: str, highest: torch.Tensor, lowest: torch.Tensor) -> None:
-        known = self.disagreements.get(label)
-        if known is None:
-            # Uploaded, so that the first note has the graph of the later ones.
-            known = self._mesh.place(torch.zeros((), dtype=torch.int32))
+        known = self.disagreements[label] if label in self.disagreements else self._agreement()
         flag = (highest != lowest).any().to(torch.int32)
         self.disagreements[label] = self._mesh.mark(known | flag)
+
+    def _agreement(self) -> torch.Tensor:
+        # Uploaded, so that the first note has the graph of the later ones.
+        return self._mesh.place(torch.zeros((), dtype=torch.int32))
 
     def check_agreement(self) -> None:
         """Reads whether integer outputs and buffers were the same on every replica so far.
@@ -239,7 +243,9 @@ class ReplicaRegion:
         Raises:
             ReplicaRegionError: one was not; names it.
         """
-        flags, self.disagreements = self.disagreements, {}
+        flags = dict(self.disagreements)
+        # Kept, at zero: the next forward then has the graph of the latest.
+        self.disagreements.update({label: self._agreement() for label in flags})
         for label, flag in flags.items():
             if flag.item():
                 raise ReplicaRegionError(
@@ -252,7 +258,7 @@ class ReplicaRegion:
 
     def _make_key(self, value: int) -> torch.Tensor:
         host = torch.tensor(value, dtype=torch.int64).to(torch.int32)
-        return self._upload(host)
+        return self._enter_whole(self._mesh.place(host, role="key"))
 
     def _upload(self, host: torch.Tensor) -> torch.Tensor:
         return self._enter_whole(self._mesh.place(host.detach().contiguous()))
@@ -270,26 +276,3 @@ def refuse_gradient_hooks(name: str, parameter: torch.Tensor) -> None:
             "region on their way to sharded accumulators. Put the change into the loss, or into "
             "the config (gradient_clipping)"
         )
-
-
-def _kept_tensors(module: nn.Module) -> dict[tuple[str, str], torch.Tensor]:
-    """Tensors on the devices that are plain attributes or buffers of a submodule."""
-    return {
-        (prefix, name): value
-        for prefix, part in module.named_modules()
-        for name, value in (*vars(part).items(), *part._buffers.items())
-        if isinstance(value, torch.Tensor) and value.device.type == "xla"
-    }
-
-
-def _refuse_new(
-    before: Mapping[tuple[str, str], torch.Tensor], after: Mapping[tuple[str, str], torch.Tensor]
-) -> None:
-    for (prefix, name), value in after.items():
-        if before.get((prefix, name)) is not value:
-            path = f"{prefix}.{name}" if prefix else name
-            raise ReplicaRegionError(
-                f"forward keeps a tensor in the attribute {path!r}. It belongs to one replica and "
-                "can't be used outside of the forward (XLA would abort the process): return it, "
-                "or register a buffer before initialize and write to it"
-            )

@@ -8,18 +8,23 @@ import spmdzero
 from spmdzero.engine import StepGraph
 from spmdzero.explain import Topology, compile_for_tpu
 from spmdzero.inspect import CollectiveLedger
-from spmdzero.xla import DeviceMesh, flags
+from spmdzero.xla import AnnotatedProgram, DeviceMesh, flags
 from tests.audit.models import config
 from tests.support.contract import make_batch, make_model
 
 
-def moved(program: bytes, flag_set: str) -> Counter[str]:
+def moved(program: AnnotatedProgram, flag_set: str) -> Counter[str]:
     """Bytes per device of each kind of collective on v6e:2x4; ``sliced`` is a scattered sum."""
     compiled = compile_for_tpu(
         program, Topology.parse("v6e:2x4"), flags=dict(flags.flags_for(flag_set))
     )
+    assert compiled.hlo is not None
+    return by_kind(CollectiveLedger.from_hlo(compiled.hlo))
+
+
+def by_kind(ledger: CollectiveLedger) -> Counter[str]:
     total: Counter[str] = Counter()
-    for c in CollectiveLedger.from_hlo(compiled.hlo).collectives:
+    for c in ledger.collectives:
         total["sliced" if c.scattered and c.kind == "all-reduce" else c.kind] += c.bytes
     return total
 
@@ -27,7 +32,7 @@ def moved(program: bytes, flag_set: str) -> Counter[str]:
 @pytest.mark.slow
 def test_on_v6e_the_set_turns_sums_of_small_matrices_into_scatters(mesh: DeviceMesh) -> None:
     engine, *_ = spmdzero.initialize(model=make_model(), config=config())
-    programs: list[bytes] = []
+    programs: list[AnnotatedProgram] = []
 
     def read(graph: StepGraph) -> None:
         programs.append(graph.annotated())
@@ -41,3 +46,18 @@ def test_on_v6e_the_set_turns_sums_of_small_matrices_into_scatters(mesh: DeviceM
     assert with_set["collective-permute"] == 0
     # The numbers of parameters and states are gathered as before.
     assert with_set["all-gather"] == without["all-gather"]
+
+
+@pytest.mark.slow
+def test_explain_compiles_with_the_configs_set_and_shows_its_flags(mesh: DeviceMesh) -> None:
+    def explained(flag_set: str) -> spmdzero.Explanation:
+        cfg = config(spmd={"xla_flags": flag_set})
+        return spmdzero.explain(make_model(), cfg, make_batch(0, 0), tpu=["v6e:2x4"], stages=())
+
+    without, with_set = explained("none"), explained("v6e")
+    (plain,), (flagged,) = (e.moves_on("v6e:2x4").programs for e in (without, with_set))
+    assert by_kind(plain.ledger)["sliced"] - by_kind(flagged.ledger)["sliced"] == 32_768
+    flag = "xla_tpu_use_minor_sharding_for_major_trivial_input=true"
+    assert flag in with_set.xla_flags
+    assert flag in str(with_set)
+    assert flag not in without.xla_flags

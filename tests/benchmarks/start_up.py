@@ -3,6 +3,7 @@
 `python -m start_up '{"model": ..., "devices": ..., "repeats": ...}' out.json`
 """
 
+import gc
 import json
 import sys
 import time
@@ -75,7 +76,9 @@ def measure(model: str, devices: int, repeats: int) -> dict[str, list[float]]:
             kept = way(built, workload)
             runtime.wait()
             seconds[way.__name__].append(time.perf_counter() - start)
-            del kept
+            del kept, built
+            # An engine is part of cycles, and four of them don't fit into the memory of a laptop.
+            gc.collect()
     return seconds
 
 

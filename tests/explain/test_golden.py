@@ -17,6 +17,8 @@ WHERE_IT_SCATTERS = [
     for target in SCATTERING
     if case.stage > 0 and target in case.tpu
 ]
+# 6,912 elements: libtpu adds them to the one sum of all vectors.
+TOO_SMALL = {"resnet": ["stem.weight"]}
 EACH = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 SHARDED_AND_SCATTERED = pytest.mark.parametrize(("case", "target"), WHERE_IT_SCATTERS)
 
@@ -37,10 +39,11 @@ def test_the_compilers_do_what_was_recorded(case: Case) -> None:
 
 @SHARDED_AND_SCATTERED
 def test_every_sharded_gradient_is_reduce_scattered(case: Case, target: str) -> None:
-    assert found(case)["targets"][target]["refused"] == []
-    kinds = {row[1] for row in rows(case, target, "gradient")}
-    assert "reduce-scatter" in kinds
-    assert "all-reduce + slice" not in kinds
+    small = TOO_SMALL.get(case.model, [])
+    assert found(case)["targets"][target]["refused"] == small
+    tensors = {row[1]: row[3] for row in rows(case, target, "gradient")}
+    assert tensors["reduce-scatter"] > 0
+    assert tensors.get("all-reduce + slice", 0) == len(small)
 
 
 @SHARDED_AND_SCATTERED

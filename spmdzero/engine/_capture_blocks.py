@@ -1,0 +1,41 @@
+"""What keeps any micro-batch from being replayed: somebody wants its Python to run."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from spmdzero.engine._train_batch import TrainBatch
+
+
+def block(engine: "TrainBatch", parameters: Iterable[torch.Tensor]) -> str | None:
+    """Why the coming micro-batch has to be traced whatever was captured, None for no reason."""
+    if engine._observers:
+        return "somebody reads the step's program"
+    if engine.spmd_config.wall_clock_breakdown:
+        return "wall_clock_breakdown times forward, backward and step apart"
+    if _has_hooks(engine) or nn.modules.module._has_any_global_hook():
+        return "a hook of the engine, or of all modules, has to run at each step"
+    if any(parameter._backward_hooks for parameter in parameters):
+        return "a parameter has a gradient hook"
+    optimizer = engine.optimizer
+    if optimizer is not None and (
+        optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    ):
+        return "a hook of the optimizer has to run at each step"
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+        return "a torch dispatch or function mode watches operations"
+    if torch.is_anomaly_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(False):
+        return "autograd is watched, by detect_anomaly or saved_tensors_hooks"
+    return None if torch.is_grad_enabled() else "autograd is off"
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )

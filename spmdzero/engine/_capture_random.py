@@ -1,0 +1,48 @@
+"""The random numbers that a trace drew, and whether they can be drawn without tracing."""
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from spmdzero.engine._record import NotCapturableError
+from spmdzero.xla import draw_keys
+
+
+class GeneratorWatch:
+    """The state of the CPU's generators when a trace began."""
+
+    def __init__(self) -> None:
+        self._others = _others()
+        self._state = torch.get_rng_state()
+
+    def places_of(self, keys: Sequence[int]) -> list[int]:
+        """For each key of a draw its place among those that `draw_keys` would draw.
+
+        Checkpointing draws some keys again, from a generator that it has set back.
+
+        Raises:
+            NotCapturableError: something else was drawn too.
+        """
+        if _others() != self._others:
+            raise NotCapturableError("the forward draws from Python's or numpy's random numbers")
+        after = torch.get_rng_state()
+        torch.set_rng_state(self._state)
+        drawn: list[int] = []
+        for key in keys:
+            if key not in drawn:
+                drawn += (int(new) for new in draw_keys(1))
+        same = torch.equal(after, torch.get_rng_state())
+        torch.set_rng_state(after)
+        if not same or not set(keys) <= set(drawn):
+            raise NotCapturableError(
+                "the forward draws from torch's CPU generator in Python, by which it may choose "
+                "its way"
+            )
+        return [drawn.index(key) for key in keys]
+
+
+def _others() -> tuple[object, ...]:
+    numbers = np.random.get_state(legacy=False)
+    return random.getstate(), repr(numbers), numbers["state"]["key"].tobytes()

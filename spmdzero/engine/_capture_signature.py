@@ -1,0 +1,66 @@
+"""What of a micro-batch's inputs decides which program it becomes."""
+
+import dataclasses
+import enum
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import torch
+
+from spmdzero.xla import Batch, buffer_handles, shardings_of
+
+_VALUES = (str, bytes, int, float, complex, bool, type(None), torch.device, torch.dtype, enum.Enum)
+
+
+class UnknownInputError(TypeError):
+    """An input whose value can't be compared with that of another step."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Signature:
+    """The inputs of one forward, placed on the devices.
+
+    Attributes:
+        form: containers, values that are no tensors, and of each tensor the shape, dtype, batch
+            dim, sharding and which earlier one it shares its buffer with.
+        tensors: the tensors, in the order of `form`.
+    """
+
+    form: Hashable
+    tensors: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Signature":
+        """The signature of placed inputs, none of which is pending.
+
+        Raises:
+            UnknownInputError: an object that is neither a container nor a plain value.
+        """
+        tensors: list[torch.Tensor] = []
+        form = _freeze((args, dict(kwargs)), tensors)
+        handles = buffer_handles(tensors)
+        shared = tuple(handles.index(handle) for handle in handles)
+        return cls(form=(form, tuple(shardings_of(tensors)), shared), tensors=tuple(tensors))
+
+
+def _freeze(tree: Any, tensors: list[torch.Tensor]) -> Hashable:
+    if isinstance(tree, Batch):
+        tensors.append(tree.tensor)
+        return "batch", tree.dim, tree.tensor.shape, tree.tensor.dtype
+    if isinstance(tree, torch.Tensor):
+        if tree.requires_grad:
+            raise UnknownInputError("an input requires a gradient")
+        tensors.append(tree)
+        return "tensor", tree.shape, tree.dtype
+    if isinstance(tree, _VALUES):
+        return type(tree), tree
+    if isinstance(tree, Mapping):
+        return type(tree), tuple((key, _freeze(value, tensors)) for key, value in tree.items())
+    if isinstance(tree, tuple | list):
+        return type(tree), tuple(_freeze(value, tensors) for value in tree)
+    if dataclasses.is_dataclass(tree):
+        fields = (getattr(tree, field.name) for field in dataclasses.fields(tree))
+        return type(tree), tuple(_freeze(value, tensors) for value in fields)
+    raise UnknownInputError(
+        f"an input is a {type(tree).__name__}, whose content can't be compared between steps"
+    )

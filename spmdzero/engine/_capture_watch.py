@@ -1,0 +1,154 @@
+"""Notices that a module is not what it was when its step was traced."""
+
+import argparse
+import dataclasses
+import itertools
+import operator
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+_HOOKS = {
+    "_forward_hooks": "forward hook",
+    "_forward_pre_hooks": "forward pre-hook",
+    "_backward_hooks": "backward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+}
+_REGISTRIES = {"_parameters", "_modules", *_HOOKS}
+_NUMBERS = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
+# A container of more items is data, which nobody branches on item by item.
+_MOST_ITEMS = 1024
+_DEPTH = 3
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Watched:
+    name: str
+    container: Any
+    values: list[Any]
+
+    def change(self) -> str | None:
+        """What differs; numbers are compared by value here."""
+        now = list(_values(self.container))
+        keys = list(self.container) if isinstance(self.container, dict) else range(len(now))
+        if len(now) != len(self.values):
+            return f"{self.name} has {len(now)} entries, not {len(self.values)}"
+        for key, old, new in zip(keys, self.values, now, strict=True):
+            if old is not new and not _is_same_number(old, new):
+                if key == "training":
+                    return f"{self.name} is now in {'train' if new else 'eval'} mode"
+                return f"{key!r} of {self.name}: {_shown(old)} -> {_shown(new)}"
+        self.values = now
+        return None
+
+
+class ModuleWatch:
+    """Holds what a module's forward could depend on: submodules, attributes, hooks, modes.
+
+    Values are compared by identity, all in one pass. Followed are lists, dicts, dataclasses and
+    objects whose class is named a config, three levels deep.
+
+    Args:
+        module: the user's module.
+        others: more containers, by name.
+
+    Attributes:
+        parameters: the module's.
+        hook: a hook that is not torch's own and has to run at each step, None without.
+    """
+
+    def __init__(self, module: nn.Module, others: dict[str, Any]) -> None:
+        self.parameters = tuple(module.parameters())
+        self.hook: str | None = None
+        self._watched: list[_Watched] = []
+        seen: set[int] = set()
+        for prefix, part in module.named_modules():
+            name = f"submodule {prefix!r}" if prefix else "the module"
+            self._add(name, vars(part), seen)
+            for registry in _REGISTRIES:
+                content = getattr(part, registry)
+                self._add(f"{registry.strip('_')} of {name}", content, seen)
+                if registry in _HOOKS:
+                    self._find_hook(_HOOKS[registry], name, content.values())
+            for key, value in vars(part).items():
+                if key not in _REGISTRIES:
+                    self._follow(f"{key!r} of {name}", value, seen, _DEPTH)
+        for name, container in others.items():
+            self._add(name, container, seen)
+        containers = [watched.container for watched in self._watched]
+        self._empty = [container for container in containers if not container]
+        self._mappings = [c for c in containers if c and isinstance(c, dict)]
+        self._sequences = [c for c in containers if c and not isinstance(c, dict)]
+        self._values = self._now()
+
+    def change(self) -> str | None:
+        """What has changed, in words; None for nothing."""
+        now = self._now()
+        if (
+            not any(self._empty)
+            and len(now) == len(self._values)
+            and all(map(operator.is_, now, self._values))
+        ):
+            return None
+        for watched in self._watched:
+            if change := watched.change():
+                return change
+        self._values = now
+        return None
+
+    def _now(self) -> list[Any]:
+        # Held, so that no new object can have the address of an old one.
+        mappings = itertools.chain.from_iterable(map(_values, self._mappings))
+        return [*mappings, *itertools.chain.from_iterable(self._sequences)]
+
+    def _find_hook(self, kind: str, name: str, hooks: Iterable[Any]) -> None:
+        for hook in hooks:
+            home = getattr(hook, "__module__", None) or type(hook).__module__
+            if home.split(".")[0] != "torch":
+                called = getattr(hook, "__qualname__", type(hook).__name__)
+                self.hook = self.hook or f"{called}, a {kind} of {name}"
+
+    def _follow(self, name: str, value: Any, seen: set[int], depth: int) -> None:
+        container = _container(value)
+        if container is None or depth == 0 or len(container) > _MOST_ITEMS:
+            return
+        if id(container) in seen:
+            return
+        self._add(name, container, seen)
+        for key, item in _items(container):
+            self._follow(f"{key!r} of {name}", item, seen, depth - 1)
+
+    def _add(self, name: str, container: Any, seen: set[int]) -> None:
+        if id(container) in seen:
+            return
+        seen.add(id(container))
+        values = list(_values(container))
+        self._watched.append(_Watched(name=name, container=container, values=values))
+
+
+def _values(container: Any) -> Iterable[Any]:
+    return container.values() if isinstance(container, dict) else container
+
+
+def _container(value: Any) -> Any:
+    if isinstance(value, dict | list | tuple):
+        return value
+    named = isinstance(value, types.SimpleNamespace | argparse.Namespace)
+    if named or dataclasses.is_dataclass(value) or type(value).__name__.endswith("Config"):
+        return getattr(value, "__dict__", None)
+    return None
+
+
+def _items(container: Any) -> Iterator[tuple[Any, Any]]:
+    yield from container.items() if isinstance(container, dict) else enumerate(container)
+
+
+def _is_same_number(old: Any, new: Any) -> bool:
+    return type(old) is type(new) and isinstance(old, _NUMBERS) and old == new
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if isinstance(value, _NUMBERS) else f"a {type(value).__name__}"

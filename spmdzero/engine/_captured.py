@@ -1,0 +1,204 @@
+"""Replaying a step: which micro-batches of `train_batch` are traced, and which are not."""
+
+import dataclasses
+import logging
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from spmdzero.engine._capture_blocks import block
+from spmdzero.engine._capture_signature import Signature, UnknownInputError
+from spmdzero.engine._capture_watch import ModuleWatch
+from spmdzero.engine._hyper import fixed_numbers
+from spmdzero.engine._record import NotCapturableError, Record
+from spmdzero.engine._recording import Recording
+from spmdzero.engine._replay import replay, state_mismatch
+from spmdzero.xla import count_pending, start_pending
+
+if TYPE_CHECKING:
+    from spmdzero.engine._train_batch import TrainBatch
+
+logger = logging.getLogger("spmdzero")
+
+# Traces that must be equal before the program is replayed: the first, and two to compare.
+_TRACES = 3
+# Traces in a row that can't stand for later steps, after which no more are looked at.
+_FAILURES = 4
+# Kinds of micro-batch that are kept: by inputs, modes and frozen parameters.
+_KEPT = 64
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Kind:
+    record: Record | None = None
+    equal: int = 0
+    failures: int = 0
+    given_up: str | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self.equal >= _TRACES
+
+
+class CapturedSteps:
+    """Decides for each micro-batch of `train_batch` whether it is traced or replayed.
+
+    The first three of a kind are traced, and compared: graph, numbers, random draws, state. When
+    they are equal, later ones start the compiled program without tracing anything. What a trace
+    depends on is watched, so that a change brings tracing back.
+
+    Attributes:
+        replayed, traced: micro-batches so far.
+        reason: why the latest micro-batch was traced, None if it was replayed.
+    """
+
+    def __init__(self, engine: "TrainBatch") -> None:
+        self._engine = engine
+        self._kinds: dict[Hashable, _Kind] = {}
+        self._watch: ModuleWatch | None = None
+        self._said: set[str] = set()
+        self.replayed = self.traced = 0
+        self.reason: str | None = None
+
+    def __repr__(self) -> str:
+        why = f", the latest because {self.reason}" if self.reason else ""
+        return f"CapturedSteps({self.replayed} replayed, {self.traced} traced{why})"
+
+    def check(self) -> None:
+        """Has the next micro-batch of each kind traced again and compared with what is replayed.
+
+        For code that chooses its way by something that spmdzero can't see: a global variable,
+        the time, a file. Whoever knows when it changes calls this.
+        """
+        for kind in self._kinds.values():
+            kind.equal = min(kind.equal, _TRACES - 1)
+
+    def micro_batch(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, last: bool, steps: bool
+    ) -> None:
+        """Runs one micro-batch; traces it if there is a reason to.
+
+        Args:
+            args, kwargs: the inputs of the forward.
+            last: it is the last of its step.
+            steps: each micro-batch ends with `engine.step`, not only the last.
+        """
+        engine, ends = self._engine, last or steps
+        blocked = self._follow_structure() or block(engine, self._parameters)
+        if blocked is not None:
+            self._trace(lambda: engine(*args, **kwargs), blocked, ends=ends)
+            return
+        placed = engine._place_inputs(args, kwargs)
+        if count_pending(engine.device):
+            # It may depend on buffers that the program donates.
+            start_pending(engine.device)
+        try:
+            signature = Signature.of(*placed)
+        except UnknownInputError as error:
+            self._trace(lambda: engine._forward_placed(*placed), str(error), ends=ends)
+            return
+        kind = self._kind(last, ends, signature)
+        reason = kind.given_up
+        if reason is None and kind.ready and kind.record is not None:
+            reason = state_mismatch(kind.record)
+            if reason is None:
+                replay(engine, kind.record, signature.tensors, last=last, ends=ends)
+                self.replayed, self.reason = self.replayed + 1, None
+                return
+        if reason is not None:
+            self._trace(lambda: engine._forward_placed(*placed), reason, ends=ends)
+            return
+        self._record(kind, placed, signature, ends=ends)
+
+    def _follow_structure(self) -> str | None:
+        engine = self._engine
+        if not engine.spmd_config.spmd.capture:
+            return '"spmd": {"capture": false}'
+        change = self._watch.change() if self._watch is not None else None
+        if self._watch is None or change is not None:
+            if change is not None:
+                self._kinds.clear()
+                self._say(logging.INFO, "train_batch captures its programs again: %s", change)
+            others = {"the optimizer's state": engine.optimizer.state} if engine.optimizer else {}
+            self._watch = ModuleWatch(engine.module, others)
+        hook = self._watch.hook
+        return None if hook is None else f"Python has to run at each step: {hook}"
+
+    def _kind(self, last: bool, ends: bool, signature: Signature) -> _Kind:
+        key = (last, ends, signature.form, self._modes())
+        if key not in self._kinds:
+            if any(kind.ready for kind in self._kinds.values()):
+                self._say(
+                    logging.INFO,
+                    "train_batch captures one more program: %s",
+                    "inputs of other shapes, dtypes, shardings or values, or another mode",
+                )
+            if len(self._kinds) == _KEPT:
+                del self._kinds[next(iter(self._kinds))]
+            self._kinds[key] = _Kind()
+        return self._kinds[key]
+
+    def _trace(self, forward: Any, reason: str, *, ends: bool) -> None:
+        self.reason = reason
+        self.traced += 1
+        if self._engine.spmd_config.spmd.capture:
+            self._say(logging.INFO, "train_batch traces instead of replaying: %s", reason)
+        self._engine.trace(forward, ends=ends)
+
+    def _record(
+        self, kind: _Kind, placed: tuple[Any, Any], signature: Signature, *, ends: bool
+    ) -> None:
+        engine = self._engine
+        assert self._watch is not None
+        self.reason = f"this kind of micro-batch was seen {kind.equal} of {_TRACES} times"
+        self.traced += 1
+        engine._recording = recording = Recording(engine, signature.tensors, self._watch)
+        try:
+            with recording.uploads():
+                engine.trace(lambda: engine._forward_placed(*placed), ends=ends)
+        finally:
+            engine._recording = None
+        self._judge(kind, recording.outcome)
+        # What was read to compare is not the script's.
+        engine.programs.stepped()
+
+    def _judge(self, kind: _Kind, outcome: Record | NotCapturableError | None) -> None:
+        if isinstance(outcome, Record):
+            reason = kind.record.difference(outcome) if kind.record is not None else None
+            kind.equal = kind.equal + 1 if reason is None else 1
+            kind.record = outcome
+        else:
+            reason, kind.equal, kind.record = str(outcome), 0, None
+        if reason is None:
+            kind.failures = 0
+            return
+        self.reason = reason
+        kind.failures += 1
+        if kind.failures == _FAILURES:
+            kind.given_up = reason
+            self._say(logging.WARNING, "train_batch goes on tracing every step: %s", reason)
+
+    def _say(self, level: int, message: str, reason: str) -> None:
+        # Once for each attribute, not for each of its values.
+        about = message + reason.split(":")[0]
+        if about not in self._said:
+            self._said.add(about)
+            logger.log(level, message, reason)
+
+    def _modes(self) -> Hashable:
+        engine = self._engine
+        device, optimizer = engine.device.type, engine.optimizer
+        return (
+            tuple([parameter.requires_grad for parameter in self._parameters]),
+            engine._batch,
+            id(engine.plan),
+            fixed_numbers(optimizer._rules, optimizer.param_groups) if optimizer else None,
+            torch.get_default_dtype(),
+            torch.is_autocast_enabled(device),
+            torch.get_autocast_dtype(device),
+        )
+
+    @property
+    def _parameters(self) -> Sequence[torch.Tensor]:
+        return self._watch.parameters if self._watch is not None else ()

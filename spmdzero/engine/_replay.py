@@ -1,0 +1,85 @@
+"""Running a recorded micro-batch again: the host's part of a step, and nothing traced."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from spmdzero.engine._hyper import group_numbers, loss_scale_number, scale_numbers, step_number
+from spmdzero.engine._programs import Compiled
+from spmdzero.engine._record import Record, forms_of
+from spmdzero.engine._schedule import require_metrics
+from spmdzero.xla import draw_keys
+
+if TYPE_CHECKING:
+    from spmdzero.engine._train_batch import TrainBatch
+
+
+def state_mismatch(record: Record) -> str | None:
+    """Why the state can't be handed to the program, None if it can."""
+    tensors = [place.holder.get(place.key) for place in record.places]
+    present = [tensor for tensor in tensors if tensor is not None]
+    if len(present) == len(tensors) and forms_of(present) == record.forms:
+        return None
+    for place, tensor, form in zip(record.places, tensors, record.forms, strict=True):
+        if tensor is None:
+            return f"{place.name} is gone"
+        if forms_of([tensor]) != [form]:
+            return f"{place.name} has another shape, dtype or sharding"
+    return None
+
+
+def replay(
+    engine: "TrainBatch",
+    record: Record,
+    inputs: Sequence[torch.Tensor],
+    *,
+    last: bool,
+    ends: bool,
+) -> None:
+    """One micro-batch, by the program of `record`.
+
+    Args:
+        engine: whose.
+        record: of a micro-batch of this kind.
+        inputs: the placed inputs of its forward.
+        last: it is the last of its step.
+        ends: it ends with `engine.step`.
+    """
+    kind = "boundary" if last else "micro"
+    if last:
+        require_metrics(engine.lr_scheduler, {})
+    engine._note_call()
+    engine.programs.launching(engine.global_steps)
+    sources = [place.holder[place.key] for place in record.places]
+    sources += inputs
+    sources += engine.mesh.place_all([*_host_numbers(engine, record)])
+    *values, loss = record.program.run(sources)
+    for place, value, rebound in zip(record.outputs, values, record.rebound, strict=True):
+        if rebound:
+            place.holder[place.key] = value
+        else:
+            place.holder[place.key].data = value
+    engine._losses.append(loss)
+    engine._gradients.adopt(record.summed)
+    engine._counters.backwards += 1
+    engine.programs.launched(f"captured {kind}", engine.global_steps, Compiled())
+    if ends:
+        engine._end_micro_batch(boundary=last, optimizer=engine.optimizer, lr_kwargs={})
+
+
+def _host_numbers(engine: "TrainBatch", record: Record) -> Iterator[torch.Tensor]:
+    optimizer = engine.optimizer
+    assert optimizer is not None
+    scaler = optimizer.loss_scaler
+    for role, count in record.hosts:
+        if role == "key":
+            yield from draw_keys(count)
+        elif role == "step":
+            yield step_number(engine.global_steps)
+        elif role == "numbers":
+            yield from group_numbers(optimizer._rules, optimizer.param_groups, optimizer.hold)
+        elif role == "loss_scale" and scaler is not None:
+            yield loss_scale_number(scaler)
+        elif role == "scales" and scaler is not None:
+            yield scale_numbers(scaler)

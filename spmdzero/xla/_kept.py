@@ -1,0 +1,32 @@
+"""Tensors that a module keeps as attributes: one that a replica made can't stay there."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from spmdzero.errors import ReplicaRegionError
+
+
+def kept_tensors(module: nn.Module) -> dict[tuple[str, str], torch.Tensor]:
+    """Tensors on the devices that are plain attributes or buffers of a submodule."""
+    return {
+        (prefix, name): value
+        for prefix, part in module.named_modules()
+        for name, value in (*vars(part).items(), *part._buffers.items())
+        if isinstance(value, torch.Tensor) and value.device.type == "xla"
+    }
+
+
+def refuse_new(
+    before: Mapping[tuple[str, str], torch.Tensor], after: Mapping[tuple[str, str], torch.Tensor]
+) -> None:
+    """Raises ReplicaRegionError for a tensor that a forward has put there."""
+    for (prefix, name), value in after.items():
+        if before.get((prefix, name)) is not value:
+            path = f"{prefix}.{name}" if prefix else name
+            raise ReplicaRegionError(
+                f"forward keeps a tensor in the attribute {path!r}. It belongs to one replica and "
+                "can't be used outside of the forward (XLA would abort the process): return it, "
+                "or register a buffer before initialize and write to it"
+            )

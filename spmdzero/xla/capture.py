@@ -1,0 +1,144 @@
+"""A pending program taken down, to be started again without being traced.
+
+torch_xla traces each operation in Python at each step. What it compiles stays in its cache, and
+its bridge to dynamo shows the calls that start it with other inputs. The bridge donates only what
+the user marks, and compiles what `sync` would compile again. Here a traced step is started by those
+calls too, with the buffers of the state donated: one program is compiled for tracing and replaying,
+and neither holds a state twice.
+"""
+
+import dataclasses
+from collections.abc import Collection, Sequence
+
+import torch
+
+from spmdzero.xla import _private, runtime
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CapturedProgram:
+    """A compiled program and how its inputs and outputs are arranged.
+
+    Attributes:
+        program: its hash in torch_xla's cache.
+        inputs: for each input its place among the sources that `run` is given; the constants
+            follow them, and the seed of the device's generator follows those.
+        constants: inputs that are the same at each run.
+        sources: how many sources `run` takes.
+        outputs: for each root that the program was made for its place among the outputs.
+    """
+
+    program: bytes
+    inputs: tuple[int, ...]
+    constants: tuple[torch.Tensor, ...]
+    sources: int
+    outputs: tuple[int, ...]
+
+    def run(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Starts the program; buffers of donated sources are gone afterwards.
+
+        Args:
+            sources: tensors that are not pending, of the shapes, dtypes and shardings that the
+                program was compiled for.
+
+        Returns a tensor for each root; the devices may still be computing them.
+        """
+        device = runtime.device()
+        pool = [*sources, *self.constants]
+        if self._draws:
+            pool.append(_private.seed_tensor(device))
+        results = _private.run_compiled(self.program, [pool[place] for place in self.inputs])
+        _private.advance_seed(device)
+        return [results[place] for place in self.outputs]
+
+    @property
+    def _draws(self) -> bool:
+        return self.sources + len(self.constants) in self.inputs
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ProgramInput:
+    """A buffer that a pending program reads.
+
+    Attributes:
+        handle: tells it apart from others.
+        tensor: over the buffer.
+        is_seed: the seed of the device's own generator.
+    """
+
+    handle: int
+    tensor: torch.Tensor
+    is_seed: bool
+
+    def is_number(self) -> bool:
+        """Whether it is a Python number that torch_xla uploaded; may have to read it."""
+        if self.tensor.dim():
+            return False
+        # torch_xla keeps the buffers of numbers, and finds them again by value.
+        zero = torch.zeros((), dtype=self.tensor.dtype, device=self.tensor.device)
+        _, found = _private.program_inputs([zero + self.tensor.item()])
+        return self.handle in _private.buffer_handles(found)
+
+
+class PendingProgram:
+    """The program that is pending for `roots`.
+
+    Args:
+        roots: pending tensors.
+        donated: handles of buffers whose tensors the program writes.
+
+    Attributes:
+        inputs: what it reads, in its own order.
+    """
+
+    def __init__(self, roots: Sequence[torch.Tensor], *, donated: Collection[int]) -> None:
+        self._roots = sorted(roots, key=_private.tensor_id)
+        ids, values = _private.program_inputs(self._roots)
+        handles, seed = _private.buffer_handles(values), _private.seed_id()
+        self.inputs = [
+            ProgramInput(handle=handle, tensor=value, is_seed=tensor_id == seed)
+            for tensor_id, value, handle in zip(ids, values, handles, strict=True)
+        ]
+        for found in self.inputs:
+            if found.handle in donated:
+                _private.donate(found.tensor)
+        names = _private.output_ids(self._roots)
+        places = {name: place for place, name in enumerate(dict.fromkeys(names))}
+        by_id = {id(r): places[name] for r, name in zip(self._roots, names, strict=True)}
+        self._outputs = tuple(by_id[id(root)] for root in roots)
+
+    def run(self) -> list[torch.Tensor]:
+        """Starts what `compile` compiled; returns a tensor for each root, to be put in its place.
+
+        The roots are still pending, on buffers that are gone.
+        """
+        results = _private.run_compiled(self._program, [found.tensor for found in self.inputs])
+        return [results[place] for place in self._outputs]
+
+    def compile(self, feeds: Sequence[int | None], *, sources: int) -> CapturedProgram:
+        """Compiles it, unless it is known.
+
+        Args:
+            feeds: for each input its place among the sources; None for one that is a constant,
+                or the generator's seed.
+            sources: how many there are.
+        """
+        constants = [
+            found.tensor
+            for found, place in zip(self.inputs, feeds, strict=True)
+            if place is None and not found.is_seed
+        ]
+        following = iter(range(sources, sources + len(constants)))
+        seed = sources + len(constants)
+        inputs = [
+            place if place is not None else seed if found.is_seed else next(following)
+            for found, place in zip(self.inputs, feeds, strict=True)
+        ]
+        self._program = _private.compile_pending(self._roots)
+        return CapturedProgram(
+            program=self._program,
+            inputs=tuple(inputs),
+            constants=tuple(constants),
+            sources=sources,
+            outputs=self._outputs,
+        )

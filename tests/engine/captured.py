@@ -1,0 +1,90 @@
+"""The model, the data and the comparison of the tests of captured steps."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import spmdzero
+from spmdzero.xla import runtime
+
+ROWS, LENGTH, WIDTH = 16, 4, 16
+
+
+class Residual(nn.Module):
+    """Two residual blocks with dropout and a batch norm, whose buffers are state."""
+
+    def __init__(self, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.LayerNorm(WIDTH),
+                nn.Linear(WIDTH, 32),
+                nn.GELU(),
+                nn.Dropout(dropout),
+                nn.Linear(32, WIDTH),
+            )
+            for _ in range(2)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(x.to(self.norm.weight.dtype).transpose(1, 2)).transpose(1, 2)
+        for block in self.blocks:
+            h = h + block(h)
+        return F.mse_loss(h.float(), x.flip(-1))
+
+
+def batches(count: int, length: int = LENGTH, first: int = 0) -> Iterator[tuple[torch.Tensor]]:
+    for index in range(first, first + count):
+        generator = torch.Generator().manual_seed(index)
+        yield (torch.randn(ROWS, length, WIDTH, generator=generator),)
+
+
+def make_engine(
+    module: nn.Module | None = None, *, capture: bool = True, **more: Any
+) -> spmdzero.Engine:
+    torch.manual_seed(0)
+    config = {
+        "train_micro_batch_size_per_gpu": ROWS // runtime.device_count(),
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+        "zero_optimization": {"stage": 2},
+        "steps_per_print": None,
+    } | more
+    config["spmd"] = {"min_shard_elements": 64, "capture": capture} | more.get("spmd", {})
+    engine, *_ = spmdzero.initialize(model=module or Residual(), config=config)
+    torch.manual_seed(1)
+    return engine
+
+
+def train(engine: spmdzero.Engine, steps: int, **data: Any) -> list[float]:
+    """The losses of so many steps; new data at each."""
+    source = batches(steps * engine.gradient_accumulation_steps(), **data)
+    return [loss.item() for loss in [engine.train_batch(source) for _ in range(steps)]]
+
+
+def captured(engine: spmdzero.Engine) -> spmdzero.Engine:
+    """The engine after its first steps, of which the last was replayed."""
+    for _ in range(6):
+        train(engine, 1)
+        if engine.capture.reason is None:
+            return engine
+    raise AssertionError(engine.capture)
+
+
+def state(engine: spmdzero.Engine) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().cpu() for name, tensor in engine.named_tensors().items()}
+
+
+def assert_same_state(one: spmdzero.Engine, other: spmdzero.Engine) -> None:
+    """Bit for bit: the same program ran on the same numbers."""
+    its = state(other)
+    for name, tensor in state(one).items():
+        assert torch.equal(tensor, its[name]), name
+    counters = ("global_steps", "micro_steps", "global_samples", "skipped_steps", "cur_scale")
+    for name in counters:
+        assert getattr(one, name) == getattr(other, name), name
+    assert one.get_lr() == other.get_lr()
+    assert one.get_global_grad_norm() == other.get_global_grad_norm()

@@ -1,0 +1,247 @@
+"""What brings tracing back: changes that capture anew, and Python that can't be replayed."""
+
+import logging
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import spmdzero
+from tests.engine.captured import Residual, assert_same_state, captured, make_engine, train
+
+OUTSIDE: dict[str, Any] = {}
+
+
+def twins(module: Callable[[], nn.Module]) -> tuple[spmdzero.Engine, spmdzero.Engine]:
+    engines = []
+    for capture in (False, True):
+        torch.manual_seed(0)
+        engines.append(make_engine(module(), capture=capture))
+    return engines[0], engines[1]
+
+
+def both(engines: tuple[spmdzero.Engine, ...], act: Callable[[spmdzero.Engine], Any]) -> None:
+    """Trains each engine, acts on it, and trains on; they must agree afterwards."""
+    losses = []
+    for engine in engines:
+        torch.manual_seed(2)
+        random.seed(2)
+        first = train(engine, 6)
+        act(engine)
+        losses.append(first + train(engine, 6, first=6))
+    assert losses[0] == losses[1]
+    assert_same_state(*engines)
+
+
+def freeze(engine: spmdzero.Engine) -> None:
+    for parameter in engine.module.blocks[1].parameters():
+        parameter.requires_grad_(False)
+
+
+def drop_more(engine: spmdzero.Engine) -> None:
+    engine.module.blocks[0][3].p = 0.5
+
+
+def evaluate_a_part(engine: spmdzero.Engine) -> None:
+    engine.module.blocks[0][3].eval()
+
+
+def swap_activation(engine: spmdzero.Engine) -> None:
+    engine.module.blocks[0][2] = nn.Tanh()
+
+
+def load_weights(engine: spmdzero.Engine) -> None:
+    weights = {k: v.cpu() * 0.5 for k, v in engine.module.state_dict().items()}
+    engine.module.load_state_dict(weights)
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (freeze, "one more program"),
+        (drop_more, "'p' of submodule 'blocks.0.3': 0.1 -> 0.5"),
+        (evaluate_a_part, "submodule 'blocks.0.3' is now in eval mode"),
+        (swap_activation, "'2' of modules of submodule 'blocks.0': a GELU -> a Tanh"),
+        (load_weights, ""),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_change_captures_anew_and_says_so_once(
+    act: Callable[[spmdzero.Engine], None], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    traced, replayed = engines = twins(Residual)
+    with caplog.at_level(logging.INFO, "spmdzero"):
+        both(engines, act)
+    assert traced.capture.replayed == 0
+    assert replayed.capture.reason is None
+    assert caplog.text.count("train_batch captures") == (1 if said else 0)
+    assert said in caplog.text
+
+
+def test_another_shape_is_another_program_and_the_first_stays(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = captured(make_engine())
+    with caplog.at_level(logging.INFO, "spmdzero"):
+        train(engine, 1, length=6)
+        assert "one more program: inputs of other shapes" in caplog.text
+        assert engine.capture.reason is not None
+        train(engine, 1)
+        assert engine.capture.reason is None
+        train(engine, 5, length=6)
+        assert engine.capture.reason is None
+    assert caplog.text.count("train_batch captures") == 1
+
+
+def test_a_state_with_another_sharding_is_traced_until_it_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = captured(make_engine())
+    optimizer = engine.optimizer
+    assert optimizer is not None
+    state = optimizer.state[engine.module.blocks[0][1].weight]
+    state["exp_avg"] = engine.mesh.place(state["exp_avg"].cpu())
+    with caplog.at_level(logging.INFO, "spmdzero"):
+        train(engine, 1)
+    assert "has another shape, dtype or sharding" in caplog.text
+    train(engine, 1)
+    assert engine.capture.reason is None
+
+
+def test_a_hook_runs_at_each_step_while_it_is_there() -> None:
+    engine = captured(make_engine())
+    calls: list[str] = []
+    handle = engine.module.blocks[0].register_forward_hook(lambda *_: calls.append("called"))
+    train(engine, 3)
+    assert len(calls) == 3
+    assert "a forward hook of submodule 'blocks.0'" in str(engine.capture.reason)
+    handle.remove()
+    captured(engine)
+    assert len(calls) == 3
+
+
+class Reads(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1 if bool((x.detach() * 0).sum() == 0) else 2)
+
+
+class Counts(Residual):
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+class DrawsInPython(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1 + round(random.random()))
+
+
+class DrawsOnTheHost(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1 + round(torch.rand(()).item()))
+
+
+class ScalesByGlobal(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        OUTSIDE["scale"] += 0.125
+        return super().forward(x) * OUTSIDE["scale"]
+
+
+class BranchesByGlobal(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        OUTSIDE["calls"] += 1
+        loss = super().forward(x)
+        return loss.sqrt() if OUTSIDE["calls"] % 2 else loss
+
+
+class KeepsTensorOutside(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * OUTSIDE["tensor"]
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (Reads, "reads a value from the devices at .*test_captured_changes.py:"),
+        (Counts, "the forward changes the module: 'calls' of the module"),
+        (DrawsInPython, "draws from Python's or numpy's random numbers"),
+        (DrawsOnTheHost, "draws from torch's CPU generator in Python"),
+        (ScalesByGlobal, "a number that Python makes in the forward changes"),
+        (BranchesByGlobal, "another graph: Python code in the model took another way"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_python_that_matters_is_traced_at_each_step_with_the_reason(
+    module: type[nn.Module], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    losses = []
+    engines = twins(module)
+    with caplog.at_level(logging.INFO, "spmdzero"):
+        for engine in engines:
+            OUTSIDE.update(scale=1.0, calls=0)
+            torch.manual_seed(2)
+            random.seed(2)
+            losses.append(train(engine, 7))
+    assert losses[0] == losses[1]
+    assert_same_state(*engines)
+    assert engines[1].capture.replayed == 0
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("train_batch goes on tracing every step")
+
+    assert re.search(said, warnings[0])
+
+
+def test_a_tensor_outside_of_the_module_is_not_taken_for_a_constant() -> None:
+    engine = make_engine(KeepsTensorOutside(), spmd={"forward": "global"})
+    OUTSIDE["tensor"] = engine.mesh.place(torch.full((1,), 2.0)).sum()
+    train(engine, 5)
+    assert engine.capture.replayed == 0
+    assert "neither an input nor part of the module" in str(engine.capture.reason)
+
+
+def test_a_global_that_changes_later_is_found_by_check(caplog: pytest.LogCaptureFixture) -> None:
+    class ScaledOnDemand(Residual):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * OUTSIDE["factor"]
+
+    OUTSIDE["factor"] = 1.5
+    engine = captured(make_engine(ScaledOnDemand()))
+    engine.capture.check()
+    train(engine, 1)
+    assert "seen 2 of 3 times" in str(engine.capture.reason)
+    train(engine, 1)
+    assert engine.capture.reason is None
+    OUTSIDE["factor"] = 3.0
+    engine.capture.check()
+    train(engine, 1)
+    assert "a number that Python makes" in str(engine.capture.reason)
+    captured(engine)
+
+
+def test_modes_that_watch_operations_get_them() -> None:
+    engine = captured(make_engine())
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        train(engine, 1)
+    assert "autograd is watched" in str(engine.capture.reason)
+    train(engine, 1)
+    assert engine.capture.reason is None
+
+
+def test_wall_clock_breakdown_times_traced_steps() -> None:
+    engine = make_engine(wall_clock_breakdown=True)
+    train(engine, 5)
+    assert "wall_clock_breakdown" in str(engine.capture.reason)
+    assert engine.get_wall_clock_timers()["fwd"] > 0
+
+
+def test_a_set_batch_size_is_followed() -> None:
+    engines = make_engine(capture=False), make_engine()
+    both(engines, lambda engine: engine.set_train_batch_size(2 * engine.train_batch_size()))
+    assert engines[1].capture.reason is None
