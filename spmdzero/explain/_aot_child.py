@@ -88,7 +88,7 @@ def with_inputs_told(proto: bytes, shardings: dict[str, str]) -> bytes:
         return mlir.module_to_bytecode(module)
 
 
-def _attributes_of_inputs(main: ir.Operation) -> list[ir.DictAttr]:
+def _attributes_of_inputs(main: ir.OpView | ir.Operation) -> list[ir.DictAttr]:
     if "arg_attrs" in main.attributes:
         return [ir.DictAttr(each) for each in ir.ArrayAttr(main.attributes["arg_attrs"])]
     # MLIR leaves the list out where no input has any, as when none had data.
