@@ -27,17 +27,14 @@ def inspect(
     if as_json:
         typer.echo(found.to_json())
         return
-    console = Console()
-    summary = Table(show_header=False, box=None)
     for name, value in _rows(found):
-        summary.add_row(name, value)
-    console.print(summary)
+        typer.echo(f"{name:13} {value}")
     if tensors:
         table = Table("tensor", "shape", "dtype", "bytes", box=None)
         for tensor in found.tensors:
             shape = "x".join(map(str, tensor.shape)) or "scalar"
             table.add_row(tensor.name, shape, tensor.dtype, f"{tensor.bytes:,}")
-        console.print(table)
+        Console().print(table)
 
 
 def _rows(found: CheckpointDescription) -> Iterator[tuple[str, str]]:
@@ -57,6 +54,6 @@ def _rows(found: CheckpointDescription) -> Iterator[tuple[str, str]]:
 
 def _pairs(values: dict) -> str:
     return ", ".join(
-        f"{key} {value:,}" if isinstance(value, int) else f"{key} {value}"
+        f"{key} {value:,}" if type(value) is int else f"{key} {value}"
         for key, value in values.items()
     )

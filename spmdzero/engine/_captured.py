@@ -120,10 +120,20 @@ class CapturedSteps:
             if change is not None:
                 self._kinds.clear()
                 self._say(logging.INFO, "train_batch captures its programs again: %s", change)
-            others = {"the optimizer's state": engine.optimizer.state} if engine.optimizer else {}
-            self._watch = ModuleWatch(engine.module, others)
+            self._watch = self._look()
         hook = self._watch.hook
         return None if hook is None else f"Python has to run at each step: {hook}"
+
+    def _look(self) -> ModuleWatch:
+        optimizer = self._engine.optimizer
+        others = {"the optimizer's state": optimizer.state} if optimizer else {}
+        return ModuleWatch(self._engine.module, others)
+
+    def _accept_changes(self) -> None:
+        """Takes what a trace did to the module for granted, as it does so at each step."""
+        if self._watch is not None and self._watch.change():
+            self._watch = self._look()
+            self._kinds = {key: kind for key, kind in self._kinds.items() if not kind.ready}
 
     def _kind(self, last: bool, ends: bool, signature: Signature) -> _Kind:
         key = (last, ends, signature.form, self._modes())
@@ -145,6 +155,7 @@ class CapturedSteps:
         if self._engine.spmd_config.spmd.capture:
             self._say(logging.INFO, "train_batch traces instead of replaying: %s", reason)
         self._engine.trace(forward, ends=ends)
+        self._accept_changes()
 
     def _record(
         self, kind: _Kind, placed: tuple[Any, Any], signature: Signature, *, ends: bool
@@ -160,6 +171,7 @@ class CapturedSteps:
         finally:
             engine._recording = None
         self._judge(kind, recording.outcome)
+        self._accept_changes()
         # What was read to compare is not the script's.
         engine.programs.stepped()
 

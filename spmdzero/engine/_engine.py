@@ -195,8 +195,9 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
         boundary = self._step_is_boundary()
         if boundary:
             require_metrics(self.lr_scheduler, lr_kwargs or {})
-        if boundary:
             optimizer.step()
+        # An observer may end the step here by an error of its own; its gradients are spent.
+        self._backward_done = False
         self._launch("boundary" if boundary else "micro")
         self._end_micro_batch(boundary=boundary, optimizer=optimizer, lr_kwargs=lr_kwargs or {})
 

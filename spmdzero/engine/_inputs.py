@@ -1,7 +1,7 @@
 """Which of a module's inputs are batches, and their way to the devices."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -77,6 +77,37 @@ class InputPlacer:
         self.latest = tuple(seen)
         positional = tuple(placed.pop(self._name(i)) for i in range(len(args)))
         return positional, placed
+
+    def cut(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], count: int
+    ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """The `count` micro-batches of a batch that holds the rows of all of them, in order.
+
+        Raises:
+            SpmdZeroUsageError: no input has `count x micro_batch x local devices` rows.
+        """
+        rows = self.micro_batch * runtime.local_device_count()
+        named = {self._name(i): value for i, value in enumerate(args)} | dict(kwargs)
+        shapes: dict[str, list[int]] = {}
+
+        def part(path: str, tensor: Any, start: int) -> Any:
+            dim = self.batch_dim(path)
+            if isinstance(tensor, Replicated) or tensor.dim() <= dim:
+                return tensor
+            shapes[path] = list(tensor.shape)
+            return tensor.narrow(dim, start, rows) if tensor.shape[dim] == count * rows else tensor
+
+        for index in range(count):
+            start = index * rows
+            cut = map_tensors(named, lambda path, tensor, start=start: part(path, tensor, start))
+            if all(count * rows != shape[self.batch_dim(p)] for p, shape in shapes.items()):
+                raise SpmdZeroUsageError(
+                    f"train_batch(batch) takes the rows of a whole step, {count * rows} = "
+                    f"gradient_accumulation_steps ({count}) x train_micro_batch_size_per_gpu "
+                    f"({self.micro_batch}) x {rows // self.micro_batch} local devices; got "
+                    f"{shapes or 'no tensor with rows'}. An iterator yields micro-batches"
+                )
+            yield tuple(cut.pop(self._name(i)) for i in range(len(args))), cut
 
     def _name(self, index: int) -> str:
         return self._positional[index] if index < len(self._positional) else f"*{index}"

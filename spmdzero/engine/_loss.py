@@ -50,8 +50,8 @@ def micro_batches(data: Any, count: int) -> Iterator[tuple[tuple[Any, ...], Mapp
     """
     if not isinstance(data, Iterator):
         raise SpmdZeroUsageError(
-            f"train_batch takes an iterator, got {type(data).__name__}: make one with "
-            "iter(...) once, before the training loop"
+            f"train_batch takes an iterator or one batch (a tensor, a tuple, a dict), got "
+            f"{type(data).__name__}: make an iterator with iter(...) once, before the training loop"
         )
     for index in range(count):
         try:
@@ -60,7 +60,11 @@ def micro_batches(data: Any, count: int) -> Iterator[tuple[tuple[Any, ...], Mapp
             raise SpmdZeroUsageError(
                 f"the data ended after {index} of {count} micro-batches of one step"
             ) from None
-        if isinstance(batch, Mapping):
-            yield (), batch
-        else:
-            yield tuple(batch) if isinstance(batch, tuple | list) else (batch,), {}
+        yield inputs_of(batch)
+
+
+def inputs_of(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """A batch as the positional and keyword inputs of a forward."""
+    if isinstance(batch, Mapping):
+        return (), batch
+    return (tuple(batch) if isinstance(batch, tuple | list) else (batch,)), {}

@@ -1,18 +1,21 @@
 """`train_batch`: a whole step in one call."""
 
 import functools
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from spmdzero.engine._captured import CapturedSteps
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._loader import ZeroDataLoader
-from spmdzero.engine._loss import find_loss, micro_batches
+from spmdzero.engine._loss import find_loss, inputs_of, micro_batches
 from spmdzero.engine._schedule import Scheduler
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.xla import DeviceMesh
+
+# What one forward takes.
+Batch: TypeAlias = torch.Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 
 class TrainBatch(Launching):
@@ -42,28 +45,33 @@ class TrainBatch(Launching):
         """Whether `train_batch` traces its micro-batches or replays them, and why."""
         return CapturedSteps(self)
 
-    def train_batch(self, data_iter: Iterator[Any] | None = None) -> torch.Tensor:
+    def train_batch(self, data_iter: Iterator[Any] | Batch | None = None) -> torch.Tensor:
         """One whole step: `gradient_accumulation_steps` micro-batches and the update.
 
         Traced at first, then replayed: see `capture`, and ``"spmd": {"capture": false}``.
 
         Args:
             data_iter: yields what one forward takes: a tensor, a tuple of positional inputs or a
-                dict of keyword inputs. None uses the loader made from `training_data`, over and
-                over. The module must return the loss, or a tuple or mapping that starts with it
-                or names it ``"loss"``.
+                dict of keyword inputs; or is one such batch with the rows of the whole step, which
+                is cut into its micro-batches. None uses the loader made from `training_data`,
+                over and over. The module must return the loss, or a tuple or mapping that starts
+                with it or names it ``"loss"``.
 
         Returns the mean loss over the micro-batches, a 0-dim tensor on the device; reading it
         waits for the step.
 
         Raises:
-            SpmdZeroUsageError: the iterator ends in mid-step, there is no data, or no loss; or the
-                caller ends steps, by `set_gradient_accumulation_boundary`.
+            SpmdZeroUsageError: the iterator ends in mid-step, a batch has other rows, there is no
+                data, or no loss; or the caller ends steps, by
+                `set_gradient_accumulation_boundary`.
         """
         self._require_whole_step()
         count = self._batch.accumulation
         managed = self.spmd_config.managed_gradient_accumulation
-        batches = micro_batches(self._data(data_iter), count)
+        if isinstance(data_iter, torch.Tensor | tuple | Mapping):
+            batches = self._placer.cut(*inputs_of(data_iter), count)
+        else:
+            batches = micro_batches(self._data(data_iter), count)
         self._total = self._nothing_yet
         try:
             for index, (args, kwargs) in enumerate(batches, start=1):

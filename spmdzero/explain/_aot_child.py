@@ -78,14 +78,22 @@ def with_inputs_told(proto: bytes, shardings: dict[str, str]) -> bytes:
             and ir.StringAttr(op.attributes["sym_name"]).value == "main"
         )
         arguments = []
-        for number, attributes in enumerate(main.attributes["arg_attrs"]):  # type: ignore[not-iterable]
-            told = {named.name: named.attr for named in ir.DictAttr(attributes)}
+        for number, attributes in enumerate(_attributes_of_inputs(main)):
+            told = {named.name: named.attr for named in attributes}
             told["jax.buffer_donor"] = ir.BoolAttr.get(True)
             if str(number) in shardings:
                 told["mhlo.sharding"] = ir.StringAttr.get(shardings[str(number)])
             arguments.append(ir.DictAttr.get(told))
         main.attributes["arg_attrs"] = ir.ArrayAttr.get(arguments)
         return mlir.module_to_bytecode(module)
+
+
+def _attributes_of_inputs(main: ir.OpView | ir.Operation) -> list[ir.DictAttr]:
+    if "arg_attrs" in main.attributes:
+        return [ir.DictAttr(each) for each in ir.ArrayAttr(main.attributes["arg_attrs"])]
+    # MLIR leaves the list out where no input has any, as when none had data.
+    taken = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value).inputs
+    return [ir.DictAttr.get({}) for _ in taken]
 
 
 if __name__ == "__main__":

@@ -175,7 +175,7 @@ def test_data_that_ends_in_mid_step_leaves_an_engine_that_can_go_on() -> None:
 
 
 def test_train_batch_of_a_list_says_iter() -> None:
-    with pytest.raises(SpmdZeroUsageError, match=r"got list: make one with iter"):
+    with pytest.raises(SpmdZeroUsageError, match=r"got list: make an iterator with iter"):
         make_engine().train_batch([torch.zeros(16, 4)])  # type: ignore[arg-type]
 
 

@@ -26,7 +26,7 @@ class Probe:
         **rules: Any,
     ) -> None:
         self.module, self.mesh = copy.deepcopy(module), mesh
-        move_module(self.module, mesh=mesh, dtype=dtype)
+        move_module(self.module, mesh=mesh, dtype=dtype, source=lambda names: None)
         self._sums: dict[str, torch.Tensor] = {}
         self.sink_calls: list[str] = []
         self.region = ReplicaRegion(

@@ -36,7 +36,7 @@ def test_norms_equal_torch_over_the_whole_batch(mesh: DeviceMesh, name: str) -> 
     torch.manual_seed(0)
     module, own = MODELS[name](), MODELS[name]()
     own.load_state_dict(module.state_dict())
-    move_module(module, mesh=mesh, dtype=torch.float32)
+    move_module(module, mesh=mesh, dtype=torch.float32, source=lambda names: None)
     x, target = numbers(ROWS, WIDTH), numbers(ROWS, WIDTH, seed=1)
     output = GlobalForward(mesh=mesh, module=module)((place(mesh, x),), {})
     loss = (output - place(mesh, target).tensor).square().mean()
@@ -53,7 +53,7 @@ def test_norms_equal_torch_over_the_whole_batch(mesh: DeviceMesh, name: str) -> 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_follows_a_norm_runs_on_each_devices_own_rows(mesh: DeviceMesh, name: str) -> None:
     module = nn.Sequential(MODELS[name](), nn.Linear(WIDTH, 40))
-    move_module(module, mesh=mesh, dtype=torch.float32)
+    move_module(module, mesh=mesh, dtype=torch.float32, source=lambda names: None)
     output = GlobalForward(mesh=mesh, module=module)((place(mesh, numbers(ROWS, WIDTH)),), {})
     text = optimized_hlo([output])
     rows = re.findall(r"f32\[(\d+),40\]\S* (?:dot|fusion|custom-call)\(", text)

@@ -1,0 +1,28 @@
+"""Two thousand replayed steps: nothing compiled, nothing kept."""
+
+import gc
+import resource
+
+import pytest
+import torch
+
+from spmdzero.xla import runtime
+from tests.engine.captured import batches, captured, make_engine
+
+
+@pytest.mark.slow
+def test_two_thousand_replayed_steps_compile_nothing_and_keep_no_memory() -> None:
+    engine = captured(make_engine())
+    compiled, traced = runtime.compile_count(), engine.capture.traced
+    (batch,) = batches(1)
+    for step in range(2000):
+        loss = engine.train_batch(iter([batch]))
+        if step == 200:
+            runtime.wait()
+            gc.collect()
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert torch.isfinite(loss.cpu())
+    assert runtime.compile_count() == compiled
+    assert engine.capture.traced == traced
+    # One copy of the state, kept at each step, would be 1800 x 30 kB.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000
