@@ -9,6 +9,7 @@ from torch import nn
 
 from spmdzero.xla import _tree
 from spmdzero.xla._autocast import autocast
+from spmdzero.xla._frozen_norms import FrozenNorms
 from spmdzero.xla._wide_norms import WideNorms
 from spmdzero.xla.mesh import DeviceMesh, fresh
 
@@ -66,6 +67,7 @@ class GlobalForward:
                     after = part.register_forward_hook(lambda _, args, out: self._keep_split(out))
                     hooks.callback(before.remove)
                     hooks.callback(after.remove)
+            hooks.enter_context(FrozenNorms())
             hooks.enter_context(WideNorms())
             hooks.enter_context(autocast(self._autocast))
             return self._module(*args, **kwargs)

@@ -28,6 +28,7 @@ from spmdzero.xla._boundary import (
 )
 from spmdzero.xla._buffers import leave_buffers
 from spmdzero.xla._dispatch import RegionDispatch
+from spmdzero.xla._frozen_norms import FrozenNorms
 from spmdzero.xla._kept import kept_tensors, refuse_new
 from spmdzero.xla._random import ReplicaRandom
 from spmdzero.xla._wide_norms import WideNorms
@@ -116,7 +117,7 @@ class ReplicaRegion:
         if torch.is_grad_enabled():
             self._state = {**parameters, **buffers}
         kept = kept_tensors(self._module)
-        with self._dispatch() as dispatch, WideNorms(), autocast(self._autocast):
+        with self._dispatch() as dispatch, FrozenNorms(), WideNorms(), autocast(self._autocast):
             output = functional_call(self._module, state, entered_args, entered_kwargs)
         self.recomputes, self.read_at = dispatch.recomputes, dispatch.read_at
         refuse_new(kept, kept_tensors(self._module))
@@ -143,7 +144,7 @@ class ReplicaRegion:
         """
         state, self._state = self._state, {}
         own = _reparametrize_module(self._module, state, tie_weights=True)
-        with self._dispatch(), WideNorms(), own:
+        with self._dispatch(), FrozenNorms(), WideNorms(), own:
             yield
 
     def _dispatch(self) -> RegionDispatch:
