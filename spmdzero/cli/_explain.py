@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from spmdzero.errors import SpmdZeroError
-from spmdzero.explain import Explanation, Topology
+from spmdzero.explain import Explanation, Topology, page
 
 _WORKER = "spmdzero.cli._explain_worker"
 _DEFAULT_DEVICES = 8
@@ -72,7 +72,7 @@ def explain(
     else:
         typer.echo("\n\n".join(str(e) for e in explanations))
     if html is not None:
-        html.write_text("\n".join(e.to_html() for e in explanations))
+        html.write_text(page(explanations))
     problems = [problem for e in explanations for problem in e.problems]
     for problem in problems:
         typer.echo(f"problem: {problem}", err=True)

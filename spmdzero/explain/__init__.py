@@ -7,6 +7,7 @@ from spmdzero.explain._explanation import Explanation
 from spmdzero.explain._fit import StageFit, TargetMemory
 from spmdzero.explain._moves import Moves, ProgramLedger
 from spmdzero.explain._refused import RefusedScatter
+from spmdzero.explain._render import page
 from spmdzero.explain._roofline import Roofline
 
 __all__ = [
@@ -25,4 +26,5 @@ __all__ = [
     "compile_for_tpu",
     "explain",
     "explain_engine",
+    "page",
 ]

@@ -94,7 +94,7 @@ class Explanation:
 
     def to_html(self) -> str:
         """A page that needs nothing from outside, readable in dark and light."""
-        return _render.page(self)
+        return _render.page([self])
 
     def __str__(self) -> str:
         return _render.text(self)

@@ -1,7 +1,7 @@
 """An explanation as text and as HTML."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -50,12 +50,13 @@ def html(explanation: "Explanation") -> str:
     return "<div>" + "".join(parts) + "</div>"
 
 
-def page(explanation: "Explanation") -> str:
-    """The explanation as a whole HTML document."""
+def page(explanations: "Iterable[Explanation]") -> str:
+    """Explanations, one below the other, as a whole HTML document."""
+    body = "<hr>".join(map(html, explanations))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f"<title>spmdzero explain</title><style>{_STYLE}</style></head>"
-        f"<body>{html(explanation)}</body></html>\n"
+        f"<body>{body}</body></html>\n"
     )
 
 
