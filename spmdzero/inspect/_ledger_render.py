@@ -44,6 +44,7 @@ def ledger_html(ledger: "CollectiveLedger") -> str:
     """One row for each role and kind, as a table that needs nothing from outside."""
     # No colour is set, so the notebook's own theme, light or dark, keeps the text readable.
     cell = "padding:.2em .8em;text-align:left;border-bottom:1px solid rgba(128,128,128,.35)"
+    cell += ";white-space:nowrap"
     head = "".join(f'<th style="{cell}">{escape(h)}</th>' for h in _GROUPED)
     body = "".join(
         "<tr>" + "".join(f'<td style="{cell}">{escape(v)}</td>' for v in row) + "</tr>"
@@ -51,8 +52,9 @@ def ledger_html(ledger: "CollectiveLedger") -> str:
     )
     leaks = "".join(f"<li><code>{escape(leak)}</code></li>" for leak in _leaks(ledger))
     return (
-        f'<div><p>{escape(summary(ledger))}</p><table style="border-collapse:collapse">'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        f"<div><p>{escape(summary(ledger))}</p>"
+        '<div style="overflow-x:auto"><table style="border-collapse:collapse">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
         + (f"<ul>{leaks}</ul>" if leaks else "")
         + "</div>"
     )

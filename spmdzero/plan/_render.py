@@ -140,7 +140,7 @@ def _text(grids: Iterable[_Grid]) -> str:
 
 def _html(grids: Iterable[_Grid]) -> str:
     # Only inherited colours, so that the tables read in light and in dark themes.
-    cell = "padding:2px 8px;background:transparent;color:inherit;text-align:"
+    cell = "padding:2px 8px;background:transparent;color:inherit;white-space:nowrap;text-align:"
     line = "border-bottom:1px solid currentColor;"
     parts = []
     for grid in grids:
@@ -158,9 +158,10 @@ def _html(grids: Iterable[_Grid]) -> str:
             )
             body.append(f'<tr style="background:transparent">{cells}</tr>')
         parts.append(
+            '<div style="overflow-x:auto">'
             '<table style="border-collapse:collapse;background:transparent;color:inherit">'
             f'<caption style="text-align:left;color:inherit">{escape(grid.title)}</caption>'
-            f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+            f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
         )
         if grid.note:
             parts.append(f'<p style="color:inherit"><small>{escape(grid.note)}</small></p>')
