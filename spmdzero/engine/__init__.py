@@ -8,6 +8,7 @@ from spmdzero.engine._access import (
     write_master,
     write_state,
 )
+from spmdzero.engine._captured import CapturedSteps
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._initialize import initialize
 from spmdzero.engine._loader import ZeroDataLoader
@@ -20,6 +21,7 @@ from spmdzero.engine._snapshot import StepGraph
 
 __all__ = [
     "Call",
+    "CapturedSteps",
     "Compilation",
     "Engine",
     "ProgramLog",
