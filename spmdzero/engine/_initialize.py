@@ -115,6 +115,11 @@ def initialize(
             reason="with a global forward the compiler reduces in the gradient's own dtype",
             fix='Leave it out, or write "spmd": {"forward": "region"}.',
         )
+    if settings.spmd.forward == "global" and settings.torch_autocast.enabled:
+        logger.warning(
+            "torch_autocast with a global forward: the compiler reduces gradients in their own "
+            "dtype, not in autocast's as DeepSpeed does"
+        )
     flags.apply(settings.spmd.xla_flags)
     compile_cache.use(settings.spmd.compile_cache)
     comm.connect(dist_init_required=dist_init_required)

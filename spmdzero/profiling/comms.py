@@ -49,20 +49,38 @@ _RECORDED: "weakref.WeakKeyDictionary[Engine, StepLedgers]" = weakref.WeakKeyDic
 
 
 def watch(engine: Engine) -> Callable[[Engine], None]:
-    """Reads the ledgers of the first step; returns what must be called when it is over."""
-    watching = contextlib.ExitStack()
-    ledgers = watching.enter_context(record_ledgers(engine))
+    """Reads the ledgers of the first step; returns what must be called when a step is over.
 
-    def first_step_is_over(engine: Engine) -> None:
+    After `set_train_batch_size` the second step with the new count is read again: with one
+    micro-batch more there is one program more.
+    """
+    recorder = _Recorder()
+    recorder.start(engine)
+    return recorder.step_is_over
+
+
+class _Recorder:
+    def __init__(self) -> None:
+        self._watching = contextlib.ExitStack()
+        self._ledgers: StepLedgers | None = None
+        self._micro_batches = 0
+
+    def start(self, engine: Engine) -> None:
+        self._ledgers = self._watching.enter_context(record_ledgers(engine))
+
+    def step_is_over(self, engine: Engine) -> None:
+        if self._ledgers is None:
+            if engine.gradient_accumulation_steps() != self._micro_batches:
+                self.start(engine)
+            return
+        self._watching.close()
         if engine not in _RECORDED:
-            watching.close()
-            _RECORDED[engine] = ledgers
             reference = weakref.ref(engine)
             summarise_with(lambda: _if_alive(reference, summary, ""), lambda: _counts(reference))
-            if engine.spmd_config.comms_logger.verbose:
-                logger.info("%s", summary(engine))
-
-    return first_step_is_over
+        _RECORDED[engine], self._ledgers = self._ledgers, None
+        self._micro_batches = engine.gradient_accumulation_steps()
+        if engine.spmd_config.comms_logger.verbose:
+            logger.info("%s", summary(engine))
 
 
 def _counts(reference: weakref.ref[Engine]) -> dict[str, dict[int, int]]:

@@ -81,3 +81,25 @@ def test_prof_ops_choose_operations_verbose_logs_them_and_memory_is_logged_at_ea
     # A replicated fp32 parameter, and an eighth of both moments.
     assert f"parameter {BYTES:,}" in memory
     assert f"moment {2 * BYTES // 8:,}" in memory
+
+
+def test_another_number_of_micro_batches_is_counted_anew() -> None:
+    engine = engine_with()
+    engine.set_train_batch_size(ROWS)
+    data = [torch.randn(ROWS, WIDTH)]
+
+    def train() -> None:
+        for _ in range(engine.gradient_accumulation_steps()):
+            engine.backward(engine(*data).square().mean())
+            engine.step()
+
+    def reduced() -> int:
+        sent = {(m.operation, m.bytes): count for m, count in comms.messages(engine).items()}
+        return sent[("reduce_scatter", BYTES)]
+
+    train()
+    assert reduced() == 1
+    engine.set_train_batch_size(2 * ROWS)
+    train()
+    train()
+    assert reduced() == 2

@@ -248,6 +248,17 @@ def test_a_global_forward_refuses_another_communication_dtype() -> None:
         make_engine(communication_data_type="bf16", spmd={"forward": "global"})
 
 
+def test_a_global_forward_says_that_autocast_leaves_the_wire_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    autocast = {"enabled": True, "dtype": "bfloat16"}
+    with caplog.at_level("WARNING", logger="spmdzero"):
+        make_engine(torch_autocast=autocast)
+        assert not caplog.records
+        make_engine(torch_autocast=autocast, spmd={"forward": "global"})
+    assert "reduces gradients in their own dtype" in caplog.text
+
+
 class TestNotFinite:
     def test_check_finite_raises_before_the_update(self) -> None:
         engine = make_engine(spmd={"check_finite": True})
