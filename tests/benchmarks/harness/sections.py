@@ -122,6 +122,18 @@ def accumulation(scale: Scale) -> list[str]:
     return [report.markdown(["stage", "s/step", "median ratio of neighbours"], rows), ""]
 
 
+def time_of_a_step(scale: Scale) -> list[str]:
+    """What the devices do during a step."""
+    order = {"model": scale.middle, "devices": 2, "steps": scale.steps}
+    answer = launch_alone("time_of_a_step", order)
+    if isinstance(answer, Failure):
+        return [f"failed: `{answer.headline}`", ""]
+    step = answer.pop("step")
+    rows = [[kind, f"{ms:.0f}", f"{ms / step:.0%}"] for kind, ms in answer.items()]
+    rows.append(["the step", f"{step:.0f}", ""])
+    return [report.markdown(["", "ms a step and device", "of the step"], rows), ""]
+
+
 def start_up(scale: Scale) -> list[str]:
     """`initialize` beside moving parameters by hand."""
     rows = []
