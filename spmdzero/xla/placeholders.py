@@ -28,6 +28,8 @@ class Placeholders:
     def __init__(self) -> None:
         self._inputs: list[torch.Tensor] = []
         self._shardings: list[str] = []
+        # A placeholder has no sharding: that of a tensor which nothing wrote since.
+        self._latest: dict[torch.Tensor, tuple[tuple[int, int], str]] = {}
 
     def stand_for(self, tensors: Iterable[torch.Tensor]) -> None:
         """Makes each tensor an input of what is traced from now on, sharded as its value was.
@@ -35,12 +37,15 @@ class Placeholders:
         What was pending for it is forgotten.
         """
         for tensor in tensors:
-            sharding = _private.sharding_of(tensor)
+            stamp, sharding = self._latest.get(tensor, (None, ""))
+            if stamp != _private.write_stamp(tensor):
+                sharding = _private.sharding_of(tensor) or "{replicated}"
             empty = _private.placeholder(tensor.shape, tensor.dtype)
             # `tensor` becomes what is computed for it; its clone stays the input.
             self._inputs.append(empty.clone())
-            self._shardings.append(sharding or "{replicated}")
+            self._shardings.append(sharding)
             tensor.data = empty
+            self._latest[tensor] = _private.write_stamp(tensor), sharding
 
     def program(self, outputs: Sequence[torch.Tensor]) -> AnnotatedProgram:
         """The pending program that computes `outputs`."""

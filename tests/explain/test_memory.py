@@ -24,8 +24,9 @@ def test_on_64_chips_the_tpus_compiler_counts_the_plans_states_at_each_stage() -
     assert explanation.devices == 64
     assert_compilers_count_the_states(explanation, "v5e:8x8")
     states = [fit.states for fit in explanation.fits]
-    # Master and two moments in fp32 live on one of 64 devices, parameters in bf16 on all.
-    assert states[0] > 6.5 * states[1]
+    # 14 bytes a parameter against 2 + 12 / 64: parameters in bf16 are whole, master and moments in
+    # fp32 are split, but for the small ones.
+    assert 6.3 < states[0] / states[1] < 14 / (2 + 12 / 64)
     assert states[1] == states[2]
 
 

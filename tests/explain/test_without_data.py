@@ -1,5 +1,6 @@
 """Explaining what no memory here could hold: the same answer as with data, and no data."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -44,6 +45,20 @@ def test_a_meta_model_without_a_topology_is_refused_with_one(mesh: object) -> No
         spmdzero.explain(model, CONFIG, contract.make_batch(0, 0))
 
 
+def collectives(explanation: Explanation) -> list[Any]:
+    """What moves, without the names of operations, in which torch_xla counts them."""
+    return [
+        (
+            program.kind,
+            [
+                dataclasses.replace(moved, op_name="", source="")
+                for moved in program.ledger.collectives
+            ],
+        )
+        for program in explanation.moves_on("v5e:2x4").programs
+    ]
+
+
 @pytest.mark.slow
 def test_a_model_without_data_compiles_to_the_program_of_one_with_data(mesh: object) -> None:
     def explanation(model: nn.Module) -> Explanation:
@@ -54,7 +69,7 @@ def test_a_model_without_data_compiles_to_the_program_of_one_with_data(mesh: obj
         hollow = contract.GPT()
     real, without = explanation(contract.make_model()), explanation(hollow)
     assert all(parameter.is_meta for parameter in hollow.parameters())
-    assert without.moves_on("v5e:2x4") == real.moves_on("v5e:2x4")
+    assert collectives(without) == collectives(real)
     assert without.fit_at(2).compiled == real.fit_at(2).compiled[1:]
     assert (without.audit.steps, without.audit.findings) == (0, ())
     assert "Nothing was trained" in str(without)

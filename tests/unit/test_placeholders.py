@@ -22,6 +22,22 @@ def test_a_program_of_placeholders_tells_each_inputs_sharding(mesh: DeviceMesh) 
         assert sorted(program.input_shardings) == [0, 1]
 
 
+def test_what_no_program_wrote_is_as_sharded_in_the_next_one(mesh: DeviceMesh) -> None:
+    with runtime.tracing_only():
+        read, written = (mesh.zeros((16,), torch.float32, ("fsdp",)) for _ in range(2))
+        placeholders = Placeholders()
+        placeholders.stand_for([read, written])
+        written.add_(read)
+        mesh.mark(written)  # no longer split
+        placeholders.program([written])
+        placeholders.stand_for([read, written])
+        program = placeholders.program([written + read])
+        assert sorted(program.input_shardings.values()) == [
+            "{devices=[8]0,1,2,3,4,5,6,7}",
+            "{replicated}",
+        ]
+
+
 def test_an_input_that_no_output_needs_is_no_input_of_the_program(mesh: DeviceMesh) -> None:
     with runtime.tracing_only():
         used, unused = (mesh.zeros((16,), torch.float32, ("fsdp",)) for _ in range(2))
