@@ -12,8 +12,8 @@ from tests.interchange.spmdzero_run import run
 RECORDED = ROOT / "tests" / "data" / "deepspeed_checkpoints"
 LOSSES = json.loads((RECORDED / "losses.json").read_text())
 UNIVERSAL = "z2_w4_bf16_frozen_universal"
-# One of each layout, on as many devices as there were ranks; the rest in the slow suite on more.
-# In fp16 it must be as many: whether a step overflows depends on how many rows a rank averages.
+# One of each layout, on 2 devices; the rest in the slow suite, on 4. Those of fp16 need as many as
+# there were ranks: whether a step overflows depends on how many rows a rank averages.
 QUICK = [
     "z0_w2_fp32",
     "z1_w2_bf16_gacc32",
