@@ -167,10 +167,10 @@ def test_a_sound_step_is_audited_over_three_steps_and_has_no_problem(
 
 
 def test_a_recompilation_and_a_host_read_are_found_in_the_steps_that_explain_trains() -> None:
-    # With weight decay other programs than those that the audit's own tests left in the cache.
-    optimizer = {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.3}}
-    cfg = audited_config(optimizer=optimizer)
-    found = spmdzero.explain(GrowsByItself(), cfg, batches(1)[0], stages=())
+    # More rows: other programs than those that the audit's own tests left in the cache.
+    rows, cfg = torch.cat(batches(2)), audited_config()
+    cfg["train_micro_batch_size_per_gpu"] *= 2
+    found = spmdzero.explain(GrowsByItself(), cfg, rows, stages=())
     assert [f.name for f in found.audit.findings] == ["recompilation"]
     found = spmdzero.explain(ReadsValue(), audited_config(), batches(1)[0], stages=())
     assert any("(in the model)" in f.subject for f in found.audit.of("host-read-in-step"))
