@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from spmdzero.errors import SpmdZeroError
-from spmdzero.explain import Explanation, Topology, page
+from spmdzero.explain import Explanation, Topology, _passes, page
 
 _WORKER = "spmdzero.cli._explain_worker"
 _DEFAULT_DEVICES = 8
@@ -49,6 +49,10 @@ def explain(
     ] = False,
 ) -> None:
     """Does a step fit, what does it move, what is wrong, what does it wait for? No TPU needed."""
+    if meta and tpu and _passes.FOLDER not in os.environ:
+        # A model too large for this machine's memory takes the TPU's compiler the rest of it.
+        again = [sys.executable, "-m", "spmdzero.cli", *sys.argv[1:]]
+        os.execv(sys.executable, [sys.executable, "-P", str(_passes.__file__), *again])
     try:
         explanations = [
             _explain_on(
@@ -104,5 +108,5 @@ def _explain_on(devices: int, request: dict[str, object]) -> Explanation:
             check=False,
         )
         if done.returncode != 0:
-            raise typer.Exit(2)
+            raise typer.Exit(done.returncode if done.returncode == _passes.WAITING else 2)
         return Explanation.from_json(answered.read_text())

@@ -10,13 +10,15 @@ import torch
 from spmdzero.cli._load import load_object
 from spmdzero.cli._shapes import make_batch
 from spmdzero.errors import SpmdZeroError
-from spmdzero.explain import Explanation, explain
+from spmdzero.explain import Explanation, WaitingError, _passes, explain
 
 
 def main(asked: str, answered: str) -> None:
     """Explains as the first file asks, writes the explanation to the second."""
     try:
         explanation = _explain(json.loads(Path(asked).read_text()))
+    except WaitingError:
+        sys.exit(_passes.WAITING)
     except SpmdZeroError as error:
         sys.exit(f"spmdzero explain: {error}")
     Path(answered).write_text(explanation.to_json())

@@ -1,6 +1,6 @@
 """What the compilers, the TPU's included, make of a training step: memory, traffic, limits."""
 
-from spmdzero.explain._aot import Compiled, CompilerMemory, compile_for_tpu
+from spmdzero.explain._aot import Compiled, CompilerMemory, WaitingError, compile_for_tpu
 from spmdzero.explain._chips import CHIPS, Chip, Topology
 from spmdzero.explain._explain import explain, explain_engine
 from spmdzero.explain._explanation import Explanation
@@ -23,6 +23,7 @@ __all__ = [
     "StageFit",
     "TargetMemory",
     "Topology",
+    "WaitingError",
     "compile_for_tpu",
     "explain",
     "explain_engine",

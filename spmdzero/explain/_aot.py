@@ -1,17 +1,19 @@
 """Compiling a program for TPUs on a machine that has none."""
 
+import hashlib
 import importlib.util
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from spmdzero.errors import SpmdZeroRuntimeError
+from spmdzero.explain import _passes
 from spmdzero.explain._chips import Topology
 from spmdzero.xla import AnnotatedProgram
 
@@ -38,6 +40,10 @@ _ENVIRONMENT = {
     "TPU_STDERR_LOG_LEVEL": "3",
     "TPU_MIN_LOG_LEVEL": "3",
 }
+
+
+class WaitingError(Exception):
+    """A program is compiled when this process, and the memory that it takes, is gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,30 +111,75 @@ def compile_for_tpu(
 
     Raises:
         SpmdZeroRuntimeError: jax or libtpu is missing, the compiler failed, or it took too long.
+        WaitingError: this process is a pass of `_passes`, and the program wasn't compiled before.
     """
     require_tpu_compiler()
-    with tempfile.TemporaryDirectory() as folder:
-        files = {name: str(Path(folder, name)) for name in ("proto", "hlo", "request", "result")}
-        Path(files["proto"]).write_bytes(program.proto)
-        request = {
-            "topology": topology.slice_name,
-            "slices": topology.slices,
-            "proto": files["proto"],
-            "hlo": files["hlo"],
-            "flags": {**_LEAN, **flags},
-            "input_shardings": dict(program.input_shardings),
-        }
-        Path(files["request"]).write_text(json.dumps(request))
-        _run([files["request"], files["result"]], topology=topology, timeout=timeout)
-        result = json.loads(Path(files["result"]).read_text())
-        if "exhausted" in result:
-            return Compiled(hlo=None, memory=_exhausted(result["exhausted"], topology))
-        return Compiled(
-            hlo=Path(files["hlo"]).read_text(),
-            memory=CompilerMemory(arguments=result["arguments"], peak=result["peak"]),
-            flops=result["flops"],
-            bytes_accessed=result["bytes_accessed"],
+    request = {
+        "topology": topology.slice_name,
+        "slices": topology.slices,
+        "flags": {**_LEAN, **flags},
+        "input_shardings": dict(program.input_shardings),
+    }
+    between = os.environ.get(_passes.FOLDER)
+    if between is None:
+        with tempfile.TemporaryDirectory() as folder:
+            _order(Path(folder), program, request, topology=topology, timeout=timeout)
+            _passes.compile_one(Path(folder))
+            return _read(Path(folder), topology=topology, timeout=timeout)
+    told = json.dumps(request, sort_keys=True).encode()
+    folder = Path(between, hashlib.sha256(program.proto + told).hexdigest())
+    if not folder.exists():
+        folder.mkdir()
+        _order(folder, program, request, topology=topology, timeout=timeout)
+        raise WaitingError
+    return _read(folder, topology=topology, timeout=timeout)
+
+
+def _order(
+    folder: Path,
+    program: AnnotatedProgram,
+    request: dict[str, Any],
+    *,
+    topology: Topology,
+    timeout: float,
+) -> None:
+    files = {name: str(folder / name) for name in ("proto", "hlo")}
+    (folder / "proto").write_bytes(program.proto)
+    (folder / "request").write_text(json.dumps({**request, **files}))
+    environment = {**os.environ, **_ENVIRONMENT}
+    # Meant for this process's XLA; jaxlib's aborts on a flag that it doesn't know.
+    environment.pop("XLA_FLAGS", None)
+    paths = [str(folder / name) for name in ("request", "result")]
+    order = {
+        "name": topology.name,
+        "command": [sys.executable, "-P", str(_CHILD), *paths],
+        "environment": environment,
+        "timeout": timeout,
+    }
+    (folder / "order").write_text(json.dumps(order))
+
+
+def _read(folder: Path, *, topology: Topology, timeout: float) -> Compiled:
+    done = json.loads((folder / "status").read_text())
+    if done["status"] is None:
+        raise SpmdZeroRuntimeError(
+            f"compiling for {topology.name} took more than {timeout:.0f} s. A smaller model or "
+            "fewer layers shows the same collectives"
         )
+    if done["status"] != 0:
+        last = "\n".join(done["said"].strip().splitlines()[-8:])
+        raise SpmdZeroRuntimeError(
+            f"the TPU compiler failed for {topology.name} (status {done['status']}):\n{last}"
+        )
+    result = json.loads((folder / "result").read_text())
+    if "exhausted" in result:
+        return Compiled(hlo=None, memory=_exhausted(result["exhausted"], topology))
+    return Compiled(
+        hlo=(folder / "hlo").read_text(),
+        memory=CompilerMemory(arguments=result["arguments"], peak=result["peak"]),
+        flops=result["flops"],
+        bytes_accessed=result["bytes_accessed"],
+    )
 
 
 def _exhausted(message: str, topology: Topology) -> CompilerMemory:
@@ -138,24 +189,3 @@ def _exhausted(message: str, topology: Topology) -> CompilerMemory:
             f"the TPU compiler ran out of memory for {topology.name}: {message[:1000]}"
         )
     return CompilerMemory(arguments=None, peak=round(float(found[1]) * _UNITS[found[2]]))
-
-
-def _run(arguments: list[str], *, topology: Topology, timeout: float) -> None:
-    environment = {**os.environ, **_ENVIRONMENT}
-    # Meant for this process's XLA; jaxlib's aborts on a flag that it doesn't know.
-    environment.pop("XLA_FLAGS", None)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", str(_CHILD), *arguments],
-            env=environment, capture_output=True, text=True, timeout=timeout, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as late:
-        raise SpmdZeroRuntimeError(
-            f"compiling for {topology.name} took more than {timeout:.0f} s. A smaller model or "
-            "fewer layers shows the same collectives"
-        ) from late
-    if done.returncode != 0:
-        last = "\n".join(done.stderr.strip().splitlines()[-8:])
-        raise SpmdZeroRuntimeError(
-            f"the TPU compiler failed for {topology.name} (status {done.returncode}):\n{last}"
-        )

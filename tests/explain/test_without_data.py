@@ -122,6 +122,8 @@ def test_one_layer_of_a_7b_model_is_explained_for_64_chips_without_being_materia
     assert moves.activations == ()
     assert [moves.target for moves in explanation.moves] == ["v5p:4x4x4"]
     assert "explain: stage 2, boundary program for v5p:4x4x4" in progress
+    # By `_passes`, with nothing of spmdzero in memory.
+    assert progress.count("explain: compiled for v5p:4x4x4") == 1
 
 
 def test_the_example_has_7_billion_parameters() -> None:
