@@ -1,5 +1,6 @@
-"""Makes spmdzero's log lines visible in a script that configures no logging, as DeepSpeed's are."""
+"""spmdzero's log lines: visible in a script that configures no logging, as DeepSpeed's are."""
 
+import functools
 import logging
 
 
@@ -20,3 +21,9 @@ def show_log_lines() -> None:
         )
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
+
+
+@functools.cache
+def log_once(message: str) -> None:
+    """Logs an INFO line of the "spmdzero" logger, each message once in a process."""
+    logging.getLogger("spmdzero").info("%s", message)

@@ -7,7 +7,7 @@ import torch
 
 from spmdzero.audit._finding import Finding
 from spmdzero.engine import Engine
-from spmdzero.xla import buffer_ids, local_slices, sharding_of
+from spmdzero.xla import buffer_ids, local_shapes, sharding_of
 
 # Below, a shard is smaller than what its collective costs; the default of min_shard_elements.
 LARGE = 2048
@@ -62,7 +62,7 @@ def drifted_parameters(engine: Engine) -> Iterator[Finding]:
                 "each forward now gathers it, as ZeRO-3 would",
                 fix="write with spmdzero.utils.safe_set_full_fp32_param, or through "
                 "model.load_state_dict; not with .data = or with tensors made of optimizer states",
-                evidence=f"a device holds {_first_shard(parameter)} of "
+                evidence=f"a device holds {list(local_shapes(parameter)[0])} of "
                 f"{list(parameter.shape)}, {sharding_of(parameter)}",
             )
 
@@ -117,8 +117,4 @@ def _is_large(engine: Engine, parameter: str) -> bool:
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
-    return _first_shard(tensor) == list(tensor.shape)
-
-
-def _first_shard(tensor: torch.Tensor) -> list[int]:
-    return [part.stop - part.start for part in local_slices(tensor)[0]]
+    return local_shapes(tensor)[0] == tuple(tensor.shape)

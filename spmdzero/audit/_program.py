@@ -48,7 +48,8 @@ def audit_program(
     Raises:
         SpmdZeroUsageError: `hlo` is not one HLO module, or carries no op_name metadata.
     """
-    ledger, module = CollectiveLedger.from_hlo(hlo, outputs=outputs), parse(hlo)
+    module = parse(hlo)
+    ledger = CollectiveLedger.of_module(module, outputs=outputs)
     pairs = list(_with_instructions(ledger, module))
     stray = [c for c in _stray(ledger, module) if c.op_name or not over_slices]
     wide = [c for c, i in pairs if _is_wide(c, dtypes) and not _widened_by_the_compiler(module, i)]
@@ -57,7 +58,8 @@ def audit_program(
 
 def stray_collectives(hlo: str, *, outputs: Sequence[str] = ()) -> tuple[Collective, ...]:
     """The collectives of a program that move an activation; the arguments of `audit_program`."""
-    return tuple(_stray(CollectiveLedger.from_hlo(hlo, outputs=outputs), parse(hlo)))
+    module = parse(hlo)
+    return tuple(_stray(CollectiveLedger.of_module(module, outputs=outputs), module))
 
 
 def _stray(ledger: CollectiveLedger, module: Module) -> Iterator[Collective]:

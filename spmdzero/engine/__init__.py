@@ -12,7 +12,7 @@ from spmdzero.engine._captured import CapturedSteps
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._initialize import initialize
 from spmdzero.engine._loader import ZeroDataLoader
-from spmdzero.engine._loss import find_loss, micro_batches
+from spmdzero.engine._loss import find_loss, inputs_of
 from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.engine._parameter import ZeroParameter, membership
 from spmdzero.engine._programs import Call, Compilation, ProgramLog
@@ -32,8 +32,8 @@ __all__ = [
     "ZeroParameter",
     "find_loss",
     "initialize",
+    "inputs_of",
     "membership",
-    "micro_batches",
     "read_gradient",
     "read_master",
     "read_state",

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from spmdzero.engine._capture_watch import HOOKS
+
 if TYPE_CHECKING:
     from spmdzero.engine._train_batch import TrainBatch
 
@@ -16,7 +18,10 @@ def block(engine: "TrainBatch", parameters: Iterable[torch.Tensor]) -> str | Non
         return "somebody reads the step's program"
     if engine.spmd_config.wall_clock_breakdown:
         return "wall_clock_breakdown times forward, backward and step apart"
-    if _has_hooks(engine) or nn.modules.module._has_any_global_hook():
+    if (
+        any(getattr(engine, registry) for registry in HOOKS)
+        or nn.modules.module._has_any_global_hook()
+    ):
         return "a hook of the engine, or of all modules, has to run at each step"
     if any(parameter._backward_hooks for parameter in parameters):
         return "a parameter has a gradient hook"
@@ -30,12 +35,3 @@ def block(engine: "TrainBatch", parameters: Iterable[torch.Tensor]) -> str | Non
     if torch.is_anomaly_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(False):
         return "autograd is watched, by detect_anomaly or saved_tensors_hooks"
     return None if torch.is_grad_enabled() else "autograd is off"
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )

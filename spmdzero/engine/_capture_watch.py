@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-_HOOKS = {
+HOOKS = {
     "_forward_hooks": "forward hook",
     "_forward_pre_hooks": "forward pre-hook",
     "_backward_hooks": "backward hook",
     "_backward_pre_hooks": "backward pre-hook",
 }
-_REGISTRIES = {"_parameters", "_modules", *_HOOKS}
+_REGISTRIES = {"_parameters", "_modules", *HOOKS}
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
 # A container of more items is data, which nobody branches on item by item.
 _MOST_ITEMS = 1024
@@ -73,8 +73,8 @@ class ModuleWatch:
             for registry in _REGISTRIES:
                 content = getattr(part, registry)
                 self._add(f"{registry.strip('_')} of {name}", content, seen)
-                if registry in _HOOKS:
-                    self._find_hook(_HOOKS[registry], name, content.values())
+                if registry in HOOKS:
+                    self._find_hook(HOOKS[registry], name, content.values())
             for key, value in vars(part).items():
                 if key not in _REGISTRIES:
                     self._follow(f"{key!r} of {name}", value, seen, _DEPTH)

@@ -13,7 +13,7 @@ from spmdzero.engine._capture_watch import ModuleWatch
 from spmdzero.engine._hyper import fixed_numbers
 from spmdzero.engine._record import NotCapturableError, Record
 from spmdzero.engine._recording import Recording
-from spmdzero.engine._replay import replay, state_mismatch
+from spmdzero.engine._replay import current_state, replay
 from spmdzero.xla import count_pending, start_pending
 
 if TYPE_CHECKING:
@@ -101,11 +101,12 @@ class CapturedSteps:
         kind = self._kind(last, ends, signature)
         reason = kind.given_up
         if reason is None and kind.ready and kind.record is not None:
-            reason = state_mismatch(kind.record)
-            if reason is None:
-                replay(engine, kind.record, signature.tensors, last=last, ends=ends)
+            state = current_state(kind.record)
+            if not isinstance(state, str):
+                replay(engine, kind.record, state, signature.tensors, last=last, ends=ends)
                 self.replayed, self.reason = self.replayed + 1, None
                 return
+            reason = state
         if reason is not None:
             self._trace(lambda: engine._forward_placed(*placed), reason, ends=ends)
             return

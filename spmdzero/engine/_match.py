@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from spmdzero.engine._listed import listed
 from spmdzero.engine._live_state import (
     ACCUMULATOR,
     Held,
@@ -87,8 +88,8 @@ def match(
     if strict and module and (report.missing or report.unexpected):
         raise _misfit(
             state,
-            f"is of another model: missing {_list(report.missing)}, unexpected "
-            f"{_list(report.unexpected)}",
+            f"is of another model: missing {listed(report.missing, most=8) or 'nothing'}, "
+            f"unexpected {listed(report.unexpected, most=8) or 'nothing'}",
             fix="load_module_strict=False loads what fits",
         )
     if optimizer:
@@ -224,8 +225,3 @@ def _gradient(engine: "Engine", state: TrainingState, name: str, item: Held) -> 
 
 def _misfit(state: TrainingState, reason: str, *, fix: str) -> SpmdZeroCheckpointError:
     return SpmdZeroCheckpointError(file=state.source, reason=reason, newest=None, fix=fix)
-
-
-def _list(names: tuple[str, ...]) -> str:
-    shown = ", ".join(names[:8])
-    return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown or "nothing"

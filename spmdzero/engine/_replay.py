@@ -15,23 +15,24 @@ if TYPE_CHECKING:
     from spmdzero.engine._train_batch import TrainBatch
 
 
-def state_mismatch(record: Record) -> str | None:
-    """Why the state can't be handed to the program, None if it can."""
-    tensors = [place.holder.get(place.key) for place in record.places]
+def current_state(record: Record) -> list[torch.Tensor] | str:
+    """The state that the program of `record` reads, or why it can't be handed to it."""
+    tensors = [place.tensor for place in record.places]
     present = [tensor for tensor in tensors if tensor is not None]
     if len(present) == len(tensors) and forms_of(present) == record.forms:
-        return None
+        return present
     for place, tensor, form in zip(record.places, tensors, record.forms, strict=True):
         if tensor is None:
             return f"{place.name} is gone"
         if forms_of([tensor]) != [form]:
             return f"{place.name} has another shape, dtype or sharding"
-    return None
+    return present
 
 
 def replay(
     engine: "TrainBatch",
     record: Record,
+    state: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor],
     *,
     last: bool,
@@ -42,6 +43,7 @@ def replay(
     Args:
         engine: whose.
         record: of a micro-batch of this kind.
+        state: the `current_state` of the record.
         inputs: the placed inputs of its forward.
         last: it is the last of its step.
         ends: it ends with `engine.step`.
@@ -51,10 +53,8 @@ def replay(
         require_metrics(engine.lr_scheduler, {})
     engine._note_call()
     engine.programs.launching(engine.global_steps)
-    sources = [place.holder[place.key] for place in record.places]
-    sources += inputs
-    sources += engine.mesh.place_all([*_host_numbers(engine, record)])
-    *values, loss = record.program.run(sources)
+    hosts = engine.mesh.place_all([*_host_numbers(engine, record)])
+    *values, loss = record.program.run([*state, *inputs, *hosts])
     for place, value, rebound in zip(record.outputs, values, record.rebound, strict=True):
         if rebound:
             place.holder[place.key] = value

@@ -4,13 +4,12 @@ What DeepSpeed keeps in ``engine._config`` is `Engine.spmd_config` here. Sources
 runtime/engine.py and runtime/precision_config.py of DeepSpeed 0.19.8.
 """
 
-import functools
 import gc
-import logging
 from typing import Any
 
 import torch
 
+from spmdzero._logging import log_once
 from spmdzero.config import BatchSizes
 from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.engine._settings_report import ReportSettings
@@ -18,17 +17,10 @@ from spmdzero.engine._settings_world import WorldSettings
 from spmdzero.engine._settings_zero import ZeroSettings
 from spmdzero.precision import dtype_named
 
-logger = logging.getLogger("spmdzero")
-
 # DeepSpeed spells these in lower case, and any other optimizer as the config does.
 _LOWER_CASE_NAMES = frozenset({"Adam", "AdamW", "Adagrad", "Lamb", "Lion", "Muon"})
 # runtime/torch_autocast.py, LOWER_PRECISION_SAFE_MODULES.
 _AUTOCAST_MODULES = ("linear.Linear", "conv.Conv1d", "conv.Conv2d", "conv.Conv3d")
-
-
-@functools.cache
-def _log_once(message: str) -> None:
-    logger.info(message)
 
 
 class EngineSettings(ZeroSettings, ReportSettings, WorldSettings):
@@ -98,7 +90,7 @@ class EngineSettings(ZeroSettings, ReportSettings, WorldSettings):
 
     def clip_fp32_gradients(self) -> None:
         """Nothing more than `step()` does: it clips to `gradient_clipping()` in every dtype."""
-        _log_once("clip_fp32_gradients() has no effect of its own: engine.step() clips")
+        log_once("clip_fp32_gradients() has no effect of its own: engine.step() clips")
 
     def postscale_gradients(self) -> bool:
         """Whether gradients are divided after the reduction: not `prescale_gradients`."""
@@ -202,7 +194,7 @@ class EngineSettings(ZeroSettings, ReportSettings, WorldSettings):
         compiled_autograd_enabled: bool = False,
     ) -> None:
         """Nothing: XLA compiles every step already."""
-        _log_once("engine.compile() has no effect of its own: XLA compiles every step")
+        log_once("engine.compile() has no effect of its own: XLA compiles every step")
 
     def is_deepcompile_enabled(self) -> bool:
         """False: XLA is the compiler."""

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from spmdzero.engine._match import Target
 from spmdzero.store import Box
-from spmdzero.xla import is_split, local_slices
+from spmdzero.xla import is_split, local_shapes
 
 if TYPE_CHECKING:
     from spmdzero.engine._engine import Engine
@@ -33,8 +33,7 @@ def _part(target: Target, boxes: tuple[Box, ...]) -> torch.Tensor:
     if held.placement is None or held.placement.kind != "flat":
         (box,) = boxes
         return target.read(box).to(held.stored.dtype)
-    (slices, *_) = local_slices(held.stored)
-    length = slices[0].stop - slices[0].start
+    (length,) = local_shapes(held.stored)[0]
     found = [target.read(box).reshape(-1).to(held.stored.dtype) for box in boxes]
     flat = torch.cat(found) if found else torch.zeros(0, dtype=held.stored.dtype)
     return F.pad(flat, (0, length - math.prod(flat.shape)))

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from spmdzero.engine._listed import listed
 from spmdzero.errors import SpmdZeroUsageError
 
 Weights: TypeAlias = str | os.PathLike[str] | Callable[[str], torch.Tensor]
@@ -138,8 +139,8 @@ def _compare(path: Path, found: Collection[str], module: nn.Module) -> None:
     known = {name for names in aliases(module).values() for name in names}
     strange = [name for name in found if name not in known]
     complaints = [
-        *([f"it lacks {_some(lacking)} of the model"] if lacking else []),
-        *([f"the model has no {_some(strange)}"] if strange else []),
+        *([f"it lacks {listed(lacking, most=_SHOWN)} of the model"] if lacking else []),
+        *([f"the model has no {listed(strange, most=_SHOWN)}"] if strange else []),
     ]
     if not complaints:
         return
@@ -160,13 +161,7 @@ def _refuse_meta(module: nn.Module) -> None:
     empty = [names[0] for t, names in aliases(module).items() if t.device.type == "meta"]
     if empty:
         raise SpmdZeroUsageError(
-            f"{_some(empty)} on the meta device: without values there is nothing to train. "
-            'Pass initialize(..., weights="model.safetensors") (or a folder of such files), or '
+            f"{listed(empty, most=_SHOWN)} on the meta device: without values there is nothing to "
+            'train. Pass initialize(..., weights="model.safetensors"), or a folder of them, or '
             "weights=lambda name: ..., which returns the initial value of one tensor"
         )
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    more = len(names) - _SHOWN
-    return f"{shown} and {more} more" if more > 0 else shown

@@ -1,12 +1,9 @@
 """A step's programs without a byte of the model: for one that fits no memory here."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import torch
 from torch import nn
 
-from spmdzero.engine import Engine, StepGraph, find_loss, micro_batches
+from spmdzero.engine import Engine, StepGraph, find_loss, inputs_of
 from spmdzero.explain._trace import Batch, TracedProgram
 from spmdzero.xla import Placeholders, runtime
 
@@ -66,7 +63,7 @@ def _trace(
         raise _StepTracedError
 
     engine.set_gradient_accumulation_boundary(kind == "boundary")
-    ((args, kwargs),) = micro_batches(_one(batch), 1)
+    args, kwargs = inputs_of(batch)
     with engine.observe(read):
         try:
             engine.backward(find_loss(engine(*args, **kwargs)))
@@ -74,7 +71,3 @@ def _trace(
         except _StepTracedError:
             pass
     return found[0]
-
-
-def _one(batch: Any) -> Iterator[Any]:
-    yield batch

@@ -94,7 +94,13 @@ class CollectiveLedger:
             SpmdZeroUsageError: ``text`` is not one HLO module, or does not say how many devices
                 a collective spans.
         """
-        module = parse(text)
+        return cls.of_module(parse(text), aliased=aliased, outputs=outputs)
+
+    @classmethod
+    def of_module(
+        cls, module: Module, *, aliased: int | None = None, outputs: Sequence[str] = ()
+    ) -> "CollectiveLedger":
+        """`from_hlo` of a text that was parsed before."""
         return cls(
             collectives=tuple(
                 collective

@@ -2,11 +2,9 @@
 
 import math
 
-import torch
-
 from spmdzero.engine import Engine
 from spmdzero.plan import MemoryReport, Role
-from spmdzero.xla import local_slices, runtime
+from spmdzero.xla import local_shapes, runtime
 
 _SLOT_ROLES = {"parameter": Role.PARAMETER, "accumulator": Role.ACCUMULATOR, "master": Role.MASTER}
 
@@ -23,10 +21,5 @@ def measure(engine: Engine) -> MemoryReport:
         slot = name.split("/", 1)[0]
         role = _SLOT_ROLES.get(slot, Role.MOMENT if slot in engine.plan.moments else None)
         if role is not None:
-            totals[role] += max(_bytes(tensor, part) for part in local_slices(tensor))
+            totals[role] += max(map(math.prod, local_shapes(tensor))) * tensor.element_size()
     return MemoryReport(tuple(totals.items()))
-
-
-def _bytes(tensor: torch.Tensor, part: tuple[slice, ...]) -> int:
-    lengths = (dim.stop - dim.start for dim in part)
-    return math.prod(lengths) * tensor.element_size()

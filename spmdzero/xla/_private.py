@@ -61,6 +61,11 @@ def local_slices(tensor: torch.Tensor) -> list[tuple[slice, ...]]:
     ]
 
 
+def local_shapes(tensor: torch.Tensor) -> list[tuple[int, ...]]:
+    """The shapes of `local_slices`."""
+    return [tuple(part.stop - part.start for part in parts) for parts in local_slices(tensor)]
+
+
 def local_replicas(tensor: torch.Tensor) -> list[int]:
     """For each local device, how many devices before it hold the same part of `tensor`."""
     return [replica for replica, _ in _C._get_local_shard_replica_and_indices([tensor])[0]]

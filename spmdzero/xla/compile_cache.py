@@ -1,14 +1,12 @@
 """Compiled programs kept on disk, for platforms whose programs can be read back."""
 
-import logging
 import os
 
 import torch_xla.runtime as xr
 
+from spmdzero._logging import log_once
 from spmdzero.errors import SpmdZeroRuntimeError
 from spmdzero.xla import _private
-
-logger = logging.getLogger("spmdzero")
 
 _VARIABLE = "XLA_PERSISTENT_CACHE_PATH"
 
@@ -26,7 +24,10 @@ def use(path: str) -> None:
     if not path:
         return
     if xr.device_type() == "CPU":
-        _log_once(path)
+        log_once(
+            f'"spmd": {{"compile_cache": "{path}"}} has no effect on the CPU: torch_xla can\'t '
+            "read compiled CPU programs back, so each process compiles anew"
+        )
     elif os.environ.get(_VARIABLE) != path:
         if _private.has_compiled():
             raise SpmdZeroRuntimeError(
@@ -35,16 +36,3 @@ def use(path: str) -> None:
                 f"with {_VARIABLE}='{path}'"
             )
         xr.initialize_cache(path)
-
-
-_LOGGED: set[str] = set()
-
-
-def _log_once(path: str) -> None:
-    if path not in _LOGGED:
-        _LOGGED.add(path)
-        logger.info(
-            '"spmd": {"compile_cache": "%s"} has no effect on the CPU: torch_xla can\'t read '
-            "compiled CPU programs back, so each process compiles anew",
-            path,
-        )

@@ -1,14 +1,12 @@
 """Named sets of TPU compiler flags: those with a measured or published effect, none on numbers."""
 
 import dataclasses
-import logging
 import os
 from collections.abc import Mapping
 
+from spmdzero._logging import log_once
 from spmdzero.errors import SpmdZeroRuntimeError, SpmdZeroUsageError
 from spmdzero.xla import _private
-
-logger = logging.getLogger("spmdzero")
 
 _VARIABLE = "LIBTPU_INIT_ARGS"
 
@@ -88,7 +86,10 @@ def apply(name: str) -> None:
     if not missing:
         return
     if not _on_tpu():
-        _log_once(name)
+        log_once(
+            f'"spmd": {{"xla_flags": "{name}"}} has no effect here, it sets flags of the TPU '
+            "compiler"
+        )
     elif _private.runtime_has_started():
         raise SpmdZeroRuntimeError(
             f'"spmd": {{"xla_flags": "{name}"}} comes too late: the TPU runtime has started '
@@ -113,15 +114,3 @@ def _written(flags: Mapping[str, str]) -> str:
 
 def _on_tpu() -> bool:
     return os.environ.get("PJRT_DEVICE", "").upper() == "TPU"
-
-
-_LOGGED: set[str] = set()
-
-
-def _log_once(name: str) -> None:
-    if name not in _LOGGED:
-        _LOGGED.add(name)
-        logger.info(
-            '"spmd": {"xla_flags": "%s"} has no effect here, it sets flags of the TPU compiler',
-            name,
-        )

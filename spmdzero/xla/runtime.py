@@ -10,7 +10,7 @@ import torch_xla.debug.metrics as met
 import torch_xla.runtime as xr
 
 from spmdzero.errors import SpmdZeroRuntimeError
-from spmdzero.xla import _chips, _private
+from spmdzero.xla import _chips, _private, counters
 
 
 def start() -> None:
@@ -122,8 +122,7 @@ def wait() -> None:
 
 def compile_count() -> int:
     """Programs that this process has compiled so far."""
-    data = met.metric_data("CompileTime")
-    return data[0] if data else 0
+    return counters.compiled()[0]
 
 
 def aliased_inputs() -> int:

@@ -13,6 +13,7 @@ ROOT = Path(spmdzero.__file__).parent
 LAYERS = [
     *(
         "errors",
+        "_logging",
         "refusals",
         "config",
         "monitor",
