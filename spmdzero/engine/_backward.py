@@ -72,8 +72,9 @@ class BackwardWatch:
             regions.callback(setattr, _running, "engine", False)
             yield
 
-    def _arrived(self, grad: torch.Tensor) -> torch.Tensor:
-        if getattr(_running, "engine", False):
+    def _arrived(self, grad: torch.Tensor | None) -> torch.Tensor | None:
+        # A folded forward is one node, and this is asked of each of its outputs.
+        if grad is None or getattr(_running, "engine", False):
             return grad
         if self._needs_scale and not self._scaled:
             raise SpmdZeroUsageError(

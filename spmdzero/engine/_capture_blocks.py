@@ -23,7 +23,7 @@ def block(engine: "TrainBatch", parameters: Iterable[torch.Tensor]) -> str | Non
         or nn.modules.module._has_any_global_hook()
     ):
         return "a hook of the engine, or of all modules, has to run at each step"
-    if any(parameter._backward_hooks for parameter in parameters):
+    if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters):
         return "a parameter has a gradient hook"
     optimizer = engine.optimizer
     if optimizer is not None and (

@@ -67,7 +67,7 @@ def _all(engine: "TrainBatch") -> Iterator[Place]:
         yield Place(name=attribute, holder=vars(engine._health), key=attribute)
     yield Place(name="total", holder=vars(engine), key="_total")
     if engine._region is not None:
-        yield Place(name="replicas", holder=vars(engine._region), key="_ids")
+        yield Place(name="replicas", holder=vars(engine._region), key="replicas")
         flags = engine._region.disagreements
         for label in flags:
             yield Place(name=f"agreement/{label}", holder=flags, key=label)

@@ -15,6 +15,7 @@ class GeneratorWatch:
 
     def __init__(self) -> None:
         self._others = _others()
+        self._python, self._numpy = random.getstate(), np.random.get_state(legacy=False)
         self._state = torch.get_rng_state()
 
     def places_of(self, keys: Sequence[int]) -> list[int]:
@@ -41,6 +42,12 @@ class GeneratorWatch:
                 "its way"
             )
         return [drawn.index(key) for key in keys]
+
+    def restore(self) -> None:
+        """Sets the generators back to where they were."""
+        torch.set_rng_state(self._state)
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
 
 
 def _others() -> tuple[object, ...]:

@@ -36,20 +36,29 @@ class Signature:
         Raises:
             UnknownInputError: an object that is neither a container nor a plain value.
         """
-        tensors: list[torch.Tensor] = []
-        form = _freeze((args, dict(kwargs)), tensors)
+        form, tensors = freeze((args, dict(kwargs)))
         handles = buffer_handles(tensors)
         shared = tuple(handles.index(handle) for handle in handles)
         return cls(form=(form, tuple(shardings_of(tensors)), shared), tensors=tuple(tensors))
 
 
+def freeze(tree: Any) -> tuple[Hashable, list[torch.Tensor]]:
+    """The form of `tree` without shardings and shared buffers, and its tensors in that order.
+
+    Raises:
+        UnknownInputError: see `Signature.of`.
+    """
+    tensors: list[torch.Tensor] = []
+    return _freeze(tree, tensors), tensors
+
+
 def _freeze(tree: Any, tensors: list[torch.Tensor]) -> Hashable:
+    if isinstance(tree, Batch | torch.Tensor) and _tensor(tree).requires_grad:
+        raise UnknownInputError("an input requires a gradient")
     if isinstance(tree, Batch):
         tensors.append(tree.tensor)
         return "batch", tree.dim, tree.tensor.shape, tree.tensor.dtype
     if isinstance(tree, torch.Tensor):
-        if tree.requires_grad:
-            raise UnknownInputError("an input requires a gradient")
         tensors.append(tree)
         return "tensor", tree.shape, tree.dtype
     if isinstance(tree, _VALUES):
@@ -64,3 +73,7 @@ def _freeze(tree: Any, tensors: list[torch.Tensor]) -> Hashable:
     raise UnknownInputError(
         f"an input is a {type(tree).__name__}, whose content can't be compared between steps"
     )
+
+
+def _tensor(leaf: Batch | torch.Tensor) -> torch.Tensor:
+    return leaf.tensor if isinstance(leaf, Batch) else leaf

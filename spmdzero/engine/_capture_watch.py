@@ -30,7 +30,16 @@ _VALUES_OF = operator.methodcaller("values")
 class _Watched:
     name: str
     container: Any
+    keys: list[Any]
     values: list[Any]
+
+    def restore(self) -> None:
+        """Puts back what was there; a tuple can't have changed."""
+        if isinstance(self.container, dict):
+            self.container.clear()
+            self.container.update(zip(self.keys, self.values, strict=True))
+        elif isinstance(self.container, list):
+            self.container[:] = self.values
 
     def change(self) -> str | None:
         """What differs; numbers are compared by value here."""
@@ -101,6 +110,12 @@ class ModuleWatch:
         self._values = now
         return None
 
+    def restore(self) -> None:
+        """Undoes all changes."""
+        for watched in self._watched:
+            if watched.change():
+                watched.restore()
+
     def _now(self) -> list[Any]:
         # Held, so that no new object can have the address of an old one.
         mappings = itertools.chain.from_iterable(map(_VALUES_OF, self._mappings))
@@ -127,8 +142,9 @@ class ModuleWatch:
         if id(container) in seen:
             return
         seen.add(id(container))
+        keys = list(container) if isinstance(container, dict) else []
         values = list(_values(container))
-        self._watched.append(_Watched(name=name, container=container, values=values))
+        self._watched.append(_Watched(name=name, container=container, keys=keys, values=values))
 
 
 def _values(container: Any) -> Iterable[Any]:

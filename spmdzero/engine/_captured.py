@@ -1,6 +1,5 @@
 """Replaying a step: which micro-batches of `train_batch` are traced, and which are not."""
 
-import dataclasses
 import logging
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spmdzero.engine._capture_blocks import block
+from spmdzero.engine._capture_kind import MOST_KINDS, TRACES, Kind, modes
 from spmdzero.engine._capture_signature import Signature, UnknownInputError
 from spmdzero.engine._capture_watch import ModuleWatch
-from spmdzero.engine._hyper import fixed_numbers
-from spmdzero.engine._record import NotCapturableError, Record
+from spmdzero.engine._record import Record
 from spmdzero.engine._recording import Recording
 from spmdzero.engine._replay import current_state, replay
 from spmdzero.xla import count_pending, start_pending
@@ -20,25 +19,6 @@ if TYPE_CHECKING:
     from spmdzero.engine._train_batch import TrainBatch
 
 logger = logging.getLogger("spmdzero")
-
-# Traces that must be equal before the program is replayed: the first, and two to compare.
-_TRACES = 3
-# Traces in a row that can't stand for later steps, after which no more are looked at.
-_FAILURES = 4
-# Kinds of micro-batch that are kept: by inputs, modes and frozen parameters.
-_KEPT = 64
-
-
-@dataclasses.dataclass(kw_only=True)
-class _Kind:
-    record: Record | None = None
-    equal: int = 0
-    failures: int = 0
-    given_up: str | None = None
-
-    @property
-    def ready(self) -> bool:
-        return self.equal >= _TRACES
 
 
 class CapturedSteps:
@@ -55,7 +35,7 @@ class CapturedSteps:
 
     def __init__(self, engine: "TrainBatch") -> None:
         self._engine = engine
-        self._kinds: dict[Hashable, _Kind] = {}
+        self._kinds: dict[Hashable, Kind[Record]] = {}
         self._watch: ModuleWatch | None = None
         self._said: set[str] = set()
         self.replayed = self.traced = 0
@@ -72,7 +52,7 @@ class CapturedSteps:
         the time, a file. Whoever knows when it changes calls this.
         """
         for kind in self._kinds.values():
-            kind.equal = min(kind.equal, _TRACES - 1)
+            kind.equal = min(kind.equal, TRACES - 1)
 
     def micro_batch(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, last: bool, steps: bool
@@ -136,8 +116,8 @@ class CapturedSteps:
             self._watch = self._look()
             self._kinds = {key: kind for key, kind in self._kinds.items() if not kind.ready}
 
-    def _kind(self, last: bool, ends: bool, signature: Signature) -> _Kind:
-        key = (last, ends, signature.form, self._modes())
+    def _kind(self, last: bool, ends: bool, signature: Signature) -> Kind[Record]:
+        key = (last, ends, signature.form, modes(self._engine, self._parameters))
         if key not in self._kinds:
             if any(kind.ready for kind in self._kinds.values()):
                 self._say(
@@ -145,9 +125,9 @@ class CapturedSteps:
                     "train_batch captures one more program: %s",
                     "inputs of other shapes, dtypes, shardings or values, or another mode",
                 )
-            if len(self._kinds) == _KEPT:
+            if len(self._kinds) == MOST_KINDS:
                 del self._kinds[next(iter(self._kinds))]
-            self._kinds[key] = _Kind()
+            self._kinds[key] = Kind()
         return self._kinds[key]
 
     def _trace(self, forward: Any, reason: str, *, ends: bool) -> None:
@@ -159,11 +139,11 @@ class CapturedSteps:
         self._accept_changes()
 
     def _record(
-        self, kind: _Kind, placed: tuple[Any, Any], signature: Signature, *, ends: bool
+        self, kind: Kind[Record], placed: tuple[Any, Any], signature: Signature, *, ends: bool
     ) -> None:
         engine = self._engine
         assert self._watch is not None
-        self.reason = f"this kind of micro-batch was seen {kind.equal} of {_TRACES} times"
+        self.reason = f"this kind of micro-batch was seen {kind.equal} of {TRACES} times"
         self.traced += 1
         engine._recording = recording = Recording(engine, signature.tensors, self._watch)
         try:
@@ -171,26 +151,14 @@ class CapturedSteps:
                 engine.trace(lambda: engine._forward_placed(*placed), ends=ends)
         finally:
             engine._recording = None
-        self._judge(kind, recording.outcome)
+        reason = kind.judge(recording.outcome)
+        if reason is not None:
+            self.reason = reason
+        if kind.given_up is not None:
+            self._say(logging.WARNING, "train_batch goes on tracing every step: %s", kind.given_up)
         self._accept_changes()
         # What was read to compare is not the script's.
         engine.programs.stepped()
-
-    def _judge(self, kind: _Kind, outcome: Record | NotCapturableError | None) -> None:
-        if isinstance(outcome, Record):
-            reason = kind.record.difference(outcome) if kind.record is not None else None
-            kind.equal = kind.equal + 1 if reason is None else 1
-            kind.record = outcome
-        else:
-            reason, kind.equal, kind.record = str(outcome), 0, None
-        if reason is None:
-            kind.failures = 0
-            return
-        self.reason = reason
-        kind.failures += 1
-        if kind.failures == _FAILURES:
-            kind.given_up = reason
-            self._say(logging.WARNING, "train_batch goes on tracing every step: %s", reason)
 
     def _say(self, level: int, message: str, reason: str) -> None:
         # Once for each attribute, not for each of its values.
@@ -198,19 +166,6 @@ class CapturedSteps:
         if about not in self._said:
             self._said.add(about)
             logger.log(level, message, reason)
-
-    def _modes(self) -> Hashable:
-        engine = self._engine
-        device, optimizer = engine.device.type, engine.optimizer
-        return (
-            tuple([parameter.requires_grad for parameter in self._parameters]),
-            engine._batch,
-            id(engine.plan),
-            fixed_numbers(optimizer._rules, optimizer.param_groups) if optimizer else None,
-            torch.get_default_dtype(),
-            torch.is_autocast_enabled(device),
-            torch.get_autocast_dtype(device),
-        )
 
     @property
     def _parameters(self) -> Sequence[torch.Tensor]:

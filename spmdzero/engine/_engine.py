@@ -1,5 +1,6 @@
 """The engine: DeepSpeed's forward / backward / step over a module that lives on a mesh."""
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from spmdzero.engine._backward import BackwardWatch
 from spmdzero.engine._checkpoints import Checkpoints
 from spmdzero.engine._counters import Counters
 from spmdzero.engine._exports import Exports
+from spmdzero.engine._folded import FoldedCalls
 from spmdzero.engine._gradients import GradientStore
 from spmdzero.engine._health import LossHealth
 from spmdzero.engine._hyper import loss_scale_number
@@ -46,6 +48,7 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
         donated_inputs: kind of program -> inputs whose buffers it reuses, once compiled.
         global_steps, micro_steps, global_samples: DeepSpeed's counters.
         capture: whether `train_batch` traces or replays, and why.
+        folding: whether the three calls trace, and why.
     """
 
     def __init__(
@@ -82,6 +85,11 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
         self._step_applied = False
         self.after_step: list[Callable[[Engine], None]] = []
 
+    @functools.cached_property
+    def folding(self) -> FoldedCalls:
+        """How much of the three calls is traced: see `FoldedCalls`."""
+        return FoldedCalls(self)
+
     # -- the three calls -------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -114,7 +122,7 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
 
     def _forward_placed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._note_call()
-        output = self._forward(args, kwargs)
+        output = self.folding.forward(args, kwargs)
         return self._watch.watch(output) if torch.is_grad_enabled() else output
 
     def _end_unstepped(self) -> None:
@@ -195,6 +203,7 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
         boundary = self._step_is_boundary()
         if boundary:
             require_metrics(self.lr_scheduler, lr_kwargs or {})
+            optimizer.folds.wanted = self.folding.blocked() is None
             optimizer.step()
         # An observer may end the step here by an error of its own; its gradients are spent.
         self._backward_done = False

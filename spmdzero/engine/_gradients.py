@@ -68,26 +68,42 @@ class GradientStore:
 
     def add_local(self, name: str, grad: torch.Tensor) -> None:
         """Adds one replica's gradient, `[*shape]` in replica space."""
-        tensor = self._plan[name]
-        if not tensor.trainable:
-            return  # differentiable, but in no param group
-        grad = grad.to(dtype_named(tensor.dtype(Role.GRADIENT)))
+        if not self.is_trained(name):
+            return
+        grad = grad.to(dtype_named(self._plan[name].dtype(Role.GRADIENT)))
         if name in self._deferred:
             grad = self._deferred.pop(name) + grad
         if self.deferring:
             self._summed.add(name)
             self._deferred[name] = grad
             return
+        self.add_reduced(name, self.reduced(name, grad))
+
+    def reduced(self, name: str, grad: torch.Tensor) -> torch.Tensor:
+        """One replica's gradient in the form in which it waits for the step; writes nothing."""
+        grad = grad.to(dtype_named(self._plan[name].dtype(Role.GRADIENT)))
         placement = self._waiting_placement(name)
         if placement.kind == "partial":
-            self._accumulate(name, self._reduction.partial(grad), placement)
-            return
+            return self._reduction.partial(grad)
         with scope(f"zero.gradient/{name}"):
             before, after = self._scaling.before, self._scaling.after
             reduced = self._reduction.reduce_local(
                 _times(grad, before), placement, dtype=self._wire.get(name)
             )
-            self._accumulate(name, _times(reduced, after), placement)
+            return _times(reduced, after)
+
+    def add_reduced(self, name: str, grad: torch.Tensor) -> None:
+        """Adds what `reduced` returned."""
+        self._accumulate(name, grad, self._waiting_placement(name))
+
+    @property
+    def keeps_local(self) -> bool:
+        """Whether the next gradient meets, or becomes, one that is not reduced."""
+        return self.deferring or bool(self._deferred)
+
+    def is_trained(self, name: str) -> bool:
+        """Whether a gradient of this parameter is used: it may be in no param group."""
+        return self._plan[name].trainable
 
     def reduce_deferred(self) -> None:
         """Lets the gradients that were added while `deferring` join the others."""
@@ -97,7 +113,7 @@ class GradientStore:
 
     def add_global(self, name: str, grad: torch.Tensor) -> None:
         """Adds a gradient of the whole batch, `[*shape]` in global space; the compiler reduces."""
-        if not self._plan[name].trainable:
+        if not self.is_trained(name):
             return
         with scope(f"zero.gradient/{name}"):
             stored = self._stored(name, _times(grad, self._scaling.whole))

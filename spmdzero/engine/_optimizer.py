@@ -1,23 +1,28 @@
 """The optimizer that updates shards: masters, moments and the gather of parameters."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from spmdzero.engine._folds import Folds
 from spmdzero.engine._gradients import GradientStore
 from spmdzero.engine._hold import ScheduleHold
 from spmdzero.engine._hyper import upload_numbers
 from spmdzero.engine._loss_scale import LossScaled, LossScales, unscale
 from spmdzero.engine._torch_calls import PlannedOptimizer, refuse_closure
+from spmdzero.engine._update import GroupUpdate, Member
 from spmdzero.engine._whole import MeshTensor
 from spmdzero.optim import UpdateRule
 from spmdzero.plan import Placement, Role, ShardingPlan
 from spmdzero.precision import LossScaler, PrecisionPolicy
 from spmdzero.xla import global_norm, scope
 from spmdzero.xla.mesh import DeviceMesh, PartitionSpec
+
+# Parameters in one folded update. torch_xla takes time by the square of an operation's outputs.
+_TOGETHER = 30
 
 
 class ZeroOptimizer(LossScaled, PlannedOptimizer):
@@ -42,6 +47,7 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
         grad_norm: the global gradient norm of the latest step, 0-dim fp32 on the device,
             unscaled and before clipping; infinity where it was not finite.
         hold: what holds a schedule back for skipped steps, None without a schedule.
+        folds: norm and updates as functions that may be folded.
     """
 
     def __init__(
@@ -72,6 +78,9 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
         self._applied = mesh.place(torch.zeros(()))
         self._skipped = mesh.place(torch.zeros((), dtype=torch.int32))
         self.loss_scaler = scaler
+        self.folds = Folds()
+        # Their parameters live as long as this optimizer's names of them.
+        self._updates: dict[Hashable, GroupUpdate] = {}
         self.hold: ScheduleHold | None = None
         self.grad_norm: torch.Tensor | None = None
         for rule, group in zip(rules, param_groups, strict=True):
@@ -152,9 +161,7 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
             skipped=self._skipped,
         )
         moved = self._directions(gradients, placements, hypers, scales)
-        scaled = global_norm(
-            [(g, self._spec(p, placements[p])) for p, g in gradients.items()], self._mesh
-        )
+        scaled = self._norm(gradients, placements)
         norm, coefficient = unscale(scaled, clip=self._clip, scales=scales)
         self.grad_norm = self._mesh.mark(norm)
         apply = self._condition(norm)
@@ -163,12 +170,11 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
             self._write(old, new, spec, apply)
         for rule, group, hyper in zip(self._rules, self.param_groups, hypers, strict=True):
             factors = rule.prepare(hyper, self._applied)
-            for parameter in group["params"]:
-                if parameter in gradients:
-                    grad = gradients[parameter].float()
-                    if coefficient is not None:
-                        grad = grad * coefficient
-                    self._update(rule, parameter, grad, placements[parameter], factors, apply)
+            members = [p for p in group["params"] if p in gradients]
+            for start in range(0, len(members), _TOGETHER):
+                self._update(
+                    rule, members[start : start + _TOGETHER], gradients, factors, coefficient, apply
+                )
         self._gradients.clear()
 
     def _condition(self, norm: torch.Tensor) -> torch.Tensor | None:
@@ -215,48 +221,76 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
                 moved += [(state[slot], value, spec) for slot, value in new.items()]
         return moved
 
+    def _norm(
+        self,
+        gradients: Mapping[nn.Parameter, torch.Tensor],
+        placements: Mapping[nn.Parameter, Placement],
+    ) -> torch.Tensor:
+        specs = [self._spec(parameter, placements[parameter]) for parameter in gradients]
+
+        def norm(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+            return [global_norm(list(zip(tensors, specs, strict=True)), self._mesh)]
+
+        (total,) = self.folds(("norm", tuple(specs)), norm, list(gradients.values()))
+        return total
+
     def _update(
         self,
         rule: UpdateRule,
-        parameter: nn.Parameter,
-        grad: torch.Tensor,
-        placement: Placement,
+        parameters: Sequence[nn.Parameter],
+        gradients: Mapping[nn.Parameter, torch.Tensor],
         factors: Mapping[str, torch.Tensor],
+        coefficient: torch.Tensor | None,
         apply: torch.Tensor | None,
     ) -> None:
-        mesh, spec, state = self._mesh, self._spec(parameter, placement), self.state[parameter]
-        master = state.get("master")
-        weights = master if master is not None else mesh.store(parameter.detach(), placement)
-        # bf16 masters and states are updated in fp32 and rounded.
-        weights = weights.float()
-        held = {name: state[name] for name in (*rule.slots, *rule.scalars)}
-        with scope(f"zero.update/{self._names[parameter]}"):
-            new_weights, new_state = rule.update(
-                weights,
-                mesh.mark(grad, spec),
-                {name: old.float() for name, old in held.items()},
-                factors,
-                self._whole(parameter, placement),
-            )
-        for name, old in held.items():
-            self._write(old, new_state[name], spec if name in rule.slots else (), apply)
-        if master is not None:
-            self._write(master, new_weights, spec, apply)
-        if apply is not None:
-            new_weights = torch.where(apply, new_weights, weights)
-        # Cast and mark first: the gather would otherwise move fp32.
-        stored = mesh.mark(new_weights.to(parameter.dtype), spec)
-        with scope(f"zero.parameter/{self._names[parameter]}"):
-            parameter.copy_(mesh.gather(stored, placement, tuple(parameter.shape)))
+        update = self._group_update(
+            rule,
+            parameters,
+            factors=tuple(factors),
+            clips=coefficient is not None,
+            skips=apply is not None,
+        )
+        inputs = update.inputs(
+            factors=factors,
+            coefficient=coefficient,
+            apply=apply,
+            members=[(gradients[p], p, self.state[p]) for p in parameters],
+        )
+        # A rule without factors reads its group's numbers itself: folded, they would be constants.
+        values = iter(self.folds(update, update, inputs) if factors else update(inputs))
+        for parameter, member in zip(parameters, update.members, strict=True):
+            parameter.copy_(next(values))
             # Without this mark a parameter drifts to the sharding of its update: to ZeRO-3.
-            mesh.mark(parameter)
+            self._mesh.mark(parameter)
+            state, spec = self.state[parameter], update.spec(member)
+            for slot in member.slots:
+                self._write(state[slot], next(values), () if slot in rule.scalars else spec)
+
+    def _group_update(
+        self, rule: UpdateRule, parameters: Sequence[nn.Parameter], **rest: Any
+    ) -> GroupUpdate:
+        slots = [tuple(self.state[p]) for p in parameters]
+        key = rule, tuple(map(id, parameters)), tuple(slots), *rest.values()
+        if key not in self._updates:
+            members = tuple(
+                Member(
+                    name=self._names[p],
+                    shape=tuple(p.shape),
+                    dtype=p.dtype,
+                    slots=names,
+                    placement=self._final_placement(p),
+                )
+                for p, names in zip(parameters, slots, strict=True)
+            )
+            self._updates[key] = GroupUpdate(rule=rule, members=members, mesh=self._mesh, **rest)
+        return self._updates[key]
 
     def _write(
         self,
         old: torch.Tensor,
         new: torch.Tensor,
         spec: PartitionSpec,
-        apply: torch.Tensor | None,
+        apply: torch.Tensor | None = None,
     ) -> None:
         # In place, or XLA can't reuse the buffer of the old state (donation).
         old.copy_(new if apply is None else torch.where(apply, new, old))

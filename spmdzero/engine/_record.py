@@ -54,7 +54,7 @@ class Record:
         if self._arrangement() != other._arrangement():
             return "the same inputs gave a graph that reads the state in another order"
         constants = zip(self.program.constants, other.program.constants, strict=True)
-        if not all(_is_same(mine, its) for mine, its in constants):
+        if not all(same_value(mine, its) for mine, its in constants):
             return (
                 "a number that Python makes in the forward changes from step to step: hand it in "
                 "as an input tensor, or keep it in a buffer"
@@ -74,7 +74,8 @@ class Record:
         )
 
 
-def _is_same(mine: torch.Tensor, its: torch.Tensor) -> bool:
+def same_value(mine: torch.Tensor, its: torch.Tensor) -> bool:
+    """Whether two tensors on the devices, neither of them pending, are equal; NaN equals NaN."""
     if mine.shape != its.shape or mine.dtype != its.dtype:
         return False
     one, other = buffer_handles([mine, its])

@@ -19,12 +19,17 @@ Batch: TypeAlias = torch.Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 
 class TrainBatch(Launching):
-    """The engine's one-call style, whose programs are captured."""
+    """The engine's one-call style, whose programs are captured.
+
+    Attributes:
+        in_train_batch: whether `train_batch` is running.
+    """
 
     mesh: DeviceMesh
     training_dataloader: ZeroDataLoader | None
     lr_scheduler: Scheduler | None
     _own_data: Iterator[Any] | None = None
+    in_train_batch: bool = False
     _total: torch.Tensor | None = None
     _place_inputs: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
     _forward_placed: Callable[..., Any]
@@ -73,10 +78,12 @@ class TrainBatch(Launching):
         else:
             batches = micro_batches(self._data(data_iter), count)
         self._total = self._nothing_yet
+        self.in_train_batch = True
         try:
             for index, (args, kwargs) in enumerate(batches, start=1):
                 self.capture.micro_batch(args, kwargs, last=index == count, steps=managed)
         finally:
+            self.in_train_batch = False
             if not self.is_first_micro_batch():
                 self._restart_step()
         return self._total

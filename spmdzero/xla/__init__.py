@@ -37,11 +37,12 @@ from spmdzero.xla._private import (
 from spmdzero.xla._random import draw_keys
 from spmdzero.xla._tree import Batch, Replicated, map_tensors, replicated
 from spmdzero.xla.capture import CapturedProgram, PendingProgram, ProgramInput
+from spmdzero.xla.folding import FoldedFunction, StandInKeptError, fold, no_stand_in_left, stand_in
 from spmdzero.xla.mesh import DeviceMesh, local_shards
 from spmdzero.xla.placeholders import AnnotatedProgram, Placeholders
 from spmdzero.xla.recompute import recomputed
 from spmdzero.xla.reduction import GradientReduction
-from spmdzero.xla.region import RegionRules, ReplicaRegion, refuse_gradient_hooks
+from spmdzero.xla.region import Passage, RegionRules, ReplicaRegion, Tracing, refuse_gradient_hooks
 from spmdzero.xla.uploads import Upload, record_uploads
 
 __all__ = [
@@ -49,14 +50,18 @@ __all__ = [
     "Batch",
     "CapturedProgram",
     "DeviceMesh",
+    "FoldedFunction",
     "GlobalForward",
     "GradientReduction",
+    "Passage",
     "PendingProgram",
     "Placeholders",
     "ProgramInput",
     "RegionRules",
     "ReplicaRegion",
     "Replicated",
+    "StandInKeptError",
+    "Tracing",
     "Upload",
     "annotated_program",
     "are_pending",
@@ -67,6 +72,7 @@ __all__ = [
     "counters",
     "draw_keys",
     "flags",
+    "fold",
     "global_norm",
     "is_split",
     "local_devices",
@@ -75,6 +81,7 @@ __all__ = [
     "local_shards",
     "local_slices",
     "map_tensors",
+    "no_stand_in_left",
     "optimized_hlo",
     "recomputed",
     "record_scopes",
@@ -85,6 +92,7 @@ __all__ = [
     "scope",
     "sharding_of",
     "shardings_of",
+    "stand_in",
     "start_pending",
     "tensor_id",
     "tracing",

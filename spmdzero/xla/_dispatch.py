@@ -34,6 +34,10 @@ _EXTREMES = {_aten.amin.default, _aten.amax.default}
 _INDEXED = {_aten.index.Tensor, _aten.index_put.default}
 
 
+# A backward pass inside of another one enters a region twice; the inner one does the work.
+_entered: list["RegionDispatch"] = []
+
+
 class RegionDispatch(TorchDispatchMode):
     """A dispatch mode for the traced forward, and for the recomputation in its backward.
 
@@ -63,6 +67,14 @@ class RegionDispatch(TorchDispatchMode):
         self.recomputes = False
         self.read_at: str | None = None
 
+    def __enter__(self) -> "RegionDispatch":
+        _entered.append(self)
+        return super().__enter__()
+
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+        super().__exit__(exc_type, exc_val, exc_tb)
+        _entered.pop()
+
     def wrote(self, tensor: torch.Tensor) -> bool:
         """Whether a batch norm updated `tensor`, which leaves its version counter alone."""
         inner = torch._from_functional_tensor(tensor)
@@ -72,7 +84,7 @@ class RegionDispatch(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not _touches_xla(args, kwargs):
+        if _entered[-1] is not self or not _touches_xla(args, kwargs):
             return func(*args, **kwargs)
         # Not only asked where an operation saves: which do is not known here.
         self.recomputes = self.recomputes or _saved_tensors_are_hooked()

@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch_xla
@@ -186,6 +187,28 @@ def placeholder(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A tensor on the devices without data: it can be traced, but not marked, run or read."""
     xla_shape = xb.mkshape(xb.Op.from_torch_type(dtype), tuple(shape))
     return _C._xla_create_placeholder_tensor(xla_shape.shape)
+
+
+def needs_placeholder(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` is pending and can't be computed, because a placeholder has no data."""
+    if tensor.device.type != "xla" or not any(are_pending([tensor])):
+        return False
+    return any(map(_C._is_placecholder, program_inputs([tensor])[1]))
+
+
+def replace(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Makes `tensor` hold what `other` holds, whatever wraps it."""
+    _C._replace_xla_tensor(tensor, other)
+
+
+def computation(proto: bytes) -> Any:
+    """A serialised HLO module as something that can be called inside of programs."""
+    return _C._xla_op_computation_from_module_proto("folded", proto)
+
+
+def call(computation: Any, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """One pending operation: `computation` of `arguments`, which are as many as it takes."""
+    return _C._xla_user_computation("xla::folded", list(arguments), computation)
 
 
 def tensor_id(tensor: torch.Tensor) -> int:

@@ -7,6 +7,7 @@ still in replica space. There is no collective inside, by construction.
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
@@ -54,6 +55,41 @@ class RegionRules:
     outputs: Mapping[str, OutputRule] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tracing:
+    """What a pass through the region uses in the place of the module's own.
+
+    Attributes:
+        parameters, buffers: by name; global tensors, a parameter requires a gradient as its own.
+        sink: see `ReplicaRegion`.
+        key: the value of a random draw's key, drawn on the host -> the key, 0-dim int32, global.
+        read: called where Python reads a value.
+    """
+
+    parameters: Mapping[str, torch.Tensor]
+    buffers: Mapping[str, torch.Tensor]
+    sink: GradientSink
+    key: Callable[[int], torch.Tensor]
+    read: Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Passage:
+    """What a pass through the region came to, in global space.
+
+    Attributes:
+        output: what the module returned.
+        buffers: name -> the new value of a buffer that the module wrote.
+        flags: of what has to be the same on all replicas, 0-dim int32, 1 where it is not.
+        state: name -> the replicas' parameter or buffer, for `ReplicaRegion.backward`.
+    """
+
+    output: Any
+    buffers: Mapping[str, torch.Tensor]
+    flags: Mapping[str, torch.Tensor]
+    state: Mapping[str, torch.Tensor]
+
+
 class ReplicaRegion:
     """Calls `module` once per device, each on its own rows.
 
@@ -69,6 +105,7 @@ class ReplicaRegion:
         autocast: dtype of `torch.autocast` around the module's forward, None for none.
 
     Attributes:
+        replicas: number of each replica, `[n]` int32, sharded.
         recomputes: whether the latest forward checkpoints activations.
         read_at: where the latest forward read a value from the devices, None for nowhere.
     """
@@ -87,8 +124,9 @@ class ReplicaRegion:
         self._seed, self._autocast = seed, autocast
         first = runtime.process_index() * runtime.local_device_count()
         ids = torch.arange(first, first + runtime.local_device_count(), dtype=torch.int32)
-        self._ids = mesh.place(ids, mesh.batch_spec(1))
-        self._state: dict[str, torch.Tensor] = {}
+        self.replicas = mesh.place(ids, mesh.batch_spec(1))
+        # Of the latest call; None when that was folded, whose backward pass brings its own.
+        self._state: Mapping[str, torch.Tensor] | None = None
         self._named: set[str] = set()
         self.disagreements: dict[str, torch.Tensor] = {}
         self.recomputes = False
@@ -102,6 +140,24 @@ class ReplicaRegion:
         Raises:
             ReplicaRegionError: see `RegionDispatch`, and outputs that no rule covers.
         """
+        passage = self.trace(
+            args,
+            kwargs,
+            Tracing(
+                parameters=dict(self._module.named_parameters()),
+                buffers=dict(self._module.named_buffers()),
+                sink=self._sink,
+                key=self._make_key,
+                read=self._read,
+            ),
+        )
+        if torch.is_grad_enabled():
+            self._state = passage.state
+        self.settle(buffers=passage.buffers, flags=passage.flags)
+        return passage.output
+
+    def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Tracing) -> Passage:
+        """As a call, but nothing of the module is read or written."""
         replica_rows: set[int] = set()
 
         def enter_input(_: str, tensor: Any) -> torch.Tensor:
@@ -110,14 +166,13 @@ class ReplicaRegion:
             replica_rows.add(tensor.tensor.shape[tensor.dim] // self._mesh.size)
             return enter_batch(tensor.tensor, tensor.dim, self._mesh, self._seed)
 
-        parameters, buffers = self._enter_state()
+        parameters, buffers = self._enter_state(own)
         entered_args, entered_kwargs = _tree.map_tensors((args, dict(kwargs)), enter_input)
         versions = {name: buffer._version for name, buffer in buffers.items()}
         state = {**parameters, **buffers}
-        if torch.is_grad_enabled():
-            self._state = {**parameters, **buffers}
+        entered = dict(state)
         kept = kept_tensors(self._module)
-        with self._dispatch() as dispatch, FrozenNorms(), WideNorms(), autocast(self._autocast):
+        with self._dispatch(own) as dispatch, FrozenNorms(), WideNorms(), autocast(self._autocast):
             output = functional_call(self._module, state, entered_args, entered_kwargs)
         self.recomputes, self.read_at = dispatch.recomputes, dispatch.read_at
         refuse_new(kept, kept_tensors(self._module))
@@ -128,49 +183,82 @@ class ReplicaRegion:
             or state[name]._version != versions[name]
             or dispatch.wrote(buffer)
         }
-        self._write_buffers(changed)
+        flags: dict[str, torch.Tensor] = {}
+        written = leave_buffers(changed, self._mesh, functools.partial(_note, flags))
         paths: list[str] = []
         whole = _tree.map_tensors(
-            output, lambda path, t: paths.append(path) or self._leave(path, t, replica_rows)
+            output, lambda path, t: paths.append(path) or self._leave(path, t, replica_rows, flags)
         )
         self._warn_of_strangers(paths)
-        return whole
+        return Passage(output=whole, buffers=written, flags=flags, state=entered)
+
+    def settle(
+        self, *, buffers: Mapping[str, torch.Tensor], flags: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Writes what a `Passage` says to the module, and remembers its flags."""
+        own = dict(self._module.named_buffers()) if buffers else {}
+        for name, value in buffers.items():
+            own[name].copy_(value)
+            self._mesh.mark(own[name])
+        for label, flag in flags.items():
+            known = self.disagreements[label] if label in self.disagreements else self._agreement()
+            self.disagreements[label] = self._mesh.mark(known | flag)
+
+    def note_folded(self) -> None:
+        """The latest forward was one operation: nothing of it is recomputed in backward."""
+        self.recomputes, self._state = False, None
 
     @contextlib.contextmanager
-    def backward(self) -> Iterator[None]:
+    def backward(self, state: Mapping[str, torch.Tensor] | None = None) -> Iterator[None]:
         """Wraps `loss.backward()`: gradient checkpointing runs the module's forward again there.
 
         It then finds the replicas' parameters, random numbers and checked reads of the forward.
+
+        Args:
+            state: of the `Passage` that the loss comes from, None for that of the latest call.
         """
-        state, self._state = self._state, {}
-        own = _reparametrize_module(self._module, state, tie_weights=True)
+        if state is None:
+            if self._state is None:
+                yield
+                return
+            state, self._state = self._state, {}
+        own = _reparametrize_module(self._module, dict(state), tie_weights=True)
         with self._dispatch(), FrozenNorms(), WideNorms(), own:
             yield
 
-    def _dispatch(self) -> RegionDispatch:
-        replica = _manual.enter(self._ids, self._mesh, self._mesh.batch_spec(1))
+    def _dispatch(self, own: Tracing | None = None) -> RegionDispatch:
+        key = own.key if own is not None else self._make_key
+        replica = _manual.enter(self.replicas, self._mesh, self._mesh.batch_spec(1))
         return RegionDispatch(
-            random=ReplicaRandom(replica, self._make_key),
-            read=self._read,
+            random=ReplicaRandom(replica, lambda value: self._enter_whole(key(value))),
+            read=own.read if own is not None else self._read,
             upload=self._upload,
             owner=self._module,
         )
 
-    def _enter_state(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    def _enter_state(self, own: Tracing) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         parameters = {}
-        for name, parameter in self._module.named_parameters():
+        for name, parameter in own.parameters.items():
             if parameter.requires_grad and torch.is_grad_enabled():
                 refuse_gradient_hooks(name, parameter)
-                parameters[name] = enter_parameter(parameter, name, self._mesh, self._sink)
+                parameters[name] = enter_parameter(parameter, name, self._mesh, own.sink)
             else:
                 parameters[name] = self._enter_whole(parameter.detach())
-        buffers = {name: self._enter_whole(b) for name, b in self._module.named_buffers()}
+        buffers = {name: self._enter_whole(buffer) for name, buffer in own.buffers.items()}
         return parameters, buffers
 
     def _enter_whole(self, tensor: torch.Tensor) -> torch.Tensor:
         return _manual.enter(tensor, self._mesh, (None,) * tensor.dim())
 
-    def _leave(self, path: str, tensor: torch.Tensor, replica_rows: set[int]) -> torch.Tensor:
+    def _leave(
+        self,
+        path: str,
+        tensor: torch.Tensor,
+        replica_rows: set[int],
+        flags: dict[str, torch.Tensor],
+    ) -> torch.Tensor:
+        if tensor.device.type != "xla":
+            return tensor
         rule = self._rules.outputs.get(path) or self._rule_for(path, tensor, replica_rows)
         if rule == "mean" and not tensor.is_floating_point():
             raise ReplicaRegionError(
@@ -196,7 +284,7 @@ class ReplicaRegion:
                 return self._mesh.mark(stacked.sum(0))
         with _private.scope(f"zero.output/{path}"):
             highest = stacked.detach().amax(0)
-            self._note_disagreement(f"output {path!r}", highest, stacked.detach().amin(0))
+            _note(flags, f"output {path!r}", highest, stacked.detach().amin(0))
             return highest
 
     def _warn_of_strangers(self, paths: list[str]) -> None:
@@ -223,17 +311,6 @@ class ReplicaRegion:
             'or "spmd": {"batch_dim": 1} when the batch is the second dim'
         )
 
-    def _write_buffers(self, changed: Mapping[str, torch.Tensor]) -> None:
-        own = dict(self._module.named_buffers())
-        for name, value in leave_buffers(changed, self._mesh, self._note_disagreement).items():
-            own[name].copy_(value)
-            self._mesh.mark(own[name])
-
-    def _note_disagreement(self, label: str, highest: torch.Tensor, lowest: torch.Tensor) -> None:
-        known = self.disagreements[label] if label in self.disagreements else self._agreement()
-        flag = (highest != lowest).any().to(torch.int32)
-        self.disagreements[label] = self._mesh.mark(known | flag)
-
     def _agreement(self) -> torch.Tensor:
         # Uploaded, so that the first note has the graph of the later ones.
         return self._mesh.place(torch.zeros((), dtype=torch.int32))
@@ -259,10 +336,16 @@ class ReplicaRegion:
 
     def _make_key(self, value: int) -> torch.Tensor:
         host = torch.tensor(value, dtype=torch.int64).to(torch.int32)
-        return self._enter_whole(self._mesh.place(host, role="key"))
+        return self._mesh.place(host, role="key")
 
     def _upload(self, host: torch.Tensor) -> torch.Tensor:
         return self._enter_whole(self._mesh.place(host.detach().contiguous()))
+
+
+def _note(
+    flags: dict[str, torch.Tensor], label: str, highest: torch.Tensor, lowest: torch.Tensor
+) -> None:
+    flags[label] = (highest != lowest).any().to(torch.int32)
 
 
 def _numbers(values: set[int]) -> str:

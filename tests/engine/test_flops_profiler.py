@@ -111,8 +111,11 @@ def test_recomputation_is_a_cost_of_backward_and_not_of_the_module() -> None:
 
 
 def test_observing_leaves_the_modules_and_the_program_alone() -> None:
+    # A step that is observed is traced; here the others are too, so that they can be compared.
+    traced = {"spmd": {"capture": False}}
     engine, *_ = spmdzero.initialize(
-        model=nn.Linear(16, 4), config={"train_micro_batch_size_per_gpu": 4, "optimizer": ADAMW}
+        model=nn.Linear(16, 4),
+        config={"train_micro_batch_size_per_gpu": 4, "optimizer": ADAMW} | traced,
     )
     x = torch.randn(4 * DEVICES, 16)
 

@@ -1,0 +1,327 @@
+"""The three calls with little to trace: forward, backward and update as operations of the step."""
+
+import dataclasses
+import logging
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from spmdzero.engine._capture_blocks import block
+from spmdzero.engine._capture_kind import MOST_KINDS, Kind, modes
+from spmdzero.engine._capture_signature import UnknownInputError, freeze
+from spmdzero.engine._capture_watch import ModuleWatch
+from spmdzero.engine._folded_pass import FoldedPass, PassTracer
+from spmdzero.engine._record import NotCapturableError
+from spmdzero.errors import SpmdZeroError, SpmdZeroUsageError
+from spmdzero.xla import (
+    FoldedFunction,
+    StandInKeptError,
+    are_pending,
+    draw_keys,
+    fold,
+    map_tensors,
+    no_stand_in_left,
+)
+from spmdzero.xla.mesh import fresh
+
+if TYPE_CHECKING:
+    from spmdzero.engine._engine import Engine
+
+logger = logging.getLogger("spmdzero")
+_Traced = TypeVar("_Traced")
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Backward:
+    """A folded backward pass, and the parameters whose gradients it returns."""
+
+    function: FoldedFunction
+    names: tuple[str, ...]
+
+    def difference(self, other: "_Backward") -> str | None:
+        same = self.names == other.names and self.function.proto == other.function.proto
+        return None if same else "the same inputs gave another graph in backward"
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Forwards:
+    """What is known of the forwards of one kind of input.
+
+    Attributes:
+        tracer: traces their region.
+        kind: the forwards.
+        backwards: outputs that have a gradient -> the backward passes.
+    """
+
+    tracer: PassTracer
+    kind: Kind[FoldedPass] = dataclasses.field(default_factory=Kind)
+    backwards: dict[Hashable, Kind[_Backward]] = dataclasses.field(default_factory=dict)
+
+
+class FoldedCalls:
+    """Decides for `engine(...)`, `backward` and `step` whether they are traced or folded.
+
+    What is folded is traced once and stands in later programs as one operation, see
+    `spmdzero.xla.fold`. The first three forwards of a kind are compared, and what they depend on is
+    watched, as `CapturedSteps` does. Anything else that the script does with the loss is traced.
+
+    Attributes:
+        folded, traced: forwards with gradients so far, outside of `train_batch`.
+        reason: why the latest was traced, None if it was folded.
+    """
+
+    def __init__(self, engine: "Engine") -> None:
+        self._engine = engine
+        self._forwards: dict[Hashable, _Forwards] = {}
+        self._watch: ModuleWatch | None = None
+        self._said: set[str] = set()
+        self.folded = self.traced = 0
+        self.reason: str | None = None
+
+    def __repr__(self) -> str:
+        why = f", the latest because {self.reason}" if self.reason else ""
+        return f"FoldedCalls({self.folded} folded, {self.traced} traced{why})"
+
+    def blocked(self) -> str | None:
+        """Why nothing may be folded now, None if it may."""
+        engine = self._engine
+        if not engine.spmd_config.spmd.capture:
+            return '"spmd": {"capture": false}'
+        if engine.in_train_batch:
+            return "train_batch captures whole steps"
+        return block(engine, self._watch.parameters if self._watch is not None else ())
+
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the engine's forward on placed inputs."""
+        engine = self._engine
+        if not torch.is_grad_enabled() or engine.in_train_batch:
+            return engine._forward(args, kwargs)
+        self.reason = self._follow_structure() or self.blocked()
+        if self.reason is None:
+            try:
+                return self._call(args, kwargs)
+            except NotCapturableError as reason:
+                self.reason = str(reason)
+                self._say(logging.INFO, "engine(...) is traced: %s", self.reason)
+        self.traced += 1
+        output = engine._forward(args, kwargs)
+        self._accept_changes()
+        return output
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            form, inputs = freeze((args, kwargs))
+        except UnknownInputError as error:
+            raise NotCapturableError(str(error)) from error
+        forwards = self._find(form, args, kwargs)
+        kind, tracer = forwards.kind, forwards.tracer
+        if kind.given_up is not None:
+            raise NotCapturableError(kind.given_up)
+        tensors = [*tracer.state, *inputs]
+        verify = not kind.ready
+        if verify:
+            # Traced afresh: an earlier trace may have changed what is traced.
+            forwards.tracer = tracer = PassTracer(self._engine, args, kwargs)
+            tensors = [*tracer.state, *inputs]
+            self._verify(forwards, tensors)
+        record = kind.record
+        assert record is not None
+        hosts = draw_keys(record.keys)
+        # With the role that a traced draw's upload has.
+        keys = [self._engine.mesh.place(host, role="key") for host in hosts]
+        call = _Call(
+            calls=self, forwards=forwards, record=record, tensors=tensors, keys=keys, verify=verify
+        )
+        anchor = next(tensor for tensor in tracer.state if tensor.requires_grad)
+        outputs: tuple[torch.Tensor, ...] = _Folded.apply(anchor, call)  # type: ignore[assignment]
+        call.output = weakref.ref(outputs[0])
+        # Autograd has saved them, and lets go of them after backward.
+        call.tensors, call.keys = [], []
+        found = {id(marker): out for marker, out in zip(record.markers, outputs, strict=True)}
+        self.folded, self.reason = self.folded + 1, None
+        return map_tensors(record.output, lambda _, marker: found[id(marker)])
+
+    def _verify(self, forwards: _Forwards, tensors: Sequence[torch.Tensor]) -> None:
+        kind = forwards.kind
+        outcome = _attempt(lambda: forwards.tracer.forward(tensors))
+        assert self._watch is not None
+        if change := self._watch.change():
+            # The forward is about to run again, traced.
+            self._watch.restore()
+            outcome = NotCapturableError(f"the forward changes the module: {change}")
+        reason = kind.judge(outcome)
+        if kind.given_up is not None:
+            self._say(logging.WARNING, "engine(...) goes on being traced: %s", kind.given_up)
+        if reason is not None:
+            raise NotCapturableError(reason)
+
+    def backward(
+        self, call: "_Call", saved: Sequence[torch.Tensor], grads: dict[int, torch.Tensor]
+    ) -> None:
+        """Adds the gradients of the parameters to the engine's.
+
+        Args:
+            call: the forward.
+            saved: what it took: tensors, then keys.
+            grads: of the loss, for each output that has one.
+        """
+        store, forwards = self._engine._gradients, call.forwards
+        local = store.keeps_local
+        if call.was_started and forwards.kind.given_up is None:
+            forwards.kind.given_up = (
+                "a value of the forward was read before its backward, or another step ended, so "
+                "that a folded forward would run twice"
+            )
+        pattern = tuple((i, grad.shape, grad.dtype) for i, grad in grads.items())
+        kind = forwards.backwards.setdefault(pattern, Kind())
+        inputs, keys = [*saved, *grads.values()], call.record.keys
+        if not local and (call.verify or kind.record is None) and not kind.given_up:
+            kind.judge(self._fold_backward(forwards.tracer, inputs, keys, tuple(grads)))
+        if local or kind.record is None:
+            end = len(saved) - keys
+            forwards.tracer.backward(saved[:end], saved[end:], grads, store.add_local)
+            return
+        values = kind.record.function(inputs)
+        for name, value in zip(kind.record.names, values, strict=True):
+            store.add_reduced(name, value)
+
+    def _fold_backward(
+        self,
+        tracer: PassTracer,
+        inputs: Sequence[torch.Tensor],
+        keys: int,
+        differentiated: tuple[int, ...],
+    ) -> _Backward | NotCapturableError:
+        store = self._engine._gradients
+        names: list[str] = []
+
+        def function(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+            end = len(tensors) - len(differentiated)
+            found: list[torch.Tensor] = []
+
+            def sink(name: str, grad: torch.Tensor) -> None:
+                if store.is_trained(name):
+                    names.append(name)
+                    found.append(store.reduced(name, grad))
+
+            given = dict(zip(differentiated, tensors[end:], strict=True))
+            tracer.backward(tensors[: end - keys], tensors[end - keys : end], given, sink)
+            if not found:
+                raise NotCapturableError("no parameter has a gradient")
+            return found
+
+        return _attempt(lambda: _Backward(function=fold(function, inputs), names=tuple(names)))
+
+    def _follow_structure(self) -> str | None:
+        engine = self._engine
+        if not engine.spmd_config.spmd.capture:
+            return '"spmd": {"capture": false}'
+        if engine._region is None:
+            return "the forward is global"
+        change = self._watch.change() if self._watch is not None else None
+        if self._watch is None or change is not None:
+            if change is not None:
+                self._forwards.clear()
+            self._watch = ModuleWatch(engine.module, {})
+        if not any(parameter.requires_grad for parameter in self._watch.parameters):
+            return "no parameter requires a gradient"
+        hook = self._watch.hook
+        return None if hook is None else f"Python has to run at each step: {hook}"
+
+    def _accept_changes(self) -> None:
+        """Takes what a traced forward did to the module for granted, as it does so each time."""
+        if self._watch is not None and self._watch.change():
+            self._watch = ModuleWatch(self._engine.module, {})
+            self._forwards = {key: f for key, f in self._forwards.items() if not f.kind.ready}
+
+    def _find(self, form: Hashable, args: Any, kwargs: Mapping[str, Any]) -> _Forwards:
+        assert self._watch is not None
+        key = form, modes(self._engine, self._watch.parameters)
+        if key not in self._forwards:
+            if len(self._forwards) == MOST_KINDS:
+                del self._forwards[next(iter(self._forwards))]
+            self._forwards[key] = _Forwards(tracer=PassTracer(self._engine, args, kwargs))
+        return self._forwards[key]
+
+    def _say(self, level: int, message: str, reason: str) -> None:
+        about = message + reason.split(":")[0]
+        if about not in self._said:
+            self._said.add(about)
+            logger.log(level, message, reason)
+
+
+def _attempt(trace: Callable[[], _Traced]) -> _Traced | NotCapturableError:
+    try:
+        with no_stand_in_left():
+            return trace()
+    except StandInKeptError:
+        return NotCapturableError("the forward keeps a tensor outside of the module")
+    except (NotCapturableError, SpmdZeroError, RuntimeError) as error:
+        # Not the error itself, whose frames hold what was traced. A real one comes again.
+        return NotCapturableError(str(error))
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Call:
+    """One folded forward, until its backward."""
+
+    calls: FoldedCalls
+    forwards: _Forwards
+    record: FoldedPass
+    tensors: list[torch.Tensor]
+    keys: list[torch.Tensor]
+    verify: bool
+    output: "weakref.ref[torch.Tensor] | None" = None
+
+    @property
+    def was_started(self) -> bool:
+        """Whether the devices have been told to compute what it returned."""
+        output = self.output() if self.output is not None else None
+        return output is not None and not any(are_pending([output]))
+
+
+class _Folded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, call: _Call) -> tuple[torch.Tensor, ...]:
+        record, engine = call.record, call.calls._engine
+        values = record.function([*call.tensors, *call.keys])
+        count, written = len(record.markers), len(record.buffers)
+        outputs, rest = values[:count], values[count:]
+        tensors = list(call.tensors)
+        if record.buffers:
+            # The backward pass takes them as the forward found them.
+            places = {id(tensor): place for place, tensor in enumerate(tensors)}
+            own = dict(engine.module.named_buffers())
+            for name in record.buffers:
+                tensors[places[id(own[name])]] = fresh(own[name])
+        assert engine._region is not None
+        engine._region.settle(
+            buffers=dict(zip(record.buffers, rest[:written], strict=True)),
+            flags=dict(zip(record.flags, rest[written:], strict=True)),
+        )
+        engine._region.note_folded()
+        ctx.save_for_backward(*tensors, *call.keys)
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(
+            *(out for out, flows in zip(outputs, record.differentiable, strict=True) if not flows)
+        )
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[None, None]:
+        try:
+            saved = ctx.saved_tensors
+        except RuntimeError as error:
+            if "inplace" not in str(error):
+                raise
+            raise SpmdZeroUsageError(
+                "a parameter or input was written between engine(...) and the backward of its "
+                "loss. Call backward before step, or set "
+                '"spmd": {"capture": false}, which keeps the values that the forward saw'
+            ) from error
+        given = {index: grad for index, grad in enumerate(grads) if grad is not None}
+        ctx.call.calls.backward(ctx.call, saved, given)
+        return None, None

@@ -1,0 +1,222 @@
+"""A module's forward and its backward as two operations."""
+
+import dataclasses
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from spmdzero.engine._capture_random import GeneratorWatch
+from spmdzero.engine._capture_signature import UnknownInputError, freeze
+from spmdzero.engine._record import NotCapturableError, same_value
+from spmdzero.xla import (
+    Batch,
+    FoldedFunction,
+    Passage,
+    Tracing,
+    buffer_handles,
+    fold,
+    map_tensors,
+    record_uploads,
+    stand_in,
+)
+
+if TYPE_CHECKING:
+    from spmdzero.engine._engine import Engine
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FoldedPass:
+    """The forward of one kind of input.
+
+    Attributes:
+        function: parameters, buffers, inputs and keys -> outputs, new buffers, flags.
+        keys: how many random draws it makes.
+        output: what the module returned, a meta tensor in the place of each tensor.
+        form: `output` to be compared.
+        markers: the meta tensors, in the order of the outputs.
+        differentiable: whether each output carries a gradient.
+        buffers, flags: names of those that the forward writes.
+    """
+
+    function: FoldedFunction
+    keys: int
+    output: Any
+    form: Hashable
+    markers: tuple[torch.Tensor, ...]
+    differentiable: tuple[bool, ...]
+    buffers: tuple[str, ...]
+    flags: tuple[str, ...]
+
+    def difference(self, other: "FoldedPass") -> str | None:
+        """Why `other` is another forward than this one, None if it is the same."""
+        if self._arrangement() != other._arrangement():
+            return (
+                "the same inputs gave another graph: Python code in the model took another way, or "
+                "a number in it is not the same"
+            )
+        constants = zip(self.function.constants, other.function.constants, strict=True)
+        if not all(same_value(mine.tensor, its.tensor) for mine, its in constants):
+            return (
+                "a number that Python makes in the forward changes from step to step: hand it in "
+                "as an input tensor, or keep it in a buffer"
+            )
+        return None
+
+    def _arrangement(self) -> tuple[object, ...]:
+        return (
+            self.function.proto,
+            self.keys,
+            self.form,
+            self.differentiable,
+            self.buffers,
+            self.flags,
+            len(self.function.constants),
+        )
+
+
+class PassTracer:
+    """Traces an engine's region with stand-ins.
+
+    Args:
+        engine: whose; its forward runs in the replica region.
+        args, kwargs: the placed inputs, of which only the form matters.
+
+    Attributes:
+        state: the module's parameters and buffers.
+    """
+
+    def __init__(self, engine: "Engine", args: Any, kwargs: Mapping[str, Any]) -> None:
+        assert engine._region is not None
+        self._region = engine._region
+        # Not the batch itself, which would stay on the devices.
+        self._inputs = map_tensors((args, dict(kwargs)), lambda _, leaf: _like(leaf, _meta()))
+        parameters = dict(engine.module.named_parameters())
+        self._trained = {name: p.requires_grad for name, p in parameters.items()}
+        buffers = dict(engine.module.named_buffers())
+        self._buffers = tuple(buffers)
+        self.state = (*parameters.values(), *buffers.values())
+
+    def forward(self, tensors: Sequence[torch.Tensor]) -> FoldedPass:
+        """Folds the forward; draws nothing from a generator.
+
+        Args:
+            tensors: `state` and the inputs.
+
+        Raises:
+            NotCapturableError: it can't be one operation.
+        """
+        keys: list[torch.Tensor] = []
+        values: list[int] = []
+        passages: list[Passage] = []
+        outputs: list[Any] = []
+        markers: list[torch.Tensor] = []
+        flat: list[torch.Tensor] = []
+
+        def mark(_: str, tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.device.type != "xla":
+                raise NotCapturableError(
+                    "the forward returns a tensor on the CPU, which may be another at each call"
+                )
+            flat.append(tensor)
+            markers.append(_meta())
+            return markers[-1]
+
+        def key(value: int) -> torch.Tensor:
+            values.append(value)
+            keys.append(stand_in((), torch.int32))
+            return keys[-1]
+
+        def function(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+            passage = self._trace(tensors, key, _ignore)
+            outputs.append(map_tensors(passage.output, mark))
+            if not flat:
+                raise NotCapturableError("the forward returns no tensor")
+            passages.append(passage)
+            return [*flat, *passage.buffers.values(), *passage.flags.values()]
+
+        generators = GeneratorWatch()
+        try:
+            with record_uploads() as uploads:
+                folded = fold(function, tensors, more=keys)
+            places = generators.places_of(values)
+        finally:
+            generators.restore()
+        (passage,), (output,) = passages, outputs
+        if places != list(range(len(values))) or self._region.recomputes:
+            raise NotCapturableError("activation checkpointing runs the forward again in backward")
+        ids = buffer_handles([self._region.replicas])
+        _refuse_strangers(folded, {*ids, *(upload.handle for upload in uploads)})
+        try:
+            form = freeze(output)[0]
+        except UnknownInputError as error:
+            raise NotCapturableError(str(error).replace("an input is", "an output is")) from error
+        return FoldedPass(
+            function=folded,
+            keys=len(keys),
+            output=output,
+            form=form,
+            markers=tuple(markers),
+            differentiable=tuple(tensor.requires_grad for tensor in flat),
+            buffers=tuple(passage.buffers),
+            flags=tuple(passage.flags),
+        )
+
+    def backward(
+        self, tensors: Sequence[torch.Tensor], keys: Sequence[torch.Tensor],
+        grads: Mapping[int, torch.Tensor], sink: Any,
+    ) -> None:  # fmt: skip
+        """Forward and backward in one: gradients of the parameters go to `sink`.
+
+        The compiler finds the forward's operations twice in the program, and keeps one of each.
+
+        Args:
+            tensors, keys: what the forward took.
+            grads: of the loss, for each output that has one.
+        """
+        left = iter(keys)
+        state = torch.get_rng_state()
+        with torch.enable_grad():
+            passage = self._trace([t.detach() for t in tensors], lambda _: next(left), sink)
+            outputs: list[torch.Tensor] = []
+            map_tensors(passage.output, lambda _, tensor: outputs.append(tensor))
+            with self._region.backward(passage.state):
+                torch.autograd.backward([outputs[index] for index in grads], list(grads.values()))
+        torch.set_rng_state(state)
+
+    def _trace(self, tensors: Sequence[torch.Tensor], key: Any, sink: Any) -> Passage:
+        given = iter(tensors)
+        parameters = {
+            name: next(given).requires_grad_(trained) for name, trained in self._trained.items()
+        }
+        buffers = {name: next(given) for name in self._buffers}
+        args, kwargs = map_tensors(self._inputs, lambda _, leaf: _like(leaf, next(given)))
+        own = Tracing(parameters=parameters, buffers=buffers, sink=sink, key=key, read=_refuse_read)
+        return self._region.trace(args, kwargs, own)
+
+
+def _like(leaf: Any, tensor: torch.Tensor) -> Any:
+    return Batch(tensor, leaf.dim) if isinstance(leaf, Batch) else tensor
+
+
+def _meta() -> torch.Tensor:
+    return torch.empty(0, device="meta")
+
+
+def _ignore(name: str, grad: torch.Tensor) -> None:
+    pass
+
+
+def _refuse_read(tensor: torch.Tensor) -> torch.Tensor:
+    raise NotCapturableError(
+        "the forward reads a value from the devices, by which Python may choose its way"
+    )
+
+
+def _refuse_strangers(folded: FoldedFunction, known: set[int]) -> None:
+    for found in folded.constants:
+        if found.is_seed or not (found.handle in known or found.is_number()):
+            raise NotCapturableError(
+                f"the forward uses a tensor {list(found.tensor.shape)} that is neither an input "
+                "nor part of the module: register it as a buffer"
+            )

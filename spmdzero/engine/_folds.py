@@ -1,0 +1,39 @@
+"""Functions of tensors that were folded, to be called at each step."""
+
+from collections.abc import Callable, Hashable, Sequence
+
+import torch
+
+from spmdzero.xla import FoldedFunction, fold, no_stand_in_left
+
+Function = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+
+
+class Folds:
+    """Calls functions, folded where that is wanted.
+
+    Attributes:
+        wanted: whether the next calls are to be folded.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self._folded: dict[Hashable, FoldedFunction] = {}
+
+    def __call__(
+        self, key: Hashable, function: Function, inputs: list[torch.Tensor]
+    ) -> Sequence[torch.Tensor]:
+        """`function(inputs)`, as one operation if that is wanted.
+
+        Args:
+            key: functions of the same key do the same with tensors of the same shapes and dtypes.
+            function: see `spmdzero.xla.fold`.
+            inputs: pending or not.
+        """
+        if not self.wanted:
+            return function(inputs)
+        form = key, tuple([(tensor.shape, tensor.dtype) for tensor in inputs])
+        if form not in self._folded:
+            with no_stand_in_left():
+                self._folded[form] = fold(function, inputs)
+        return self._folded[form](inputs)
