@@ -27,7 +27,8 @@ class SpmdConfig(Section):
         check_finite: whether a non-finite loss or gradient raises before the update; under a
             dynamic loss scale, whose overflows are expected, only a loss.
         capture: whether `engine.train_batch` replays its compiled programs, without tracing them
-            again, once it has seen that they stay the same.
+            again, once it has seen that they stay the same, and the three calls put into a step
+            what they traced before.
     """
 
     mesh: dict[str, int] = Field(default_factory=lambda: {"fsdp": -1})

@@ -10,6 +10,7 @@ from spmdzero.engine._access import (
 )
 from spmdzero.engine._captured import CapturedSteps
 from spmdzero.engine._engine import Engine
+from spmdzero.engine._folded import FoldedCalls
 from spmdzero.engine._initialize import initialize
 from spmdzero.engine._loader import ZeroDataLoader
 from spmdzero.engine._loss import find_loss, inputs_of
@@ -24,6 +25,7 @@ __all__ = [
     "CapturedSteps",
     "Compilation",
     "Engine",
+    "FoldedCalls",
     "ProgramLog",
     "ReplicaBatchSampler",
     "StepGraph",

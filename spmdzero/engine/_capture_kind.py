@@ -51,6 +51,10 @@ class Kind(Generic[Traced]):
         """Whether later micro-batches need no trace."""
         return self.equal >= TRACES
 
+    def recheck(self) -> None:
+        """Has the next micro-batch traced once more, and compared."""
+        self.equal = min(self.equal, TRACES - 1)
+
     def judge(self, outcome: Traced | NotCapturableError | None) -> str | None:
         """Takes note of a trace; returns why it can't stand for others, None if it may."""
         if isinstance(outcome, NotCapturableError) or outcome is None:

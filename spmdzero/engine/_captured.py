@@ -52,7 +52,7 @@ class CapturedSteps:
         the time, a file. Whoever knows when it changes calls this.
         """
         for kind in self._kinds.values():
-            kind.equal = min(kind.equal, TRACES - 1)
+            kind.recheck()
 
     def micro_batch(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, last: bool, steps: bool

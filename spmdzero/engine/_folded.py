@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("spmdzero")
 _Traced = TypeVar("_Traced")
+_WRITTEN = (
+    "a parameter or input was written between engine(...) and the backward of its loss. Call "
+    'backward before step, or set "spmd": {"capture": false}, which keeps the values that the '
+    "forward saw"
+)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -84,6 +89,15 @@ class FoldedCalls:
         why = f", the latest because {self.reason}" if self.reason else ""
         return f"FoldedCalls({self.folded} folded, {self.traced} traced{why})"
 
+    def check(self) -> None:
+        """Has the next forward of each kind traced again and compared with what is folded.
+
+        For code that chooses its way by something that spmdzero can't see, as
+        `CapturedSteps.check`.
+        """
+        for forwards in self._forwards.values():
+            forwards.kind.recheck()
+
     def blocked(self) -> str | None:
         """Why nothing may be folded now, None if it may."""
         engine = self._engine
@@ -125,14 +139,21 @@ class FoldedCalls:
             # Traced afresh: an earlier trace may have changed what is traced.
             forwards.tracer = tracer = PassTracer(self._engine, args, kwargs)
             tensors = [*tracer.state, *inputs]
-            self._verify(forwards, tensors)
+            with self._engine.programs.own_reads():
+                self._verify(forwards, tensors)
         record = kind.record
         assert record is not None
         hosts = draw_keys(record.keys)
         # With the role that a traced draw's upload has.
         keys = [self._engine.mesh.place(host, role="key") for host in hosts]
         call = _Call(
-            calls=self, forwards=forwards, record=record, tensors=tensors, keys=keys, verify=verify
+            calls=self,
+            forwards=forwards,
+            record=record,
+            tensors=tensors,
+            keys=keys,
+            verify=verify,
+            step=self._engine.global_steps,
         )
         anchor = next(tensor for tensor in tracer.state if tensor.requires_grad)
         outputs: tuple[torch.Tensor, ...] = _Folded.apply(anchor, call)  # type: ignore[assignment]
@@ -178,7 +199,10 @@ class FoldedCalls:
         kind = forwards.backwards.setdefault(pattern, Kind())
         inputs, keys = [*saved, *grads.values()], call.record.keys
         if not local and (call.verify or kind.record is None) and not kind.given_up:
-            kind.judge(self._fold_backward(forwards.tracer, inputs, keys, tuple(grads)))
+            reason = kind.judge(self._fold_backward(forwards.tracer, inputs, keys, tuple(grads)))
+            if reason is not None:
+                forwards.kind.given_up = reason
+                self._say(logging.WARNING, "engine(...) goes on being traced: %s", reason)
         if local or kind.record is None:
             end = len(saved) - keys
             forwards.tracer.backward(saved[:end], saved[end:], grads, store.add_local)
@@ -273,6 +297,7 @@ class _Call:
     tensors: list[torch.Tensor]
     keys: list[torch.Tensor]
     verify: bool
+    step: int
     output: "weakref.ref[torch.Tensor] | None" = None
 
     @property
@@ -312,16 +337,15 @@ class _Folded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[None, None]:
+        call = ctx.call
         try:
             saved = ctx.saved_tensors
         except RuntimeError as error:
             if "inplace" not in str(error):
                 raise
-            raise SpmdZeroUsageError(
-                "a parameter or input was written between engine(...) and the backward of its "
-                "loss. Call backward before step, or set "
-                '"spmd": {"capture": false}, which keeps the values that the forward saw'
-            ) from error
+            raise SpmdZeroUsageError(_WRITTEN) from error
+        if call.step != call.calls._engine.global_steps:
+            raise SpmdZeroUsageError(_WRITTEN)
         given = {index: grad for index, grad in enumerate(grads) if grad is not None}
-        ctx.call.calls.backward(ctx.call, saved, given)
+        call.calls.backward(call, saved, given)
         return None, None

@@ -1,7 +1,9 @@
 """What the engine knows of its compiled programs: which inputs it saw, when something compiled."""
 
+import contextlib
 import dataclasses
 from collections import deque
+from collections.abc import Iterator
 from typing import ClassVar
 
 from spmdzero.xla import counters
@@ -126,6 +128,15 @@ class ProgramLog:
     def stepped(self) -> None:
         """Takes note of the end of `engine.step`, which read what was read since the launch."""
         self.engine_reads += self._reads_since()
+
+    @contextlib.contextmanager
+    def own_reads(self) -> Iterator[None]:
+        """What is read inside of it is read by the engine, not by the script."""
+        self._script_reads += self._reads_since()
+        try:
+            yield
+        finally:
+            self.engine_reads += self._reads_since()
 
     def _reads_since(self) -> int:
         before, self._reads_before = self._reads_before, counters.host_reads()

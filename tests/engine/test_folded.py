@@ -322,6 +322,25 @@ def test_a_number_that_changes_is_noticed() -> None:
     assert "a number that Python makes in the forward changes" in str(engine.folding.reason)
 
 
+class Outside(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (2.5 if OUTSIDE.get("now") else 1.5)
+
+
+def test_check_finds_what_can_not_be_seen() -> None:
+    engines = twins(Outside)
+
+    def run(engine: spmdzero.Engine) -> list[float]:
+        OUTSIDE["now"] = False
+        losses = three_calls(engine, 5)
+        OUTSIDE["now"] = True
+        engine.folding.check()
+        return losses + three_calls(engine, 5, first=5)
+
+    assert_twins_agree(engines, run)
+    assert (engines[1].folding.traced, engines[1].folding.reason) == (1, None)
+
+
 def test_a_tensor_kept_outside_does_not_reach_the_devices() -> None:
     engine = make_engine(Keeping())
     OUTSIDE["let go"] = False

@@ -29,6 +29,8 @@ def ours(name: str, *, stage: int = 2, three_calls: bool = False, **spmd: Any) -
 
 ZERO_2, ZERO_1 = ours("ZeRO-2"), ours("ZeRO-1", stage=1)
 THREE_CALLS = ours("ZeRO-2, three calls", three_calls=True)
+TRACED = ours("ZeRO-2, traced", capture=False)
+THREE_TRACED = ours("ZeRO-2, three calls, traced", three_calls=True, capture=False)
 ANNOTATED = ours("ZeRO-2, annotated", reduction="annotated")
 EXPLICIT = ours("ZeRO-2, explicit", reduction="explicit")
 DEEPSPEED_2 = Candidate(

@@ -105,6 +105,25 @@ def reductions(scale: Scale) -> list[str]:
     return [report.peer_table(runs), "", *report.remarks(runs), ""]
 
 
+def host_time(scale: Scale, known: report.Runs) -> list[str]:
+    """What tracing costs the large model, and what captured and folded steps leave of it."""
+    workload = Workload(model=scale.large, devices=2, steps=scale.large_steps)
+    runs = known | run_all(workload, (who.TRACED, who.THREE_CALLS, who.THREE_TRACED), rounds=1)
+    rows = []
+    for style, usual, traced in (
+        ("`train_batch`", who.ZERO_2, who.TRACED),
+        ("three calls", who.THREE_CALLS, who.THREE_TRACED),
+    ):
+        done = [runs[candidate.name][0] for candidate in (usual, traced)]
+        failed = [run for run in done if isinstance(run, Failure)]
+        if failed:
+            return [f"failed: `{failed[0].headline}`", ""]
+        less, more = (1000 * statistics.median(run.host_seconds) for run in done)
+        rows.append([style, f"{more:.1f}", f"{less:.1f}", f"{more / less:.1f}"])
+    titles = ["", "traced, host ms", "captured or folded, host ms", "ratio"]
+    return [report.markdown(titles, rows), ""]
+
+
 def accumulation(scale: Scale) -> list[str]:
     """Stage 1 over stage 0 with many micro-batches, both in one process."""
     order = {
