@@ -1,8 +1,8 @@
 """The three calls with little to trace: forward, backward and update as operations of the step."""
 
 import dataclasses
+import functools
 import logging
-import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,30 +12,24 @@ from spmdzero.engine._capture_blocks import block
 from spmdzero.engine._capture_kind import MOST_KINDS, Kind, modes
 from spmdzero.engine._capture_signature import UnknownInputError, freeze
 from spmdzero.engine._capture_watch import ModuleWatch
+from spmdzero.engine._folded_call import FoldedCall
 from spmdzero.engine._folded_pass import FoldedPass, PassTracer
 from spmdzero.engine._record import NotCapturableError
-from spmdzero.errors import SpmdZeroError, SpmdZeroUsageError
+from spmdzero.errors import SpmdZeroError
 from spmdzero.xla import (
     FoldedFunction,
     StandInKeptError,
-    are_pending,
     draw_keys,
     fold,
     map_tensors,
     no_stand_in_left,
 )
-from spmdzero.xla.mesh import fresh
 
 if TYPE_CHECKING:
     from spmdzero.engine._engine import Engine
 
 logger = logging.getLogger("spmdzero")
 _Traced = TypeVar("_Traced")
-_WRITTEN = (
-    "a parameter or input was written between engine(...) and the backward of its loss. Call "
-    'backward before step, or set "spmd": {"capture": false}, which keeps the values that the '
-    "forward saw"
-)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -146,20 +140,13 @@ class FoldedCalls:
         hosts = draw_keys(record.keys)
         # With the role that a traced draw's upload has.
         keys = [self._engine.mesh.place(host, role="key") for host in hosts]
-        call = _Call(
-            calls=self,
-            forwards=forwards,
+        call = FoldedCall(
+            engine=self._engine,
             record=record,
-            tensors=tensors,
-            keys=keys,
-            verify=verify,
             step=self._engine.global_steps,
+            backward=functools.partial(self._backward, forwards=forwards, verify=verify),
         )
-        anchor = next(tensor for tensor in tracer.state if tensor.requires_grad)
-        outputs: tuple[torch.Tensor, ...] = _Folded.apply(anchor, call)  # type: ignore[assignment]
-        call.output = weakref.ref(outputs[0])
-        # Autograd has saved them, and lets go of them after backward.
-        call.tensors, call.keys = [], []
+        outputs = call(tensors, keys)
         found = {id(marker): out for marker, out in zip(record.markers, outputs, strict=True)}
         self.folded, self.reason = self.folded + 1, None
         return map_tensors(record.output, lambda _, marker: found[id(marker)])
@@ -178,17 +165,16 @@ class FoldedCalls:
         if reason is not None:
             raise NotCapturableError(reason)
 
-    def backward(
-        self, call: "_Call", saved: Sequence[torch.Tensor], grads: dict[int, torch.Tensor]
+    def _backward(
+        self,
+        call: FoldedCall,
+        saved: Sequence[torch.Tensor],
+        grads: dict[int, torch.Tensor],
+        *,
+        forwards: _Forwards,
+        verify: bool,
     ) -> None:
-        """Adds the gradients of the parameters to the engine's.
-
-        Args:
-            call: the forward.
-            saved: what it took: tensors, then keys.
-            grads: of the loss, for each output that has one.
-        """
-        store, forwards = self._engine._gradients, call.forwards
+        store = self._engine._gradients
         local = store.keeps_local
         if call.was_started and forwards.kind.given_up is None:
             forwards.kind.given_up = (
@@ -198,7 +184,7 @@ class FoldedCalls:
         pattern = tuple((i, grad.shape, grad.dtype) for i, grad in grads.items())
         kind = forwards.backwards.setdefault(pattern, Kind())
         inputs, keys = [*saved, *grads.values()], call.record.keys
-        if not local and (call.verify or kind.record is None) and not kind.given_up:
+        if not local and (verify or kind.record is None) and not kind.given_up:
             reason = kind.judge(self._fold_backward(forwards.tracer, inputs, keys, tuple(grads)))
             if reason is not None:
                 forwards.kind.given_up = reason
@@ -285,67 +271,3 @@ def _attempt(trace: Callable[[], _Traced]) -> _Traced | NotCapturableError:
     except (NotCapturableError, SpmdZeroError, RuntimeError) as error:
         # Not the error itself, whose frames hold what was traced. A real one comes again.
         return NotCapturableError(str(error))
-
-
-@dataclasses.dataclass(kw_only=True)
-class _Call:
-    """One folded forward, until its backward."""
-
-    calls: FoldedCalls
-    forwards: _Forwards
-    record: FoldedPass
-    tensors: list[torch.Tensor]
-    keys: list[torch.Tensor]
-    verify: bool
-    step: int
-    output: "weakref.ref[torch.Tensor] | None" = None
-
-    @property
-    def was_started(self) -> bool:
-        """Whether the devices have been told to compute what it returned."""
-        output = self.output() if self.output is not None else None
-        return output is not None and not any(are_pending([output]))
-
-
-class _Folded(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, call: _Call) -> tuple[torch.Tensor, ...]:
-        record, engine = call.record, call.calls._engine
-        values = record.function([*call.tensors, *call.keys])
-        count, written = len(record.markers), len(record.buffers)
-        outputs, rest = values[:count], values[count:]
-        tensors = list(call.tensors)
-        if record.buffers:
-            # The backward pass takes them as the forward found them.
-            places = {id(tensor): place for place, tensor in enumerate(tensors)}
-            own = dict(engine.module.named_buffers())
-            for name in record.buffers:
-                tensors[places[id(own[name])]] = fresh(own[name])
-        assert engine._region is not None
-        engine._region.settle(
-            buffers=dict(zip(record.buffers, rest[:written], strict=True)),
-            flags=dict(zip(record.flags, rest[written:], strict=True)),
-        )
-        engine._region.note_folded()
-        ctx.save_for_backward(*tensors, *call.keys)
-        ctx.call = call
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(
-            *(out for out, flows in zip(outputs, record.differentiable, strict=True) if not flows)
-        )
-        return tuple(outputs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[None, None]:
-        call = ctx.call
-        try:
-            saved = ctx.saved_tensors
-        except RuntimeError as error:
-            if "inplace" not in str(error):
-                raise
-            raise SpmdZeroUsageError(_WRITTEN) from error
-        if call.step != call.calls._engine.global_steps:
-            raise SpmdZeroUsageError(_WRITTEN)
-        given = {index: grad for index, grad in enumerate(grads) if grad is not None}
-        call.calls.backward(call, saved, given)
-        return None, None

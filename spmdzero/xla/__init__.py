@@ -14,6 +14,7 @@ if "torch_xla" not in sys.modules:
 from spmdzero.xla import compile_cache, counters, flags, runtime, tracing
 from spmdzero.xla._global import GlobalForward
 from spmdzero.xla._norm import global_norm
+from spmdzero.xla._outputs import RegionRules
 from spmdzero.xla._private import (
     annotated_program,
     are_pending,
@@ -42,7 +43,7 @@ from spmdzero.xla.mesh import DeviceMesh, local_shards
 from spmdzero.xla.placeholders import AnnotatedProgram, Placeholders
 from spmdzero.xla.recompute import recomputed
 from spmdzero.xla.reduction import GradientReduction
-from spmdzero.xla.region import Passage, RegionRules, ReplicaRegion, Tracing, refuse_gradient_hooks
+from spmdzero.xla.region import Passage, ReplicaRegion, Tracing, refuse_gradient_hooks
 from spmdzero.xla.uploads import Upload, record_uploads
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Buffers that a forward wrote: the mean over replicas for floats, agreement for integers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 
@@ -11,9 +11,12 @@ from spmdzero.xla.mesh import DeviceMesh
 def leave_buffers(
     changed: Mapping[str, torch.Tensor],
     mesh: DeviceMesh,
-    note_disagreement: Callable[[str, torch.Tensor, torch.Tensor], None],
+    flags: dict[str, torch.Tensor],
 ) -> dict[str, torch.Tensor]:
-    """Global values of buffers that are in replica space, one collective for each dtype."""
+    """Global values of buffers that are in replica space, one collective for each dtype.
+
+    `flags` takes up, by label, whether replicas differ in an integer buffer.
+    """
     by_dtype: dict[torch.dtype, list[str]] = {}
     for name, buffer in changed.items():
         by_dtype.setdefault(buffer.dtype, []).append(name)
@@ -28,8 +31,16 @@ def leave_buffers(
                 whole = mesh.mark(stacked.mean(0))
             else:
                 whole = mesh.mark(stacked.amax(0))
-                note_disagreement(f"a buffer among {names}", whole, stacked.amin(0))
+                label = f"a buffer among {names}"
+                note_disagreement(flags, label, whole, stacked.amin(0))
         parts = whole.to(dtype).split([changed[name].numel() for name in names])
         for name, part in zip(names, parts, strict=True):
             result[name] = part.reshape(changed[name].shape)
     return result
+
+
+def note_disagreement(
+    flags: dict[str, torch.Tensor], label: str, highest: torch.Tensor, lowest: torch.Tensor
+) -> None:
+    """Notes, 0-dim int32, whether the highest and the lowest of the replicas' values differ."""
+    flags[label] = (highest != lowest).any().to(torch.int32)

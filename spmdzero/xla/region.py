@@ -7,10 +7,9 @@ still in replica space. There is no collective inside, by construction.
 
 import contextlib
 import dataclasses
-import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,41 +17,20 @@ from torch.func import functional_call
 from torch.nn.utils.stateless import _reparametrize_module
 
 from spmdzero.errors import ReplicaRegionError, SpmdZeroUsageError
-from spmdzero.xla import _manual, _private, _tree, runtime
+from spmdzero.xla import _manual, _tree, runtime
 from spmdzero.xla._autocast import autocast
-from spmdzero.xla._boundary import (
-    enter_batch,
-    enter_parameter,
-    enter_whole,
-    leave_batch,
-    leave_mean,
-)
+from spmdzero.xla._boundary import enter_batch, enter_parameter, enter_whole
 from spmdzero.xla._buffers import leave_buffers
 from spmdzero.xla._dispatch import RegionDispatch
 from spmdzero.xla._frozen_norms import FrozenNorms
 from spmdzero.xla._kept import kept_tensors, refuse_new
+from spmdzero.xla._outputs import Outputs, RegionRules
 from spmdzero.xla._random import ReplicaRandom
 from spmdzero.xla._wide_norms import WideNorms
 from spmdzero.xla.mesh import DeviceMesh
 
 logger = logging.getLogger("spmdzero")
-OutputRule = Literal["batch", "mean", "sum", "agree", "stack"]
 GradientSink = Callable[[str, torch.Tensor], None]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RegionRules:
-    """What may not be guessed about a module's inputs and outputs.
-
-    Attributes:
-        batch_dim: the dim of the batch for inputs and outputs alike; 0 unless declared.
-        input_batch_dims: input name -> its own batch dim.
-        outputs: dotted path of an output -> how it leaves.
-    """
-
-    batch_dim: int = 0
-    input_batch_dims: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    outputs: Mapping[str, OutputRule] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,14 +98,14 @@ class ReplicaRegion:
         seed: int = 1,
         autocast: torch.dtype | None = None,
     ) -> None:
-        self._mesh, self._module, self._sink, self._rules = mesh, module, sink, rules
+        self._mesh, self._module, self._sink = mesh, module, sink
+        self._outputs = Outputs(mesh=mesh, rules=rules, seed=seed)
         self._seed, self._autocast = seed, autocast
         first = runtime.process_index() * runtime.local_device_count()
         ids = torch.arange(first, first + runtime.local_device_count(), dtype=torch.int32)
         self.replicas = mesh.place(ids, mesh.batch_spec(1))
         # Of the latest call; None when that was folded, whose backward pass brings its own.
         self._state: Mapping[str, torch.Tensor] | None = None
-        self._named: set[str] = set()
         self.disagreements: dict[str, torch.Tensor] = {}
         self.recomputes = False
         self.read_at: str | None = None
@@ -184,12 +162,8 @@ class ReplicaRegion:
             or dispatch.wrote(buffer)
         }
         flags: dict[str, torch.Tensor] = {}
-        written = leave_buffers(changed, self._mesh, functools.partial(_note, flags))
-        paths: list[str] = []
-        whole = _tree.map_tensors(
-            output, lambda path, t: paths.append(path) or self._leave(path, t, replica_rows, flags)
-        )
-        self._warn_of_strangers(paths)
+        written = leave_buffers(changed, self._mesh, flags)
+        whole = self._outputs.leave(output, replica_rows, flags)
         return Passage(output=whole, buffers=written, flags=flags, state=entered)
 
     def settle(
@@ -250,67 +224,6 @@ class ReplicaRegion:
     def _enter_whole(self, tensor: torch.Tensor) -> torch.Tensor:
         return _manual.enter(tensor, self._mesh, (None,) * tensor.dim())
 
-    def _leave(
-        self,
-        path: str,
-        tensor: torch.Tensor,
-        replica_rows: set[int],
-        flags: dict[str, torch.Tensor],
-    ) -> torch.Tensor:
-        if tensor.device.type != "xla":
-            return tensor
-        rule = self._rules.outputs.get(path) or self._rule_for(path, tensor, replica_rows)
-        if rule == "mean" and not tensor.is_floating_point():
-            raise ReplicaRegionError(
-                f'output {path!r} is {tensor.dtype} and has no mean: declare "sum" or "stack"'
-            )
-        if rule == "agree" and tensor.requires_grad:
-            raise ReplicaRegionError(
-                f'output {path!r} carries a gradient, which "agree" would cut: declare "mean"'
-            )
-        if rule == "batch":
-            return leave_batch(tensor, self._rules.batch_dim, self._mesh, self._seed)
-        if rule == "mean":
-            with _private.scope(f"zero.output/{path or 'loss'}"):
-                return leave_mean(tensor, self._mesh, self._seed)
-        if rule == "sum" and tensor.is_floating_point():
-            with _private.scope(f"zero.output/{path}"):
-                return leave_mean(tensor, self._mesh, self._seed) * self._mesh.size
-        stacked = leave_batch(tensor[None], 0, self._mesh, self._seed)
-        if rule == "stack":
-            return stacked
-        if rule == "sum":
-            with _private.scope(f"zero.output/{path}"):
-                return self._mesh.mark(stacked.sum(0))
-        with _private.scope(f"zero.output/{path}"):
-            highest = stacked.detach().amax(0)
-            _note(flags, f"output {path!r}", highest, stacked.detach().amin(0))
-            return highest
-
-    def _warn_of_strangers(self, paths: list[str]) -> None:
-        strangers = set(self._rules.outputs) - set(paths) - self._named
-        if strangers:
-            self._named |= strangers
-            logger.warning(
-                "spmd.outputs names %s, which this forward does not return; it returns %s",
-                ", ".join(sorted(strangers)),
-                ", ".join(repr(path) for path in paths),
-            )
-
-    def _rule_for(self, path: str, tensor: torch.Tensor, replica_rows: set[int]) -> OutputRule:
-        if tensor.dim() == 0:
-            return "mean" if tensor.is_floating_point() else "agree"
-        dim = self._rules.batch_dim
-        if dim < tensor.dim() and tensor.shape[dim] in replica_rows:
-            return "batch"
-        raise ReplicaRegionError(
-            f"output {path or 'of the model'!r} has shape {list(tensor.shape)}: it is neither a "
-            f"scalar nor does its dim {dim} hold the replica's {_numbers(replica_rows)} rows, so "
-            "spmdzero can't know how it leaves the replica region. Declare it: "
-            f'"spmd": {{"outputs": {{"{path}": "mean"}}}} (or "batch", "sum", "agree", "stack"), '
-            'or "spmd": {"batch_dim": 1} when the batch is the second dim'
-        )
-
     def _agreement(self) -> torch.Tensor:
         # Uploaded, so that the first note has the graph of the later ones.
         return self._mesh.place(torch.zeros((), dtype=torch.int32))
@@ -340,16 +253,6 @@ class ReplicaRegion:
 
     def _upload(self, host: torch.Tensor) -> torch.Tensor:
         return self._enter_whole(self._mesh.place(host.detach().contiguous()))
-
-
-def _note(
-    flags: dict[str, torch.Tensor], label: str, highest: torch.Tensor, lowest: torch.Tensor
-) -> None:
-    flags[label] = (highest != lowest).any().to(torch.int32)
-
-
-def _numbers(values: set[int]) -> str:
-    return " or ".join(str(value) for value in sorted(values)) or "0"
 
 
 def refuse_gradient_hooks(name: str, parameter: torch.Tensor) -> None:

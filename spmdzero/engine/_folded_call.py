@@ -1,0 +1,112 @@
+"""One folded forward as autograd sees it: one node, whose backward pass is folded too."""
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from spmdzero.engine._folded_pass import FoldedPass
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.xla import are_pending
+from spmdzero.xla.mesh import fresh
+
+if TYPE_CHECKING:
+    from spmdzero.engine._engine import Engine
+
+_WRITTEN = (
+    "a parameter or input was written between engine(...) and the backward of its loss. Call "
+    'backward before step, or set "spmd": {"capture": false}, which keeps the values that the '
+    "forward saw"
+)
+
+
+@dataclasses.dataclass(kw_only=True)
+class FoldedCall:
+    """A folded forward, until its backward.
+
+    Attributes:
+        engine: whose.
+        record: what is called.
+        step: the engine's `global_steps` then.
+        backward: takes this, what the forward took (tensors, then keys) and the gradient of each
+            output that has one, by its index; adds the parameters' gradients to the engine's.
+    """
+
+    engine: "Engine"
+    record: FoldedPass
+    step: int
+    backward: Callable[["FoldedCall", Sequence[torch.Tensor], dict[int, torch.Tensor]], None]
+    _output: "weakref.ref[torch.Tensor] | None" = None
+
+    @property
+    def was_started(self) -> bool:
+        """Whether the devices have been told to compute what it returned."""
+        output = self._output() if self._output is not None else None
+        return output is not None and not any(are_pending([output]))
+
+    def __call__(
+        self, tensors: list[torch.Tensor], keys: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """The outputs; writes the buffers that the forward writes.
+
+        Args:
+            tensors: parameters, buffers and inputs.
+            keys: of its random draws.
+        """
+        anchor = next(tensor for tensor in tensors if tensor.requires_grad)
+        outputs: Any = _Folded.apply(anchor, self, tensors, keys)
+        self._output = weakref.ref(outputs[0])
+        return outputs
+
+
+class _Folded(torch.autograd.Function):
+    # The anchor makes autograd record the node; the tensors are in a list, unseen by it.
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: torch.Tensor,
+        call: FoldedCall,
+        tensors: list[torch.Tensor],
+        keys: list[torch.Tensor],
+    ) -> tuple[torch.Tensor, ...]:
+        record, engine = call.record, call.engine
+        values = record.function([*tensors, *keys])
+        count, written = len(record.markers), len(record.buffers)
+        outputs, rest = values[:count], values[count:]
+        if record.buffers:
+            # The backward pass takes them as the forward found them.
+            places = {id(tensor): place for place, tensor in enumerate(tensors)}
+            own = dict(engine.module.named_buffers())
+            tensors = list(tensors)
+            for name in record.buffers:
+                tensors[places[id(own[name])]] = fresh(own[name])
+        assert engine._region is not None
+        engine._region.settle(
+            buffers=dict(zip(record.buffers, rest[:written], strict=True)),
+            flags=dict(zip(record.flags, rest[written:], strict=True)),
+        )
+        engine._region.note_folded()
+        ctx.save_for_backward(*tensors, *keys)
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(
+            *(out for out, flows in zip(outputs, record.differentiable, strict=True) if not flows)
+        )
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[None, None, None, None]:
+        call: FoldedCall = ctx.call
+        try:
+            saved = ctx.saved_tensors
+        except RuntimeError as error:
+            if "inplace" not in str(error):
+                raise
+            raise SpmdZeroUsageError(_WRITTEN) from error
+        if call.step != call.engine.global_steps:
+            raise SpmdZeroUsageError(_WRITTEN)
+        given = {index: grad for index, grad in enumerate(grads) if grad is not None}
+        call.backward(call, saved, given)
+        return None, None, None, None
