@@ -49,11 +49,14 @@ def from_cpu(model: nn.Module, workload: Workload) -> object:
 
 
 def from_meta(model: nn.Module, workload: Workload) -> object:
-    """`initialize` of a meta model whose weights a function returns."""
+    """`initialize` of a meta model whose weights a function hands over, and keeps none."""
     values = dict(model.state_dict())
+    for parameter in model.parameters():
+        # As `.to` and `initialize` do of a parameter that they have moved.
+        parameter.data = torch.empty(0)
     empty = workload.build_on_meta()
     config = deepspeed_config(workload, stage=2)
-    return spmdzero.initialize(model=empty, config=config, weights=values.__getitem__)
+    return spmdzero.initialize(model=empty, config=config, weights=values.pop)
 
 
 WAYS: tuple[Callable[[nn.Module, Workload], object], ...] = (
