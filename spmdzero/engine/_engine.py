@@ -1,6 +1,5 @@
 """The engine: DeepSpeed's forward / backward / step over a module that lives on a mesh."""
 
-import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,6 @@ from spmdzero.engine._backward import BackwardWatch
 from spmdzero.engine._checkpoints import Checkpoints
 from spmdzero.engine._counters import Counters
 from spmdzero.engine._exports import Exports
-from spmdzero.engine._folded import FoldedCalls
 from spmdzero.engine._gradients import GradientStore
 from spmdzero.engine._health import LossHealth
 from spmdzero.engine._hyper import loss_scale_number
@@ -84,11 +82,6 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
         self._backward_done = False
         self._step_applied = False
         self.after_step: list[Callable[[Engine], None]] = []
-
-    @functools.cached_property
-    def folding(self) -> FoldedCalls:
-        """How much of the three calls is traced: see `FoldedCalls`."""
-        return FoldedCalls(self)
 
     # -- the three calls -------------------------------------------------------------------
 
@@ -203,7 +196,7 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
         boundary = self._step_is_boundary()
         if boundary:
             require_metrics(self.lr_scheduler, lr_kwargs or {})
-            optimizer.folds.wanted = self.folding.blocked() is None
+            optimizer.folds.wanted = self.folding.before_update()
             optimizer.step()
         # An observer may end the step here by an error of its own; its gradients are spent.
         self._backward_done = False

@@ -76,6 +76,7 @@ class FoldedCalls:
         self._forwards: dict[Hashable, _Forwards] = {}
         self._watch: ModuleWatch | None = None
         self._said: set[str] = set()
+        self._in_program = False
         self.folded = self.traced = 0
         self.reason: str | None = None
 
@@ -100,6 +101,17 @@ class FoldedCalls:
         if engine.in_train_batch:
             return "train_batch captures whole steps"
         return block(engine, self._watch.parameters if self._watch is not None else ())
+
+    def before_update(self) -> bool:
+        """Whether the update that follows is to be folded."""
+        folds = self.blocked() is None
+        self._in_program = self._in_program or folds
+        return folds
+
+    def launching(self) -> bool:
+        """Whether anything in the pending program is folded, which makes it one of its own."""
+        folded, self._in_program = self._in_program, False
+        return folded
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the engine's forward on placed inputs."""
@@ -148,7 +160,7 @@ class FoldedCalls:
         )
         outputs = call(tensors, keys)
         found = {id(marker): out for marker, out in zip(record.markers, outputs, strict=True)}
-        self.folded, self.reason = self.folded + 1, None
+        self.folded, self.reason, self._in_program = self.folded + 1, None, True
         return map_tensors(record.output, lambda _, marker: found[id(marker)])
 
     def _verify(self, forwards: _Forwards, tensors: Sequence[torch.Tensor]) -> None:

@@ -3,16 +3,18 @@
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from spmdzero.engine._accumulation import Accumulation
+from spmdzero.engine._folded import FoldedCalls
 from spmdzero.engine._programs import Call, Compiled, ProgramLog
 from spmdzero.engine._snapshot import StepGraph
 from spmdzero.xla import ReplicaRegion, record_scopes, runtime
 
 if TYPE_CHECKING:
+    from spmdzero.engine._engine import Engine
     from spmdzero.engine._recording import Recording
 
 
@@ -37,6 +39,11 @@ class Launching(Accumulation):
         """What was compiled, and what was read from the devices, so far."""
         return ProgramLog()
 
+    @functools.cached_property
+    def folding(self) -> FoldedCalls:
+        """How much of the three calls is traced: see `FoldedCalls`."""
+        return FoldedCalls(cast("Engine", self))
+
     def _note_call(self) -> None:
         self.programs.called(
             Call(
@@ -57,7 +64,7 @@ class Launching(Accumulation):
             for observer in self._observers:
                 observer(graph)
         before = Compiled.so_far()
-        launched = kind
+        launched = f"folded {kind}" if self.folding.launching() else kind
         if self._recording is not None:
             # Compiled apart from what the three calls launch.
             launched = f"captured {kind}"

@@ -34,7 +34,8 @@ class Compilation:
     Attributes:
         step: `engine.global_steps` at that time.
         kind: ``"micro"`` or ``"boundary"``, the engine's own program, with ``"captured "`` before
-            it when `train_batch` is to replay it; ``"forward"``, what was compiled between the
+            it when `train_batch` is to replay it and ``"folded "`` when the three calls fold;
+            ``"forward"``, what was compiled between the
             first forward and the launch because Python read a value.
         calls: the forwards since the launch before.
         count: how many programs.

@@ -105,7 +105,7 @@ def test_the_compiled_program_is_that_of_a_traced_step() -> None:
         three_calls(engine, 2)
         (x,) = next(batches(1))
         engine.backward(engine(x))
-        engine.optimizer.folds.wanted = engine.folding.blocked() is None
+        engine.optimizer.folds.wanted = engine.folding.before_update()
         engine.optimizer.step()
         tensors = [*engine.named_tensors().values(), engine.optimizer.grad_norm]
         pending = [
@@ -118,6 +118,16 @@ def test_the_compiled_program_is_that_of_a_traced_step() -> None:
     assert traced["dot"] > 10
     for operation in ("dot", "fusion", "all-reduce", "all-gather", "reduce-scatter", "exponential"):
         assert folded[operation] == traced[operation], operation
+
+
+def test_a_step_that_is_watched_first_is_no_recompilation() -> None:
+    engine = make_engine()
+    with spmdzero.record_ledgers(engine):
+        three_calls(engine, 1)
+    three_calls(engine, 2)
+    kinds = [compilation.kind for compilation in engine.programs.compilations]
+    assert kinds == ["boundary", "folded boundary"]
+    assert "recompilation" not in str(engine.doctor())
 
 
 def test_programs_compile_once() -> None:
