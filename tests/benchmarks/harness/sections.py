@@ -13,7 +13,7 @@ from harness.protocol import Failure, Run
 from harness.workload import Workload
 
 _FEWER = (
-    who.ZERO_2, who.DEEPSPEED_2, who.FSDP2, who.DDP, who.FSDPV2, who.XLA_DDP, who.JAX,
+    who.ZERO_2, who.EXPLICIT, who.DEEPSPEED_2, who.FSDP2, who.DDP, who.FSDPV2, who.XLA_DDP, who.JAX,
 )  # fmt: skip
 
 
