@@ -102,6 +102,9 @@ def no_stand_in_left() -> Iterator[None]:
         StandInKeptError: something had to be taken from somebody who kept it.
     """
     device = runtime.device()
+    collects = gc.isenabled()
+    # What it would let go of meanwhile would be missing from the count.
+    gc.disable()
     before = _private.count_pending(device)
     try:
         yield
@@ -111,8 +114,12 @@ def no_stand_in_left() -> Iterator[None]:
             _empty(frame)
         _let_go(device, before)
         raise
-    if _let_go(device, before):
-        raise StandInKeptError
+    else:
+        if _let_go(device, before):
+            raise StandInKeptError
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _let_go(device: torch.device, before: int) -> bool:
