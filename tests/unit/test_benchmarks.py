@@ -171,3 +171,8 @@ def test_the_page_of_a_tiny_run_has_every_peer_and_no_failure(tmp_path: Path) ->
     assert [row[0] for row in rows_of(table)[2:]] == [c.name for c in candidates.ALL]
     wire = [float(cells_of(table, i)["wire MB"]) for i in range(len(candidates.ALL))]
     assert all(megabytes > 0.05 for megabytes in wire)
+    run.write_host_time(tmp_path / "page.md", tiny)
+    again = (tmp_path / "page.md").read_text()
+    titles = [line for line in again.splitlines() if line.startswith("#")]
+    assert titles == [line for line in page.splitlines() if line.startswith("#")]
+    assert "failed" not in again
