@@ -13,7 +13,7 @@ from spmdzero.engine._capture_kind import MOST_KINDS, Kind, modes
 from spmdzero.engine._capture_signature import UnknownInputError, freeze
 from spmdzero.engine._capture_watch import ModuleWatch
 from spmdzero.engine._folded_call import FoldedCall
-from spmdzero.engine._folded_pass import FoldedPass, PassTracer
+from spmdzero.engine._folded_pass import FoldedPass, PassTracer, changed_number
 from spmdzero.engine._record import NotCapturableError
 from spmdzero.errors import SpmdZeroError
 from spmdzero.xla import (
@@ -40,8 +40,9 @@ class _Backward:
     names: tuple[str, ...]
 
     def difference(self, other: "_Backward") -> str | None:
-        same = self.names == other.names and self.function.proto == other.function.proto
-        return None if same else "the same inputs gave another graph in backward"
+        if self.names != other.names or self.function.proto != other.function.proto:
+            return "the same inputs gave another graph in backward"
+        return changed_number(self.function, other.function)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -175,6 +176,7 @@ class FoldedCalls:
         if kind.given_up is not None:
             self._say(logging.WARNING, "engine(...) goes on being traced: %s", kind.given_up)
         if reason is not None:
+            forwards.backwards.clear()
             raise NotCapturableError(reason)
 
     def _backward(
@@ -197,7 +199,12 @@ class FoldedCalls:
         kind = forwards.backwards.setdefault(pattern, Kind())
         inputs, keys = [*saved, *grads.values()], call.record.keys
         if not local and (verify or kind.record is None) and not kind.given_up:
-            reason = kind.judge(self._fold_backward(forwards.tracer, inputs, keys, tuple(grads)))
+            with self._engine.programs.own_reads():
+                outcome = self._fold_backward(forwards.tracer, inputs, keys, tuple(grads))
+                if isinstance(outcome, _Backward):
+                    shared = outcome.function.sharing(call.record.function.constants)
+                    outcome = dataclasses.replace(outcome, function=shared)
+                reason = kind.judge(outcome)
             if reason is not None:
                 forwards.kind.given_up = reason
                 self._say(logging.WARNING, "engine(...) goes on being traced: %s", reason)

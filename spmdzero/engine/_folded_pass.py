@@ -8,7 +8,7 @@ import torch
 
 from spmdzero.engine._capture_random import GeneratorWatch
 from spmdzero.engine._capture_signature import UnknownInputError, freeze
-from spmdzero.engine._record import NotCapturableError, same_value
+from spmdzero.engine._record import NotCapturableError
 from spmdzero.xla import (
     Batch,
     FoldedFunction,
@@ -18,6 +18,7 @@ from spmdzero.xla import (
     fold,
     map_tensors,
     record_uploads,
+    same_value,
     stand_in,
 )
 
@@ -55,13 +56,7 @@ class FoldedPass:
                 "the same inputs gave another graph: Python code in the model took another way, or "
                 "a number in it is not the same"
             )
-        constants = zip(self.function.constants, other.function.constants, strict=True)
-        if not all(same_value(mine.tensor, its.tensor) for mine, its in constants):
-            return (
-                "a number that Python makes in the forward changes from step to step: hand it in "
-                "as an input tensor, or keep it in a buffer"
-            )
-        return None
+        return changed_number(self.function, other.function)
 
     def _arrangement(self) -> tuple[object, ...]:
         return (
@@ -73,6 +68,17 @@ class FoldedPass:
             self.flags,
             len(self.function.constants),
         )
+
+
+def changed_number(mine: FoldedFunction, its: FoldedFunction) -> str | None:
+    """Why two functions of the same operations don't do the same, None if they do."""
+    constants = zip(mine.constants, its.constants, strict=True)
+    if all(same_value(one.tensor, other.tensor) for one, other in constants):
+        return None
+    return (
+        "a number that Python makes in the forward changes from step to step: hand it in "
+        "as an input tensor, or keep it in a buffer"
+    )
 
 
 class PassTracer:
@@ -176,13 +182,17 @@ class PassTracer:
         """
         left = iter(keys)
         state = torch.get_rng_state()
-        with torch.enable_grad():
-            passage = self._trace([t.detach() for t in tensors], lambda _: next(left), sink)
-            outputs: list[torch.Tensor] = []
-            map_tensors(passage.output, lambda _, tensor: outputs.append(tensor))
-            with self._region.backward(passage.state):
-                torch.autograd.backward([outputs[index] for index in grads], list(grads.values()))
-        torch.set_rng_state(state)
+        try:
+            with torch.enable_grad():
+                passage = self._trace([t.detach() for t in tensors], lambda _: next(left), sink)
+                outputs: list[torch.Tensor] = []
+                map_tensors(passage.output, lambda _, tensor: outputs.append(tensor))
+                with self._region.backward(passage.state):
+                    torch.autograd.backward(
+                        [outputs[index] for index in grads], list(grads.values())
+                    )
+        finally:
+            torch.set_rng_state(state)
 
     def _trace(self, tensors: Sequence[torch.Tensor], key: Any, sink: Any) -> Passage:
         given = iter(tensors)

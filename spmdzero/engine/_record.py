@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from spmdzero.engine._capture_places import Place
-from spmdzero.xla import CapturedProgram, buffer_handles, shardings_of
+from spmdzero.xla import CapturedProgram, same_value, shardings_of
 
 Form = tuple[torch.Size, torch.dtype, str]
 
@@ -72,14 +72,3 @@ class Record:
             self.rebound,
             self.summed,
         )
-
-
-def same_value(mine: torch.Tensor, its: torch.Tensor) -> bool:
-    """Whether two tensors on the devices, neither of them pending, are equal; NaN equals NaN."""
-    if mine.shape != its.shape or mine.dtype != its.dtype:
-        return False
-    one, other = buffer_handles([mine, its])
-    if one == other:
-        return True
-    mine, its = mine.cpu(), its.cpu()
-    return bool(((mine == its) | ((mine != mine) & (its != its))).all())

@@ -38,7 +38,14 @@ from spmdzero.xla._private import (
 from spmdzero.xla._random import draw_keys
 from spmdzero.xla._tree import Batch, Replicated, map_tensors, replicated
 from spmdzero.xla.capture import CapturedProgram, PendingProgram, ProgramInput
-from spmdzero.xla.folding import FoldedFunction, StandInKeptError, fold, no_stand_in_left, stand_in
+from spmdzero.xla.folding import (
+    FoldedFunction,
+    StandInKeptError,
+    fold,
+    no_stand_in_left,
+    same_value,
+    stand_in,
+)
 from spmdzero.xla.mesh import DeviceMesh, local_shards
 from spmdzero.xla.placeholders import AnnotatedProgram, Placeholders
 from spmdzero.xla.recompute import recomputed
@@ -90,6 +97,7 @@ __all__ = [
     "refuse_gradient_hooks",
     "replicated",
     "runtime",
+    "same_value",
     "scope",
     "sharding_of",
     "shardings_of",

@@ -46,6 +46,37 @@ class FoldedFunction:
             [inputs[a] if isinstance(a, int) else a for a in self._arguments],
         )
 
+    def sharing(self, others: Sequence[ProgramInput]) -> "FoldedFunction":
+        """This function, which reads one of `others` where it has an equal constant of its own.
+
+        The compiler finds operations of two functions to be the same only if they read the same.
+        """
+        found = {
+            id(own.tensor): other
+            for own in self.constants
+            for other in others
+            if same_value(own.tensor, other.tensor)
+        }
+        return dataclasses.replace(
+            self,
+            constants=tuple(found.get(id(own.tensor), own) for own in self.constants),
+            _arguments=tuple(
+                found[id(a)].tensor if not isinstance(a, int) and id(a) in found else a
+                for a in self._arguments
+            ),
+        )
+
+
+def same_value(mine: torch.Tensor, its: torch.Tensor) -> bool:
+    """Whether two tensors on the devices, neither of them pending, are equal; NaN equals NaN."""
+    if mine.shape != its.shape or mine.dtype != its.dtype:
+        return False
+    one, other = _private.buffer_handles([mine, its])
+    if one == other:
+        return True
+    mine, its = mine.cpu(), its.cpu()
+    return bool(((mine == its) | ((mine != mine) & (its != its))).all())
+
 
 def stand_in(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A tensor on the devices without data, for `fold`'s `more`: it can only be computed with."""

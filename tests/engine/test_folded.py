@@ -99,9 +99,17 @@ def test_folded_steps_are_traced_steps_bit_for_bit(config: dict[str, Any]) -> No
     assert folded.donated_inputs == traced.donated_inputs
 
 
-def test_the_compiled_program_is_that_of_a_traced_step() -> None:
+class HostMade(Residual):
+    """Uploads a tensor that it makes on the CPU at each forward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x * torch.linspace(0.5, 1.5, WIDTH).to(x.device))
+
+
+@pytest.mark.parametrize("module", [Residual, HostMade])
+def test_the_compiled_program_is_that_of_a_traced_step(module: Callable[[], nn.Module]) -> None:
     counts = []
-    for engine in twins():
+    for engine in twins(module):
         three_calls(engine, 2)
         (x,) = next(batches(1))
         engine.backward(engine(x))
