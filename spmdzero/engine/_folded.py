@@ -143,9 +143,6 @@ class FoldedCalls:
         tensors = [*tracer.state, *inputs]
         verify = not kind.ready
         if verify:
-            # Traced afresh: an earlier trace may have changed what is traced.
-            forwards.tracer = tracer = PassTracer(self._engine, args, kwargs)
-            tensors = [*tracer.state, *inputs]
             with self._engine.programs.own_reads():
                 self._verify(forwards, tensors)
         record = kind.record
@@ -272,6 +269,9 @@ class FoldedCalls:
             if len(self._forwards) == MOST_KINDS:
                 del self._forwards[next(iter(self._forwards))]
             self._forwards[key] = _Forwards(tracer=PassTracer(self._engine, args, kwargs))
+        elif not self._forwards[key].kind.ready:
+            # Afresh: an earlier trace may have changed what is traced.
+            self._forwards[key].tracer = PassTracer(self._engine, args, kwargs)
         return self._forwards[key]
 
     def _say(self, level: int, message: str, reason: str) -> None:
