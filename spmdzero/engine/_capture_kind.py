@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 TRACES = 3
 # Traces in a row that can't stand for later steps, after which no more are looked at.
 _FAILURES = 4
-# Kinds of micro-batch that are kept: by inputs, modes and frozen parameters.
-MOST_KINDS = 64
 
 
 class Comparable(Protocol):

@@ -1,13 +1,12 @@
 """Replaying a step: which micro-batches of `train_batch` are traced, and which are not."""
 
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from spmdzero.engine._capture_blocks import block
-from spmdzero.engine._capture_kind import MOST_KINDS, TRACES, Kind, modes
+from spmdzero.engine._capture_follow import Following
+from spmdzero.engine._capture_kind import TRACES, Kind, modes
 from spmdzero.engine._capture_signature import Signature, UnknownInputError
 from spmdzero.engine._capture_watch import ModuleWatch
 from spmdzero.engine._record import Record
@@ -17,8 +16,6 @@ from spmdzero.xla import count_pending, start_pending
 
 if TYPE_CHECKING:
     from spmdzero.engine._train_batch import TrainBatch
-
-logger = logging.getLogger("spmdzero")
 
 
 class CapturedSteps:
@@ -35,9 +32,9 @@ class CapturedSteps:
 
     def __init__(self, engine: "TrainBatch") -> None:
         self._engine = engine
-        self._kinds: dict[Hashable, Kind[Record]] = {}
-        self._watch: ModuleWatch | None = None
-        self._said: set[str] = set()
+        self._following: Following[Kind[Record]] = Following(
+            look=self._look, is_ready=lambda kind: kind.ready
+        )
         self.replayed = self.traced = 0
         self.reason: str | None = None
 
@@ -51,7 +48,7 @@ class CapturedSteps:
         For code that chooses its way by something that spmdzero can't see: a global variable,
         the time, a file. Whoever knows when it changes calls this.
         """
-        for kind in self._kinds.values():
+        for kind in self._following.kinds.values():
             kind.recheck()
 
     def micro_batch(
@@ -65,7 +62,7 @@ class CapturedSteps:
             steps: each micro-batch ends with `engine.step`, not only the last.
         """
         engine, ends = self._engine, last or steps
-        blocked = self._follow_structure() or block(engine, self._parameters)
+        blocked = self._follow_structure() or block(engine, self._following.parameters)
         if blocked is not None:
             self._trace(lambda: engine(*args, **kwargs), blocked, ends=ends)
             return
@@ -96,56 +93,45 @@ class CapturedSteps:
         engine = self._engine
         if not engine.spmd_config.spmd.capture:
             return '"spmd": {"capture": false}'
-        change = self._watch.change() if self._watch is not None else None
-        if self._watch is None or change is not None:
-            if change is not None:
-                self._kinds.clear()
-                self._say(logging.INFO, "train_batch captures its programs again: %s", change)
-            self._watch = self._look()
-        hook = self._watch.hook
-        return None if hook is None else f"Python has to run at each step: {hook}"
+        change = self._following.changed()
+        if change is not None:
+            message = "train_batch captures its programs again: %s"
+            self._following.say(logging.INFO, message, change)
+        return self._following.hook()
 
     def _look(self) -> ModuleWatch:
         optimizer = self._engine.optimizer
         others = {"the optimizer's state": optimizer.state} if optimizer else {}
         return ModuleWatch(self._engine.module, others)
 
-    def _accept_changes(self) -> None:
-        """Takes what a trace did to the module for granted, as it does so at each step."""
-        if self._watch is not None and self._watch.change():
-            self._watch = self._look()
-            self._kinds = {key: kind for key, kind in self._kinds.items() if not kind.ready}
-
     def _kind(self, last: bool, ends: bool, signature: Signature) -> Kind[Record]:
-        key = (last, ends, signature.form, modes(self._engine, self._parameters))
-        if key not in self._kinds:
-            if any(kind.ready for kind in self._kinds.values()):
-                self._say(
-                    logging.INFO,
-                    "train_batch captures one more program: %s",
-                    "inputs of other shapes, dtypes, shardings or values, or another mode",
-                )
-            if len(self._kinds) == MOST_KINDS:
-                del self._kinds[next(iter(self._kinds))]
-            self._kinds[key] = Kind()
-        return self._kinds[key]
+        following = self._following
+        key = (last, ends, signature.form, modes(self._engine, following.parameters))
+        if key in following.kinds:
+            return following.kinds[key]
+        if following.any_ready:
+            following.say(
+                logging.INFO,
+                "train_batch captures one more program: %s",
+                "inputs of other shapes, dtypes, shardings or values, or another mode",
+            )
+        return following.add(key, Kind())
 
     def _trace(self, forward: Any, reason: str, *, ends: bool) -> None:
         self.reason = reason
         self.traced += 1
         if self._engine.spmd_config.spmd.capture:
-            self._say(logging.INFO, "train_batch traces instead of replaying: %s", reason)
+            self._following.say(logging.INFO, "train_batch traces instead of replaying: %s", reason)
         self._engine.trace(forward, ends=ends)
-        self._accept_changes()
+        self._following.accept_changes()
 
     def _record(
         self, kind: Kind[Record], placed: tuple[Any, Any], signature: Signature, *, ends: bool
     ) -> None:
         engine = self._engine
-        assert self._watch is not None
         self.reason = f"this kind of micro-batch was seen {kind.equal} of {TRACES} times"
         self.traced += 1
-        engine._recording = recording = Recording(engine, signature.tensors, self._watch)
+        engine._recording = recording = Recording(engine, signature.tensors, self._following.watch)
         try:
             with recording.uploads():
                 engine.trace(lambda: engine._forward_placed(*placed), ends=ends)
@@ -155,18 +141,9 @@ class CapturedSteps:
         if reason is not None:
             self.reason = reason
         if kind.given_up is not None:
-            self._say(logging.WARNING, "train_batch goes on tracing every step: %s", kind.given_up)
-        self._accept_changes()
+            self._following.say(
+                logging.WARNING, "train_batch goes on tracing every step: %s", kind.given_up
+            )
+        self._following.accept_changes()
         # What was read to compare is not the script's.
         engine.programs.stepped()
-
-    def _say(self, level: int, message: str, reason: str) -> None:
-        # Once for each attribute, not for each of its values.
-        about = message + reason.split(":")[0]
-        if about not in self._said:
-            self._said.add(about)
-            logger.log(level, message, reason)
-
-    @property
-    def _parameters(self) -> Sequence[torch.Tensor]:
-        return self._watch.parameters if self._watch is not None else ()

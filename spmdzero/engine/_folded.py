@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from spmdzero.engine._capture_blocks import block
-from spmdzero.engine._capture_kind import MOST_KINDS, Kind, modes
+from spmdzero.engine._capture_follow import Following
+from spmdzero.engine._capture_kind import Kind, modes
 from spmdzero.engine._capture_signature import UnknownInputError, freeze
 from spmdzero.engine._capture_watch import ModuleWatch
 from spmdzero.engine._folded_call import FoldedCall
@@ -28,7 +29,6 @@ from spmdzero.xla import (
 if TYPE_CHECKING:
     from spmdzero.engine._engine import Engine
 
-logger = logging.getLogger("spmdzero")
 _Traced = TypeVar("_Traced")
 
 
@@ -74,9 +74,10 @@ class FoldedCalls:
 
     def __init__(self, engine: "Engine") -> None:
         self._engine = engine
-        self._forwards: dict[Hashable, _Forwards] = {}
-        self._watch: ModuleWatch | None = None
-        self._said: set[str] = set()
+        self._following: Following[_Forwards] = Following(
+            look=lambda: ModuleWatch(engine.module, {}),
+            is_ready=lambda forwards: forwards.kind.ready,
+        )
         self._in_program = False
         self.folded = self.traced = 0
         self.reason: str | None = None
@@ -91,7 +92,7 @@ class FoldedCalls:
         For code that chooses its way by something that spmdzero can't see, as
         `CapturedSteps.check`.
         """
-        for forwards in self._forwards.values():
+        for forwards in self._following.kinds.values():
             forwards.kind.recheck()
 
     def blocked(self) -> str | None:
@@ -101,7 +102,7 @@ class FoldedCalls:
             return '"spmd": {"capture": false}'
         if engine.in_train_batch:
             return "train_batch captures whole steps"
-        return block(engine, self._watch.parameters if self._watch is not None else ())
+        return block(engine, self._following.parameters)
 
     def before_update(self) -> bool:
         """Whether the update that follows is to be folded."""
@@ -125,10 +126,10 @@ class FoldedCalls:
                 return self._call(args, kwargs)
             except NotCapturableError as reason:
                 self.reason = str(reason)
-                self._say(logging.INFO, "engine(...) is traced: %s", self.reason)
+                self._following.say(logging.INFO, "engine(...) is traced: %s", self.reason)
         self.traced += 1
         output = engine._forward(args, kwargs)
-        self._accept_changes()
+        self._following.accept_changes()
         return output
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -164,14 +165,15 @@ class FoldedCalls:
     def _verify(self, forwards: _Forwards, tensors: Sequence[torch.Tensor]) -> None:
         kind = forwards.kind
         outcome = _attempt(lambda: forwards.tracer.forward(tensors))
-        assert self._watch is not None
-        if change := self._watch.change():
+        if change := self._following.watch.change():
             # The forward is about to run again, traced.
-            self._watch.restore()
+            self._following.watch.restore()
             outcome = NotCapturableError(f"the forward changes the module: {change}")
         reason = kind.judge(outcome)
         if kind.given_up is not None:
-            self._say(logging.WARNING, "engine(...) goes on being traced: %s", kind.given_up)
+            self._following.say(
+                logging.WARNING, "engine(...) goes on being traced: %s", kind.given_up
+            )
         if reason is not None:
             forwards.backwards.clear()
             raise NotCapturableError(reason)
@@ -204,7 +206,7 @@ class FoldedCalls:
                 reason = kind.judge(outcome)
             if reason is not None:
                 forwards.kind.given_up = reason
-                self._say(logging.WARNING, "engine(...) goes on being traced: %s", reason)
+                self._following.say(logging.WARNING, "engine(...) goes on being traced: %s", reason)
         if local or kind.record is None:
             end = len(saved) - keys
             forwards.tracer.backward(saved[:end], saved[end:], grads, store.add_local)
@@ -246,39 +248,21 @@ class FoldedCalls:
             return '"spmd": {"capture": false}'
         if engine._region is None:
             return "the forward is global"
-        change = self._watch.change() if self._watch is not None else None
-        if self._watch is None or change is not None:
-            if change is not None:
-                self._forwards.clear()
-            self._watch = ModuleWatch(engine.module, {})
-        if not any(parameter.requires_grad for parameter in self._watch.parameters):
+        self._following.changed()
+        if not any(parameter.requires_grad for parameter in self._following.parameters):
             return "no parameter requires a gradient"
-        hook = self._watch.hook
-        return None if hook is None else f"Python has to run at each step: {hook}"
-
-    def _accept_changes(self) -> None:
-        """Takes what a traced forward did to the module for granted, as it does so each time."""
-        if self._watch is not None and self._watch.change():
-            self._watch = ModuleWatch(self._engine.module, {})
-            self._forwards = {key: f for key, f in self._forwards.items() if not f.kind.ready}
+        return self._following.hook()
 
     def _find(self, form: Hashable, args: Any, kwargs: Mapping[str, Any]) -> _Forwards:
-        assert self._watch is not None
-        key = form, modes(self._engine, self._watch.parameters)
-        if key not in self._forwards:
-            if len(self._forwards) == MOST_KINDS:
-                del self._forwards[next(iter(self._forwards))]
-            self._forwards[key] = _Forwards(tracer=PassTracer(self._engine, args, kwargs))
-        elif not self._forwards[key].kind.ready:
+        following = self._following
+        key = form, modes(self._engine, following.parameters)
+        known = following.kinds.get(key)
+        if known is None:
+            return following.add(key, _Forwards(tracer=PassTracer(self._engine, args, kwargs)))
+        if not known.kind.ready:
             # Afresh: an earlier trace may have changed what is traced.
-            self._forwards[key].tracer = PassTracer(self._engine, args, kwargs)
-        return self._forwards[key]
-
-    def _say(self, level: int, message: str, reason: str) -> None:
-        about = message + reason.split(":")[0]
-        if about not in self._said:
-            self._said.add(about)
-            logger.log(level, message, reason)
+            known.tracer = PassTracer(self._engine, args, kwargs)
+        return known
 
 
 def _attempt(trace: Callable[[], _Traced]) -> _Traced | NotCapturableError:

@@ -1,0 +1,84 @@
+"""What replayed and folded steps share: the watched module and the kinds of micro-batch."""
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from typing import Generic, TypeVar
+
+import torch
+
+from spmdzero.engine._capture_watch import ModuleWatch
+
+# Kinds of micro-batch that are kept: by inputs, modes and frozen parameters.
+_MOST_KINDS = 64
+logger = logging.getLogger("spmdzero")
+KindT = TypeVar("KindT")
+
+
+class Following(Generic[KindT]):
+    """Kinds of micro-batch, for as long as the module is what it was when they were traced.
+
+    Args:
+        look: watches the module as it is now.
+        is_ready: whether a kind needs no more traces.
+
+    Attributes:
+        kinds: by what tells them apart, the latest 64.
+    """
+
+    def __init__(
+        self, *, look: Callable[[], ModuleWatch], is_ready: Callable[[KindT], bool]
+    ) -> None:
+        self._look, self._is_ready = look, is_ready
+        self._watch: ModuleWatch | None = None
+        self._said: set[str] = set()
+        self.kinds: dict[Hashable, KindT] = {}
+
+    @property
+    def watch(self) -> ModuleWatch:
+        """The module's; there is one after the first `changed`."""
+        assert self._watch is not None
+        return self._watch
+
+    @property
+    def parameters(self) -> Sequence[torch.Tensor]:
+        """The module's."""
+        return self._watch.parameters if self._watch is not None else ()
+
+    def changed(self) -> str | None:
+        """What has changed since the latest look, with which all kinds are forgotten."""
+        change = self._watch.change() if self._watch is not None else None
+        if change is not None:
+            self.kinds.clear()
+        if self._watch is None or change is not None:
+            self._watch = self._look()
+        return change
+
+    def accept_changes(self) -> None:
+        """Takes what a trace did to the module for granted, as it does so at each step."""
+        if self._watch is not None and self._watch.change():
+            self._watch = self._look()
+            self.kinds = {key: k for key, k in self.kinds.items() if not self._is_ready(k)}
+
+    @property
+    def any_ready(self) -> bool:
+        """Whether there is a kind that needs no more traces."""
+        return any(map(self._is_ready, self.kinds.values()))
+
+    def add(self, key: Hashable, kind: KindT) -> KindT:
+        """Keeps a new kind, in the place of the oldest if there are too many."""
+        if len(self.kinds) == _MOST_KINDS:
+            del self.kinds[next(iter(self.kinds))]
+        self.kinds[key] = kind
+        return kind
+
+    def hook(self) -> str | None:
+        """Why a hook of the module forbids to leave its Python out, None without."""
+        hook = self.watch.hook
+        return None if hook is None else f"Python has to run at each step: {hook}"
+
+    def say(self, level: int, message: str, reason: str) -> None:
+        """Logs it once for each attribute, not for each of its values."""
+        about = message + reason.split(":")[0]
+        if about not in self._said:
+            self._said.add(about)
+            logger.log(level, message, reason)
