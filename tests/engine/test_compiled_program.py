@@ -1,6 +1,7 @@
 """What the compiler made of a step: collectives, donation, number of programs."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -116,6 +117,27 @@ class TestStages:
         assert {c.group_size for c in summed} == {2}
         assert {c.tensor: 4 * c.bytes for c in summed} == whole
         assert ledgers.boundary.activations == ()
+
+
+class Narrowing(nn.Module):
+    """A weight whose last dim is the longest: `[64, 2048]`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 2048), nn.Linear(2048, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(self.down(self.up(x).relu()), x)
+
+
+def test_no_gathered_weight_is_transposed() -> None:
+    engine, *_ = spmdzero.initialize(model=Narrowing(), config=config(2))
+    texts: list[str] = []
+    with engine.observe(lambda graph: texts.append(graph.hlo())):
+        engine.train_batch(iter([torch.ones(ROWS, 64)]))
+    gathered = re.findall(r"= f32\[(\d+,\d+)\]\{(\d,\d)\} all-gather\(", texts[0])
+    # Along the last dim, XLA gathers column-major, and copies to row-major.
+    assert sorted(gathered) == [("2048,64", "1,0"), ("64,2048", "1,0")]
 
 
 class CNN(nn.Module):

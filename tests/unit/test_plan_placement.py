@@ -119,19 +119,19 @@ def test_every_placement_says_why(shape, mesh, stage, partial):
     [
         ((24, 4096), 1),  # 3 rows a shard cut the 8-row tile: the compiler falls back on dim 0
         ((4096, 24), 0),  # 512 rows are whole tiles, 3 columns are not
-        ((768, 3072), 1),  # both whole, the longer wins
-        ((1024, 1024), 0),  # both whole and equal, the first wins
+        ((768, 3072), 0),  # both whole, the first wins: no transposing copy after its gather
+        ((768, 65536), 0),  # however long the other is
         ((8192, 4096, 16), 0),  # leading dims have no tile
-        ((16, 24, 4096), 2),  # dim 0 and dim 2 are whole, dim 1 is not
+        ((12, 24, 4096), 2),  # dim 0 doesn't divide, dim 1 would cut a tile
         ((16, 40, 96), 0),  # the longer dims would cut a tile
-        ((128, 256, 3, 3), 1),  # a convolution: two leading dims
+        ((128, 256, 3, 3), 0),  # a convolution: two leading dims
         ((50257, 768), 1),  # 96 columns cut a tile, but nothing else divides
         ((40, 96), 1),  # nothing whole: the longest that divides
         ((64, 512), 0),  # 8 rows are one whole tile, 64 columns are half of one
         ((4096,), 0),
     ],
 )
-def test_the_split_dim_prefers_whole_tpu_tiles_then_length(shape, dim):
+def test_the_split_dim_is_the_first_of_whole_tpu_tiles_or_the_longest(shape, dim):
     placement = state_placement(shape, ONE_AXIS)
     assert (placement.kind, placement.dim) == ("shard", dim)
 
