@@ -144,14 +144,17 @@ def accumulation(scale: Scale) -> list[str]:
 
 def time_of_a_step(scale: Scale) -> list[str]:
     """What the devices do during a step."""
-    order = {"model": scale.middle, "devices": 2, "steps": scale.steps}
-    answer = launch_alone("time_of_a_step", order)
-    if isinstance(answer, Failure):
-        return [f"failed: `{answer.headline}`", ""]
-    step = answer.pop("step")
-    rows = [[kind, f"{ms:.0f}", f"{ms / step:.0%}"] for kind, ms in answer.items()]
-    rows.append(["the step", f"{step:.0f}", ""])
-    return [report.markdown(["", "ms a step and device", "of the step"], rows), ""]
+    columns = []
+    for model, steps in ((scale.middle, scale.steps), (scale.large, scale.large_steps)):
+        answer = launch_alone("time_of_a_step", {"model": model, "devices": 2, "steps": steps})
+        if isinstance(answer, Failure):
+            return [f"failed: `{answer.headline}`", ""]
+        step = answer.pop("step")
+        shown = {kind: [f"{ms:.0f}", f"{ms / step:.0%}"] for kind, ms in answer.items()}
+        columns.append({**shown, "the step": [f"{step:.0f}", ""]})
+    rows = [[kind, *(cell for column in columns for cell in column[kind])] for kind in columns[0]]
+    titles = ["", "10 M: ms a step and device", "of the step", "85 M: ms", "of the step"]
+    return [report.markdown(titles, rows), ""]
 
 
 def start_up(scale: Scale) -> list[str]:
