@@ -125,6 +125,7 @@ def test_every_placement_says_why(shape, mesh, stage, partial):
         ((12, 24, 4096), 2),  # dim 0 doesn't divide, dim 1 would cut a tile
         ((16, 40, 96), 0),  # the longer dims would cut a tile
         ((128, 256, 3, 3), 0),  # a convolution: two leading dims
+        ((16, 64, 3, 3), 1),  # 2 channels a shard: the compiler falls back on dim 0
         ((50257, 768), 1),  # 96 columns cut a tile, but nothing else divides
         ((40, 96), 1),  # nothing whole: the longest that divides
         ((64, 512), 0),  # 8 rows are one whole tile, 64 columns are half of one
