@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from spmdzero.config import BatchSizes, SpmdZeroConfig
-from spmdzero.engine._gradients import autograd_grad, set_autograd_grad
+from spmdzero.engine._autograd import autograd_grad, set_autograd_grad
 from spmdzero.engine._inputs import InputPlacer
 from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.engine._state import EngineState

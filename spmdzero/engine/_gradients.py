@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from spmdzero.engine._autograd import set_autograd_grad
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import Placement, Role, ShardingPlan
 from spmdzero.precision import GradientScaling, dtype_named
@@ -296,13 +297,3 @@ class GradientStore:
 
 def _times(tensor: torch.Tensor, factor: float) -> torch.Tensor:
     return tensor if factor == 1 else tensor * factor
-
-
-def autograd_grad(parameter: torch.Tensor) -> torch.Tensor | None:
-    """What autograd itself summed into a parameter, whatever its class calls `grad`."""
-    return torch.Tensor.grad.__get__(parameter)  # type: ignore[missing-attribute]
-
-
-def set_autograd_grad(parameter: torch.Tensor, value: torch.Tensor | None) -> None:
-    """Sets what `autograd_grad` returns."""
-    torch.Tensor.grad.__set__(parameter, value)  # type: ignore[missing-attribute]

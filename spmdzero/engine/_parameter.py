@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from spmdzero.engine._access import read_gradient, write_gradient
+from spmdzero.engine._autograd import autograd_grad, set_autograd_grad
 from spmdzero.engine._engine import Engine
-from spmdzero.engine._gradients import autograd_grad, set_autograd_grad
 from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.xla import runtime, write_stamp
