@@ -4,7 +4,6 @@
 """
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,7 @@ from typing import Any
 import torch
 
 from tests.checkpoint.runs import start, whole_state
-from tests.support.processes import environment
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.processes import run_module
 
 
 def on_devices(
@@ -22,19 +19,11 @@ def on_devices(
 ) -> dict[str, torch.Tensor]:
     """The state that a new process with that many devices loads from one folder and saves again."""
     file = target.with_suffix(".pt")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-W", "error", "-m", "tests.checkpoint.reshape"),
-            *(str(source), str(target), json.dumps(settings), str(file)),
-        ],
-        cwd=ROOT,
-        env=environment(PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(devices)),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
+    run_module(
+        "tests.checkpoint.reshape",
+        *(str(source), str(target), json.dumps(settings), str(file)),
+        devices=devices,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
     return torch.load(file, weights_only=True)
 
 

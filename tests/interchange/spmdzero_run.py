@@ -6,31 +6,18 @@
 """
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 from tests.interchange.cases import CASES, CLIENT_STATE, config_of, model_of
 from tests.oracle.model import make_batch
-from tests.support.processes import environment
-
-ROOT = Path(__file__).parents[2]
+from tests.support.processes import run_module
 
 
 def run(orders: list[dict[str, Any]], *, devices: int) -> list[dict[str, Any]]:
     """Carries the orders out on that many devices, in one new process."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.interchange.spmdzero_run", json.dumps(orders)],
-        cwd=ROOT,
-        env=environment(PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(devices)),
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    printed = run_module("tests.interchange.spmdzero_run", json.dumps(orders), devices=devices)
+    return json.loads(printed.splitlines()[-1])
 
 
 def train(order: dict[str, Any], devices: int) -> dict[str, Any]:

@@ -1,6 +1,11 @@
-"""The environment of a test's child processes."""
+"""Child processes of a test."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[2]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -10,3 +15,18 @@ def environment(**more: str) -> dict[str, str]:
     """
     left = ("XLA_USE_SPMD", "XLA_DUMP_POST_OPTIMIZATIONS")
     return {name: value for name, value in os.environ.items() if name not in left} | more
+
+
+def run_module(module: str, *arguments: str, devices: int, **variables: str) -> str:
+    """What `python -m module` prints on that many virtual devices; it has to succeed."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", module, *arguments],
+        cwd=_ROOT,
+        env=environment(PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(devices), **variables),
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout

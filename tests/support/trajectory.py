@@ -5,12 +5,11 @@ Run as a module in a process of its own, because the device count is fixed for e
 """
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from tests.support.processes import environment
+from tests.support.processes import run_module
 
 ROOT = Path(__file__).resolve().parents[2]
 Case = dict[str, Any]
@@ -18,20 +17,11 @@ Case = dict[str, Any]
 
 def run(cases: list[Case], *, devices: int, flags: str | None = None) -> list[dict[str, Any]]:
     """Trains each case on that many devices, in one new process; `flags` replaces XLA_FLAGS."""
-    variables = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices)}
-    if flags is not None:
-        variables["XLA_FLAGS"] = flags
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.support.trajectory", json.dumps(cases)],
-        cwd=ROOT,
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
+    variables = {} if flags is None else {"XLA_FLAGS": flags}
+    printed = run_module(
+        "tests.support.trajectory", json.dumps(cases), devices=devices, **variables
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(printed.splitlines()[-1])
 
 
 def recording(name: str) -> dict[str, Any]:

@@ -122,7 +122,22 @@ def host_time(scale: Scale) -> list[str]:
         less, more = (1000 * statistics.median(run.host_seconds) for run in done)
         rows.append([style, f"{more:.1f}", f"{less:.1f}", f"{more / less:.1f}"])
     titles = ["", "traced, host ms", "captured or folded, host ms", "ratio"]
-    return [report.markdown(titles, rows), ""]
+    return [report.markdown(titles, rows), "", *_bare_replay(scale)]
+
+
+def _bare_replay(scale: Scale) -> list[str]:
+    order = {"model": scale.large, "devices": 2, "steps": 5 * scale.large_steps}
+    answer = launch_alone("bare_replay", order)
+    if isinstance(answer, Failure):
+        return [f"failed: `{answer.headline}`", ""]
+    return [
+        "What of a captured step is torch_xla's own: uploading the batch, starting a program of",
+        f"{answer['inputs']} inputs and {answer['outputs']} outputs, putting these in their place,",
+        "letting go of what was there. Done by hand, with nothing checked or counted, in turns",
+        "with `train_batch`:",
+        f"{answer['bare']:.1f} ms beside {answer['captured']:.1f} ms.",
+        "",
+    ]
 
 
 def accumulation(scale: Scale) -> list[str]:

@@ -4,7 +4,8 @@ import os
 
 import torch
 import torch.distributed as dist
-from harness.workload import LEARNING_RATE, ROWS, WEIGHT_DECAY, Workload
+from harness.workload import CLIP, LEARNING_RATE, ROWS, WEIGHT_DECAY, Workload
+from torch import nn
 
 ADAMW = {"lr": LEARNING_RATE, "weight_decay": WEIGHT_DECAY, "fused": True}
 """torch.optim.AdamW at its fastest on a CPU."""
@@ -39,3 +40,19 @@ class RankPeer:
     def close(self) -> None:
         """Leaves the group."""
         dist.destroy_process_group()
+
+
+class TorchPeer(RankPeer):
+    """A rank whose `_model` and `_optimizer` are torch's own."""
+
+    _model: nn.Module
+    _optimizer: torch.optim.Optimizer
+
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Forward, backward, clip, update."""
+        loss = self._model(inputs, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self._model.parameters(), CLIP)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return loss

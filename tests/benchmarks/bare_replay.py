@@ -1,0 +1,69 @@
+"""What of a captured step's host time is torch_xla's own, however little is done around it.
+
+`python -m bare_replay '{"model": ..., "devices": ..., "steps": ...}' out.json`
+
+The step's program is started by hand, in turns with `train_batch`: the batch is uploaded, the
+program started on the buffers of the state, its results put in their place. Nothing is checked or
+counted.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from harness.workload import Workload
+from peers.config import deepspeed_config
+
+import spmdzero
+from spmdzero.engine._replay import _host_numbers
+from spmdzero.xla import runtime
+
+WARM_UP = 5
+
+
+def measure(model: str, devices: int, steps: int) -> dict[str, float]:
+    """Milliseconds of the thread that launches, and how many tensors go in and come out."""
+    workload = Workload(model=model, devices=devices, steps=steps)
+    config = deepspeed_config(workload, stage=2)
+    engine, *_ = spmdzero.initialize(model=workload.build(), config=config)
+
+    def train(batch: tuple[torch.Tensor, ...]) -> None:
+        engine.train_batch(iter([batch]))
+
+    for step in range(WARM_UP):
+        train(workload.batch(step))
+    (kind,) = engine.capture._following.kinds.values()
+    record = kind.record
+    assert record is not None, engine.capture.reason
+    numbers = engine.mesh.place_all([*_host_numbers(engine, record)])
+
+    def bare(batch: tuple[torch.Tensor, ...]) -> None:
+        inputs = [engine.mesh.place(x, engine.mesh.batch_spec(x.dim(), 0)) for x in batch]
+        state = [place.holder[place.key] for place in record.places]
+        *values, _ = record.program.run([*state, *inputs, *numbers])
+        for place, value, rebound in zip(record.outputs, values, record.rebound, strict=True):
+            if rebound:
+                place.holder[place.key] = value
+            else:
+                place.holder[place.key].data = value
+
+    taken: dict[str, list[float]] = {"captured": [], "bare": []}
+    ways: list[tuple[str, Callable[[tuple[torch.Tensor, ...]], None]]]
+    ways = [("captured", train), ("bare", bare)]
+    for step in range(2 + steps):
+        for name, way in ways:
+            batch = workload.batch(step)
+            runtime.wait()
+            start = time.thread_time()
+            way(batch)
+            taken[name].append(time.thread_time() - start)
+    medians = {name: 1e3 * statistics.median(times[2:]) for name, times in taken.items()}
+    return medians | {"inputs": len(record.program.inputs), "outputs": len(record.outputs) + 1}
+
+
+if __name__ == "__main__":
+    Path(sys.argv[2]).write_text(json.dumps(measure(**json.loads(sys.argv[1]))))
