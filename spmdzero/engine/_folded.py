@@ -11,10 +11,12 @@ import torch
 from spmdzero.engine._capture_blocks import block
 from spmdzero.engine._capture_follow import Following
 from spmdzero.engine._capture_kind import Kind, modes
+from spmdzero.engine._capture_random import GeneratorWatch
 from spmdzero.engine._capture_signature import UnknownInputError, freeze
 from spmdzero.engine._capture_watch import ModuleWatch
 from spmdzero.engine._folded_call import FoldedCall
 from spmdzero.engine._folded_pass import FoldedPass, PassTracer, changed_number
+from spmdzero.engine._folded_surroundings import Surroundings
 from spmdzero.engine._record import NotCapturableError
 from spmdzero.errors import SpmdZeroError
 from spmdzero.xla import (
@@ -155,6 +157,7 @@ class FoldedCalls:
             engine=self._engine,
             record=record,
             step=self._engine.global_steps,
+            surroundings=Surroundings.now(self._engine.module, self._following.watch),
             backward=functools.partial(self._backward, forwards=forwards, verify=verify),
         )
         outputs = call(tensors, keys)
@@ -199,7 +202,7 @@ class FoldedCalls:
         inputs, keys = [*saved, *grads.values()], call.record.keys
         if not local and (verify or kind.record is None) and not kind.given_up:
             with self._engine.programs.own_reads():
-                outcome = self._fold_backward(forwards.tracer, inputs, keys, tuple(grads))
+                outcome = self._fold_backward(forwards.tracer, call, inputs, tuple(grads))
                 if isinstance(outcome, _Backward):
                     shared = outcome.function.sharing(call.record.function.constants)
                     outcome = dataclasses.replace(outcome, function=shared)
@@ -209,7 +212,11 @@ class FoldedCalls:
                 self._following.say(logging.WARNING, "engine(...) goes on being traced: %s", reason)
         if local or kind.record is None:
             end = len(saved) - keys
-            forwards.tracer.backward(saved[:end], saved[end:], grads, store.add_local)
+            forwards.tracer.backward(
+                *(saved[:end], saved[end:], grads, store.add_local),
+                around=call.surroundings,
+                folds=False,
+            )
             return
         values = kind.record.function(inputs)
         for name, value in zip(kind.record.names, values, strict=True):
@@ -218,11 +225,11 @@ class FoldedCalls:
     def _fold_backward(
         self,
         tracer: PassTracer,
+        call: FoldedCall,
         inputs: Sequence[torch.Tensor],
-        keys: int,
         differentiated: tuple[int, ...],
     ) -> _Backward | NotCapturableError:
-        store = self._engine._gradients
+        store, keys = self._engine._gradients, call.record.keys
         names: list[str] = []
 
         def function(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -235,12 +242,30 @@ class FoldedCalls:
                     found.append(store.reduced(name, grad))
 
             given = dict(zip(differentiated, tensors[end:], strict=True))
-            tracer.backward(tensors[: end - keys], tensors[end - keys : end], given, sink)
+            tracer.backward(
+                *(tensors[: end - keys], tensors[end - keys : end], given, sink),
+                around=call.surroundings,
+                folds=True,
+            )
             if not found:
                 raise NotCapturableError("no parameter has a gradient")
             return found
 
-        return _attempt(lambda: _Backward(function=fold(function, inputs), names=tuple(names)))
+        def fold_it() -> _Backward:
+            folded = _Backward(function=fold(function, inputs), names=tuple(names))
+            generators.places_of([])
+            return folded
+
+        generators, module = GeneratorWatch(), ModuleWatch(self._engine.module, {})
+        try:
+            outcome = _attempt(fold_it)
+        finally:
+            generators.restore()
+        if change := module.change():
+            # The backward is about to run again, traced.
+            module.restore()
+            return NotCapturableError(f"the backward changes the module: {change}")
+        return outcome
 
     def _follow_structure(self) -> str | None:
         engine = self._engine

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spmdzero.engine._folded_pass import FoldedPass
+from spmdzero.engine._folded_surroundings import Surroundings
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.xla import are_pending
 from spmdzero.xla.mesh import fresh
@@ -30,6 +31,7 @@ class FoldedCall:
         engine: whose.
         record: what is called.
         step: the engine's `global_steps` then.
+        surroundings: what the forward depends on beside its inputs.
         backward: takes this, what the forward took (tensors, then keys) and the gradient of each
             output that has one, by its index; adds the parameters' gradients to the engine's.
     """
@@ -37,6 +39,7 @@ class FoldedCall:
     engine: "Engine"
     record: FoldedPass
     step: int
+    surroundings: Surroundings
     backward: Callable[["FoldedCall", Sequence[torch.Tensor], dict[int, torch.Tensor]], None]
     _output: "weakref.ref[torch.Tensor] | None" = None
 

@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from spmdzero.engine._capture_random import GeneratorWatch
 from spmdzero.engine._capture_signature import UnknownInputError, freeze
+from spmdzero.engine._folded_surroundings import Surroundings
 from spmdzero.engine._record import NotCapturableError
 from spmdzero.xla import (
     Batch,
@@ -145,6 +146,9 @@ class PassTracer:
         try:
             with record_uploads() as uploads:
                 folded = fold(function, tensors, more=keys)
+            if self._region.read_at is not None:
+                # The refusal may have been caught where the value was read.
+                _refuse_read()
             places = generators.places_of(values)
         finally:
             generators.restore()
@@ -170,7 +174,7 @@ class PassTracer:
 
     def backward(
         self, tensors: Sequence[torch.Tensor], keys: Sequence[torch.Tensor],
-        grads: Mapping[int, torch.Tensor], sink: Any,
+        grads: Mapping[int, torch.Tensor], sink: Any, *, around: Surroundings, folds: bool,
     ) -> None:  # fmt: skip
         """Forward and backward in one: gradients of the parameters go to `sink`.
 
@@ -179,20 +183,27 @@ class PassTracer:
         Args:
             tensors, keys: what the forward took.
             grads: of the loss, for each output that has one.
+            around: what the forward saw.
+            folds: the tensors are stand-ins.
+
+        Raises:
+            NotCapturableError: `folds`, and it can't be one operation.
         """
         left = iter(keys)
+        # What the forward drew was drawn when it ran first; what the backward draws comes on top.
         state = torch.get_rng_state()
         try:
-            with torch.enable_grad():
+            with torch.enable_grad(), around.restored():
                 passage = self._trace([t.detach() for t in tensors], lambda _: next(left), sink)
-                outputs: list[torch.Tensor] = []
-                map_tensors(passage.output, lambda _, tensor: outputs.append(tensor))
-                with self._region.backward(passage.state):
-                    torch.autograd.backward(
-                        [outputs[index] for index in grads], list(grads.values())
-                    )
         finally:
             torch.set_rng_state(state)
+        outputs: list[torch.Tensor] = []
+        map_tensors(passage.output, lambda _, tensor: outputs.append(tensor))
+        refusing: Any = {"key": _refuse_draw, "read": _refuse_read} if folds else {}
+        with self._region.backward(passage.state, **refusing):
+            torch.autograd.backward([outputs[index] for index in grads], list(grads.values()))
+        if folds and self._region.read_at is not None:
+            _refuse_read()
 
     def _trace(self, tensors: Sequence[torch.Tensor], key: Any, sink: Any) -> Passage:
         given = iter(tensors)
@@ -217,10 +228,15 @@ def _ignore(name: str, grad: torch.Tensor) -> None:
     pass
 
 
-def _refuse_read(tensor: torch.Tensor) -> torch.Tensor:
+def _refuse_read(_: torch.Tensor | None = None) -> NoReturn:
     raise NotCapturableError(
-        "the forward reads a value from the devices, by which Python may choose its way"
+        "the forward, or what it has run in backward, reads a value from the devices, by which "
+        "Python may choose its way"
     )
+
+
+def _refuse_draw(_: int) -> NoReturn:
+    raise NotCapturableError("what runs in backward draws random numbers")
 
 
 def _refuse_strangers(folded: FoldedFunction, known: set[int]) -> None:

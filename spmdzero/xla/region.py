@@ -31,6 +31,8 @@ from spmdzero.xla.mesh import DeviceMesh
 
 logger = logging.getLogger("spmdzero")
 GradientSink = Callable[[str, torch.Tensor], None]
+KeySource = Callable[[int], torch.Tensor]
+Reader = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,8 +49,8 @@ class Tracing:
     parameters: Mapping[str, torch.Tensor]
     buffers: Mapping[str, torch.Tensor]
     sink: GradientSink
-    key: Callable[[int], torch.Tensor]
-    read: Callable[[torch.Tensor], torch.Tensor]
+    key: KeySource
+    read: Reader
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,7 +87,7 @@ class ReplicaRegion:
     Attributes:
         replicas: number of each replica, `[n]` int32, sharded.
         recomputes: whether the latest forward checkpoints activations.
-        read_at: where the latest forward read a value from the devices, None for nowhere.
+        read_at: where the latest pass read a value from the devices, None for nowhere.
     """
 
     def __init__(
@@ -150,7 +152,12 @@ class ReplicaRegion:
         state = {**parameters, **buffers}
         entered = dict(state)
         kept = kept_tensors(self._module)
-        with self._dispatch(own) as dispatch, FrozenNorms(), WideNorms(), autocast(self._autocast):
+        with (
+            self._dispatch(own.key, own.read) as dispatch,
+            FrozenNorms(),
+            WideNorms(),
+            autocast(self._autocast),
+        ):
             output = functional_call(self._module, state, entered_args, entered_kwargs)
         self.recomputes, self.read_at = dispatch.recomputes, dispatch.read_at
         refuse_new(kept, kept_tensors(self._module))
@@ -183,29 +190,37 @@ class ReplicaRegion:
         self.recomputes, self._state = False, None
 
     @contextlib.contextmanager
-    def backward(self, state: Mapping[str, torch.Tensor] | None = None) -> Iterator[None]:
+    def backward(
+        self,
+        state: Mapping[str, torch.Tensor] | None = None,
+        *,
+        key: KeySource | None = None,
+        read: Reader | None = None,
+    ) -> Iterator[None]:
         """Wraps `loss.backward()`: gradient checkpointing runs the module's forward again there.
 
         It then finds the replicas' parameters, random numbers and checked reads of the forward.
 
         Args:
             state: of the `Passage` that the loss comes from, None for that of the latest call.
+            key, read: as in `Tracing`, for what the user runs in backward; None for the region's.
         """
         if state is None:
             if self._state is None:
                 yield
                 return
             state, self._state = self._state, {}
-        own = _reparametrize_module(self._module, dict(state), tie_weights=True)
-        with self._dispatch(), FrozenNorms(), WideNorms(), own:
+        inside = _reparametrize_module(self._module, dict(state), tie_weights=True)
+        with self._dispatch(key, read) as dispatch, FrozenNorms(), WideNorms(), inside:
             yield
+        self.read_at = self.read_at or dispatch.read_at
 
-    def _dispatch(self, own: Tracing | None = None) -> RegionDispatch:
-        key = own.key if own is not None else self._make_key
+    def _dispatch(self, key: KeySource | None, read: Reader | None) -> RegionDispatch:
+        key = key or self._make_key
         replica = _manual.enter(self.replicas, self._mesh, self._mesh.batch_spec(1))
         return RegionDispatch(
             random=ReplicaRandom(replica, lambda value: self._enter_whole(key(value))),
-            read=own.read if own is not None else self._read,
+            read=read or self._read,
             upload=self._upload,
             owner=self._module,
         )

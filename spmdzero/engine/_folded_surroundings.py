@@ -1,0 +1,55 @@
+"""What a forward's Python saw beside its inputs, for a backward pass that runs it again."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from spmdzero.engine._capture_watch import ModuleWatch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """A module's attributes and modes, and torch's autocast and default dtype, at one forward.
+
+    Attributes:
+        module: whose forward it was.
+        watch: the module as it was.
+        autocast: dtype of `torch.autocast` on the devices, None where it was off.
+        default: torch's default dtype.
+    """
+
+    module: nn.Module
+    watch: ModuleWatch
+    autocast: torch.dtype | None
+    default: torch.dtype
+
+    @classmethod
+    def now(cls, module: nn.Module, watch: ModuleWatch) -> "Surroundings":
+        """Those of a forward that is about to run; `watch` has just seen no change."""
+        on = torch.is_autocast_enabled("xla")
+        return cls(
+            module=module,
+            watch=watch,
+            autocast=torch.get_autocast_dtype("xla") if on else None,
+            default=torch.get_default_dtype(),
+        )
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Inside, everything is as it was; afterwards, as it is."""
+        default, after = torch.get_default_dtype(), None
+        if self.watch.change():
+            after = ModuleWatch(self.module, {})
+            self.watch.restore()
+        torch.set_default_dtype(self.default)
+        on = self.autocast is not None
+        try:
+            with torch.autocast("xla", dtype=self.autocast, enabled=on):
+                yield
+        finally:
+            torch.set_default_dtype(default)
+            if after is not None:
+                after.restore()

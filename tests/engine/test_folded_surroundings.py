@@ -1,0 +1,166 @@
+"""A folded backward pass runs the forward's Python again: as the forward saw it, and no more."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import spmdzero
+from tests.engine.captured import ROWS, WIDTH, assert_same_state, make_engine
+
+
+class Net(nn.Module):
+    """Two heads, of which an attribute chooses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.task, self.dropout = "a", nn.Dropout(0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dropout(getattr(self, self.task)(x)).float().square().mean()
+
+
+def rows(index: int) -> torch.Tensor:
+    return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(index))
+
+
+def two_tasks(engine: spmdzero.Engine, index: int) -> torch.Tensor:
+    engine.module.task = "a"
+    first = engine(rows(index))
+    engine.module.task = "b"
+    loss = first + 2 * engine(rows(100 + index))
+    engine.backward(loss)
+    return loss
+
+
+def train_and_eval(engine: spmdzero.Engine, index: int) -> torch.Tensor:
+    engine.train()
+    first = engine(rows(index))
+    engine.eval()
+    loss = first + engine(rows(index))
+    engine.backward(loss)
+    return loss
+
+
+def autocast_around_the_forward(engine: spmdzero.Engine, index: int) -> torch.Tensor:
+    with torch.autocast("xla", dtype=torch.bfloat16):
+        loss = engine(rows(index))
+    engine.backward(loss)
+    return loss
+
+
+@pytest.mark.parametrize("micro_step", [two_tasks, train_and_eval, autocast_around_the_forward])
+def test_the_backward_is_that_of_the_forward_that_ran(
+    micro_step: Callable[[spmdzero.Engine, int], torch.Tensor],
+) -> None:
+    folding = assert_same_with_and_without_capture(Net, micro_step)
+    assert folding.folded
+
+
+def assert_same_with_and_without_capture(
+    module: Callable[[], nn.Module], micro_step: Callable[[spmdzero.Engine, int], torch.Tensor]
+) -> Any:
+    losses, engines = [], []
+    for capture in (False, True):
+        torch.manual_seed(0)
+        engine = make_engine(module(), capture=capture)
+        found = []
+        for index in range(5):
+            loss = micro_step(engine, index)
+            engine.step()
+            found.append(loss.item())
+        losses.append(found)
+        engines.append(engine)
+    assert losses[0] == losses[1]
+    assert_same_state(*engines)
+    return engines[1].folding
+
+
+class Halve(torch.autograd.Function):
+    """Python chooses by the gradient's values."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 0.5 if grad.detach().mul(0).sum() == 0 else grad
+
+
+class Noise(torch.autograd.Function):
+    """Gradient noise."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad + 0.05 * torch.randn_like(grad)
+
+
+class Reads(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(Halve.apply(self.a(x)))
+
+
+class Draws(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(Noise.apply(self.a(x)))
+
+
+class Counts(Net):
+    """A tensor hook counts, and the count is in the gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def scaled(self, grad: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return grad * self.calls
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.a(x)
+        if hidden.requires_grad:
+            hidden.register_hook(self.scaled)
+        return super().forward(hidden)
+
+
+class Swallows(Net):
+    """Takes whatever stops it from reading a value for an error of the data."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            factor = 2.0 if (x.detach() * 0).sum().item() == 0 else 1.0
+        except Exception:
+            factor = 5.0
+        return super().forward(x) * factor
+
+
+def one_batch(engine: spmdzero.Engine, index: int) -> torch.Tensor:
+    loss = engine(rows(index))
+    engine.backward(loss)
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (Reads, "reads a value from the devices"),
+        (Draws, "what runs in backward draws random numbers"),
+        (Counts, "the backward changes the module: 'calls' of the module"),
+        (Swallows, "reads a value from the devices"),
+    ],
+)
+def test_python_that_backward_runs_keeps_it_from_being_folded(
+    module: Callable[[], nn.Module], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "spmdzero"):
+        assert_same_with_and_without_capture(module, one_batch)
+    assert reason in caplog.text
