@@ -72,8 +72,11 @@ def modes(engine: "TrainBatch", parameters: Iterable[torch.Tensor]) -> Hashable:
     device, optimizer = engine.device.type, engine.optimizer
     return (
         tuple([parameter.requires_grad for parameter in parameters]),
+        # The plan is the config's and the batch's.
         engine._batch,
-        id(engine.plan),
+        tuple([tuple(map(id, group["params"])) for group in optimizer.param_groups])
+        if optimizer
+        else None,
         fixed_numbers(optimizer._rules, optimizer.param_groups) if optimizer else None,
         torch.get_default_dtype(),
         torch.is_autocast_enabled(device),

@@ -1,9 +1,12 @@
 """Notices that a module is not what it was when its step was traced."""
 
 import argparse
+import collections
 import dataclasses
+import enum
 import itertools
 import operator
+import sys
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -11,12 +14,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from spmdzero.engine._capture_content import WatchedContent, content_of
+
 HOOKS = {
     "_forward_hooks": "forward hook",
     "_forward_pre_hooks": "forward pre-hook",
     "_backward_hooks": "backward hook",
     "_backward_pre_hooks": "backward pre-hook",
 }
+_LIBRARIES = {*sys.stdlib_module_names, "numpy", "torch", "torch_xla", "spmdzero"}
 _REGISTRIES = {"_parameters", "_modules", *HOOKS}
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
 # A container of more items is data, which nobody branches on item by item.
@@ -42,6 +48,12 @@ class _Watched:
             self.container.update(zip(self.keys, self.values, strict=True))
         elif isinstance(self.container, list):
             self.container[:] = self.values
+        elif isinstance(self.container, set):
+            self.container.clear()
+            self.container.update(self.values)
+        elif isinstance(self.container, collections.deque):
+            self.container.clear()
+            self.container.extend(self.values)
 
     def change(self) -> str | None:
         """What differs; numbers are compared by value here."""
@@ -49,6 +61,8 @@ class _Watched:
         keys = list(self.container) if isinstance(self.container, dict) else range(len(now))
         if len(now) != len(self.values):
             return f"{self.name} has {len(now)} entries, not {len(self.values)}"
+        if self.keys and keys != self.keys:
+            return f"{self.name} has other keys"
         for key, old, new in zip(keys, self.values, now, strict=True):
             if old is not new and not _is_same_number(old, new):
                 if key == "training":
@@ -61,8 +75,9 @@ class _Watched:
 class ModuleWatch:
     """Holds what a module's forward could depend on: submodules, attributes, hooks, modes.
 
-    Values are compared by identity, all in one pass. Followed are lists, dicts, dataclasses and
-    objects whose class is named a config, three levels deep.
+    Values are compared by identity, all in one pass. Followed, three levels deep, are lists, dicts,
+    sets, deques and objects with attributes, whose classes are not a library's; generators of
+    random numbers and data on the CPU are compared by content.
 
     Args:
         module: the user's module.
@@ -77,6 +92,8 @@ class ModuleWatch:
         self.parameters = tuple(module.parameters())
         self.hook: str | None = None
         self._watched: list[_Watched] = []
+        self._contents: list[WatchedContent] = []
+        self._followed: list[Any] = []
         seen: set[int] = set()
         for prefix, part in module.named_modules():
             name = f"submodule {prefix!r}" if prefix else "the module"
@@ -101,17 +118,18 @@ class ModuleWatch:
         """What has changed, in words; None for nothing."""
         # No list is made of what is there now: half a millisecond for 1,000 modules.
         pairs = itertools.zip_longest(self._now(), self._values, fillvalue=_NOTHING)
-        if not any(self._empty) and all(itertools.starmap(operator.is_, pairs)):
-            return None
-        for watched in self._watched:
+        same = not any(self._empty) and all(itertools.starmap(operator.is_, pairs))
+        for watched in self._contents if same else (*self._contents, *self._watched):
             if change := watched.change():
                 return change
+        if same:
+            return None
         self._values = [*self._now()]
         return None
 
     def restore(self) -> None:
         """Undoes all changes."""
-        for watched in self._watched:
+        for watched in (*self._contents, *self._watched):
             if watched.change():
                 watched.restore()
 
@@ -120,6 +138,7 @@ class ModuleWatch:
         return itertools.chain(
             itertools.chain.from_iterable(mappings),
             itertools.chain.from_iterable(self._sequences),
+            itertools.chain.from_iterable(self._followed),
         )
 
     def _find_hook(self, kind: str, name: str, hooks: Iterable[Any]) -> None:
@@ -130,12 +149,18 @@ class ModuleWatch:
                 self.hook = self.hook or f"{called}, a {kind} of {name}"
 
     def _follow(self, name: str, value: Any, seen: set[int], depth: int) -> None:
+        if id(value) not in seen and (content := content_of(name, value)) is not None:
+            seen.add(id(value))
+            self._contents.append(content)
         container = _container(value)
         if container is None or depth == 0 or len(container) > _MOST_ITEMS:
             return
         if id(container) in seen:
             return
         self._add(name, container, seen)
+        if isinstance(container, dict) and container:
+            # Its keys: a module's own attributes hardly change their names.
+            self._followed.append(container)
         for key, item in _items(container):
             self._follow(f"{key!r} of {name}", item, seen, depth - 1)
 
@@ -153,12 +178,15 @@ def _values(container: Any) -> Iterable[Any]:
 
 
 def _container(value: Any) -> Any:
-    if isinstance(value, dict | list | tuple):
+    if isinstance(value, dict | list | tuple | set | collections.deque):
         return value
-    named = isinstance(value, types.SimpleNamespace | argparse.Namespace)
-    if named or dataclasses.is_dataclass(value) or type(value).__name__.endswith("Config"):
-        return getattr(value, "__dict__", None)
-    return None
+    if isinstance(value, types.SimpleNamespace | argparse.Namespace):
+        return vars(value)
+    if isinstance(value, nn.Module | torch.Tensor | type | enum.Enum):
+        return None
+    # What a library's own objects hold is its business: caches, locks, counters.
+    home = type(value).__module__.partition(".")[0]
+    return None if home in _LIBRARIES else getattr(value, "__dict__", None)
 
 
 def _items(container: Any) -> Iterator[tuple[Any, Any]]:

@@ -59,7 +59,8 @@ class GradientStore:
         """Allocates the accumulators that `plan` has, and drops those that it has not."""
         self._plan = plan
         self.clear()
-        self.accumulators = {}
+        # The same dict: captured steps find an accumulator by it.
+        self.accumulators.clear()
         for tensor in plan:
             placement = tensor.placement(Role.ACCUMULATOR)
             if placement is not None:
