@@ -6,8 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from spmdzero.xla import set_value
+
 if TYPE_CHECKING:
     from spmdzero.engine._train_batch import TrainBatch
+
+
+# The state that the user's own code may have made.
+_USERS = ("buffer/", "attribute/")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,6 +48,17 @@ def state_places(engine: "TrainBatch") -> list[Place]:
             seen.add(id(tensor))
             found.append(place)
     return found
+
+
+def own_numbers(engine: "TrainBatch") -> None:
+    """Gives each 0-dim buffer and attribute of the module a buffer of its own; reads them.
+
+    One that was made of a Python number shares that of equal numbers in the program.
+    """
+    for place in _all(engine):
+        tensor = place.tensor
+        if place.name.startswith(_USERS) and tensor is not None and not tensor.dim():
+            set_value(tensor, engine.mesh.place(tensor.detach().cpu()))
 
 
 def _all(engine: "TrainBatch") -> Iterator[Place]:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 from spmdzero.engine._capture_blocks import block
 from spmdzero.engine._capture_follow import Following
 from spmdzero.engine._capture_kind import TRACES, Kind, modes
+from spmdzero.engine._capture_places import own_numbers
 from spmdzero.engine._capture_signature import Signature, UnknownInputError
 from spmdzero.engine._capture_watch import ModuleWatch
 from spmdzero.engine._record import Record
 from spmdzero.engine._recording import Recording
 from spmdzero.engine._replay import current_state, replay
-from spmdzero.xla import count_pending, start_pending
+from spmdzero.xla import start_pending
 
 if TYPE_CHECKING:
     from spmdzero.engine._train_batch import TrainBatch
@@ -67,9 +68,8 @@ class CapturedSteps:
             self._trace(lambda: engine(*args, **kwargs), blocked, ends=ends)
             return
         placed = engine._place_inputs(args, kwargs)
-        if count_pending(engine.device):
-            # It may depend on buffers that the program donates.
-            start_pending(engine.device)
+        # It may depend on buffers that the program donates; a `clone` shares one until then.
+        start_pending(engine.device)
         try:
             signature = Signature.of(*placed)
         except UnknownInputError as error:
@@ -131,6 +131,7 @@ class CapturedSteps:
         engine = self._engine
         self.reason = f"this kind of micro-batch was seen {kind.equal} of {TRACES} times"
         self.traced += 1
+        own_numbers(engine)
         engine._recording = recording = Recording(engine, signature.tensors, self._following.watch)
         try:
             with recording.uploads():

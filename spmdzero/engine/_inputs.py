@@ -9,6 +9,7 @@ from torch import nn
 
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.xla import Batch, DeviceMesh, RegionRules, Replicated, map_tensors, runtime
+from spmdzero.xla.mesh import fresh
 
 
 class InputPlacer:
@@ -141,7 +142,8 @@ class InputPlacer:
 
     def _upload(self, tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
         if tensor.device.type != "cpu":
-            return tensor
+            # A number's buffer may be that of a number in the program, a view has none yet.
+            return fresh(tensor) if not tensor.dim() or tensor._is_view() else tensor
         spec = (None,) * tensor.dim() if dim is None else self._mesh.batch_spec(tensor.dim(), dim)
         return self._mesh.place(tensor, spec, role="batch")
 

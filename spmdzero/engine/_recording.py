@@ -20,6 +20,8 @@ from spmdzero.xla import (
     count_pending,
     counters,
     record_uploads,
+    set_pending_value,
+    set_value,
     tensor_id,
 )
 
@@ -99,9 +101,9 @@ class Recording:
         )
         for i in set(read) - written:
             # From now on known to torch_xla as the other tensor.
-            self._state[i][1].data = used[self._state_buffers[i]]
+            set_value(self._state[i][1], used[self._state_buffers[i]])
         for root, value in zip(roots, pending.run(), strict=True):
-            root.data = value
+            set_pending_value(root, value)
         return Record(
             program=program,
             places=tuple(self._state[i][0] for i in read),

@@ -9,7 +9,7 @@ from spmdzero.engine._hyper import group_numbers, loss_scale_number, scale_numbe
 from spmdzero.engine._programs import Compiled
 from spmdzero.engine._record import Record, forms_of
 from spmdzero.engine._schedule import require_metrics
-from spmdzero.xla import draw_keys
+from spmdzero.xla import draw_keys, set_value
 
 if TYPE_CHECKING:
     from spmdzero.engine._train_batch import TrainBatch
@@ -59,7 +59,7 @@ def replay(
         if rebound:
             place.holder[place.key] = value
         else:
-            place.holder[place.key].data = value
+            set_value(place.holder[place.key], value)
     engine._losses.append(loss)
     engine._gradients.adopt(record.summed)
     engine._counters.backwards += 1

@@ -201,6 +201,26 @@ def replace(tensor: torch.Tensor, other: torch.Tensor) -> None:
     _C._replace_xla_tensor(tensor, other)
 
 
+def set_value(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Makes `tensor`, what is detached from it and its views hold what `value` holds.
+
+    Setting `.data` would leave those others on a buffer that may be gone.
+    """
+    torch._functionalize_replace(tensor, torch._from_functional_tensor(value))
+    torch._functionalize_commit_update(tensor)
+    torch._functionalize_sync(tensor)
+
+
+def set_pending_value(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """`set_value` of a pending tensor, after which nothing is pending for it.
+
+    What is detached from it would stay pending until it is used.
+    """
+    if torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) > 1:
+        tensor.detach().copy_(value)
+    set_value(tensor, value)
+
+
 def computation(proto: bytes) -> Any:
     """A serialised HLO module as something that can be called inside of programs."""
     return _C._xla_op_computation_from_module_proto("folded", proto)

@@ -20,7 +20,7 @@ from peers.config import deepspeed_config
 
 import spmdzero
 from spmdzero.engine._replay import _host_numbers
-from spmdzero.xla import runtime
+from spmdzero.xla import runtime, set_value
 
 WARM_UP = 5
 
@@ -49,7 +49,7 @@ def measure(model: str, devices: int, steps: int) -> dict[str, float]:
             if rebound:
                 place.holder[place.key] = value
             else:
-                place.holder[place.key].data = value
+                set_value(place.holder[place.key], value)
 
     taken: dict[str, list[float]] = {"captured": [], "bare": []}
     ways: list[tuple[str, Callable[[tuple[torch.Tensor, ...]], None]]]
