@@ -61,6 +61,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_json_and_page_are_of_the_devices_that_were_asked_for(folder: Path) -> None:
     done = run(
         folder, "net:Net", "ds.json", "--batch", "x={devices}x64", "--devices", "4",
@@ -87,6 +88,7 @@ def test_strict_fails_for_what_the_audit_finds_and_json_and_page_name_it(folder:
     assert finding["subject"] in (folder / "page.html").read_text()
 
 
+@pytest.mark.slow
 def test_without_strict_findings_are_told_and_the_status_is_0(folder: Path) -> None:
     arguments = ("-b", "net:batch", "--devices", "4", "--own-stage")
     done = run(folder, "net:Leaking", "global.json", *arguments)

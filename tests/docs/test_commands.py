@@ -19,12 +19,7 @@ def commands(page: Path) -> str:
     return "".join(block.text for block in blocks(page) if block.language == "bash")
 
 
-# The TPU's compiler takes its time.
-PAGES_WITH_COMMANDS = [
-    pytest.param(page, id=named(page), marks=[pytest.mark.slow] * ("--tpu" in found))
-    for page in PAGES
-    if (found := commands(page))
-]
+PAGES_WITH_COMMANDS = [pytest.param(page, id=named(page)) for page in PAGES if commands(page)]
 PROGRAMS = {"python": [sys.executable], "spmdzero": [sys.executable, "-m", "spmdzero.cli"]}
 
 
@@ -65,6 +60,7 @@ def run(line: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES_WITH_COMMANDS)
 def test_the_commands_of_a_page_run_and_print_what_the_page_shows(page: Path, tmp_path: Path):
     save_files(page, tmp_path)

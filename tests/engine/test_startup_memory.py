@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
 from tests.support.processes import environment
 from tests.support.trajectory import ROOT
+
+pytestmark = pytest.mark.slow
 
 MIB = 2**20
 LAYERS, WIDTH = 32, 1024
