@@ -42,7 +42,8 @@ class WatchedContent:
 def content_of(name: str, value: Any) -> WatchedContent | None:
     """Watches `value` if it is data on the CPU or a generator of random numbers."""
     if isinstance(value, torch.Tensor):
-        if value.device.type != "cpu":
+        # A tensor made in inference mode has no version, and can't be written outside of it.
+        if value.device.type != "cpu" or value.is_inference():
             return None
         kept = value.detach().clone() if value.numel() <= _MOST_ELEMENTS else None
         return WatchedContent(

@@ -120,6 +120,15 @@ def test_a_change_in_place_is_seen(act: Callable[[Any], None]) -> None:
     assert_capture_changes_nothing(script)
 
 
+def test_a_tensor_made_in_inference_mode_is_no_obstacle() -> None:
+    def script(engine: spmdzero.Engine) -> list[float]:
+        with torch.inference_mode():
+            engine.module.number = torch.tensor(3.0)
+        return train(engine, 0, 5)
+
+    assert_capture_changes_nothing(script)
+
+
 def test_a_buffer_made_of_a_number_can_be_written() -> None:
     def script(engine: spmdzero.Engine) -> list[float]:
         make_a_buffer_of_a_number(engine.module)
