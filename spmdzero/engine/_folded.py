@@ -1,5 +1,6 @@
 """The three calls with little to trace: forward, backward and update as operations of the step."""
 
+import copy
 import dataclasses
 import functools
 import logging
@@ -163,7 +164,9 @@ class FoldedCalls:
         outputs = call(tensors, keys)
         found = {id(marker): out for marker, out in zip(record.markers, outputs, strict=True)}
         self.folded, self.reason, self._in_program = self.folded + 1, None, True
-        return map_tensors(record.output, lambda _, marker: found[id(marker)])
+        # Containers of the caller's own, who may write into them.
+        output = copy.deepcopy(record.output, {id(marker): marker for marker in record.markers})
+        return map_tensors(output, lambda _, marker: found[id(marker)])
 
     def _verify(self, forwards: _Forwards, tensors: Sequence[torch.Tensor]) -> None:
         kind = forwards.kind

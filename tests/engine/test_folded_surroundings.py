@@ -164,3 +164,21 @@ def test_python_that_backward_runs_keeps_it_from_being_folded(
     with caplog.at_level(logging.INFO, "spmdzero"):
         assert_same_with_and_without_capture(module, one_batch)
     assert reason in caplog.text
+
+
+class Logs(Net):
+    """Returns a list that has no tensor in it."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return {"loss": super().forward(x), "logs": []}
+
+
+def test_what_the_caller_writes_into_an_output_is_not_in_the_next() -> None:
+    engine = make_engine(Logs())
+    for index in range(6):
+        output = engine(rows(index))
+        assert output["logs"] == []
+        output["logs"].append(index)
+        engine.backward(output["loss"])
+        engine.step()
+    assert engine.folding.folded == 6
