@@ -1,11 +1,12 @@
 """The numbers of a step that the host knows, on their way to the devices."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from spmdzero.engine._hold import ROWS, ScheduleHold
+from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import UpdateRule
 from spmdzero.precision import LossScaler
 from spmdzero.xla.mesh import DeviceMesh
@@ -56,13 +57,25 @@ def fixed_numbers(rules: Sequence[UpdateRule], groups: list[dict[str, Any]]) -> 
     """Of groups whose rule reads them itself the values, which are constants of its program."""
     return tuple(
         repr({key: value for key, value in group.items() if key != "params"})
-        for rule, group in zip(rules, groups, strict=True)
+        for rule, group in _pairs(rules, groups)
         if not rule.hyper(group)
     )
 
 
 def _hypers(rules: Sequence[UpdateRule], groups: list[dict[str, Any]]) -> list[Mapping[str, float]]:
-    return [rule.hyper(group) for rule, group in zip(rules, groups, strict=True)]
+    return [rule.hyper(group) for rule, group in _pairs(rules, groups)]
+
+
+def _pairs(
+    rules: Sequence[UpdateRule], groups: list[dict[str, Any]]
+) -> Iterator[tuple[UpdateRule, dict[str, Any]]]:
+    if len(groups) != len(rules):
+        raise SpmdZeroUsageError(
+            f"optimizer.param_groups had {len(rules)} entries after initialize and has "
+            f"{len(groups)}: the sharding plan has placed the states of each. Pass all groups as "
+            'model_parameters; one that is not to train can have "lr": 0'
+        )
+    return zip(rules, groups, strict=True)
 
 
 def _hosts(

@@ -15,6 +15,7 @@ from spmdzero.engine._loss_scale import LossScaled, LossScales, unscale
 from spmdzero.engine._torch_calls import PlannedOptimizer, refuse_closure
 from spmdzero.engine._update import GroupUpdate, Member
 from spmdzero.engine._whole import MeshTensor
+from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import UpdateRule
 from spmdzero.plan import Placement, Role, ShardingPlan
 from spmdzero.precision import LossScaler, PrecisionPolicy
@@ -121,7 +122,14 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
         return states | {"counter/applied": self._applied, "counter/skipped": self._skipped}
 
     def _trainable(self) -> Iterable[nn.Parameter]:
-        members = (p for group in self.param_groups for p in group["params"])
+        members = [p for group in self.param_groups for p in group["params"]]
+        for parameter in members:
+            if parameter not in self._names:
+                raise SpmdZeroUsageError(
+                    f"a param group holds a tensor of shape {list(parameter.shape)} that "
+                    "initialize was not given: its states have no place in the sharding plan. Pass "
+                    "all parameters as model_parameters"
+                )
         # The plan's word, not requires_grad, which may change after states were allocated.
         return (p for p in members if self._plan[self._names[p]].trainable)
 
