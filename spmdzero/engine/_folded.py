@@ -4,48 +4,26 @@ import copy
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from spmdzero.engine._capture_blocks import block
 from spmdzero.engine._capture_follow import Following
 from spmdzero.engine._capture_kind import Kind, modes
-from spmdzero.engine._capture_random import GeneratorWatch
 from spmdzero.engine._capture_signature import UnknownInputError, freeze
 from spmdzero.engine._capture_watch import ModuleWatch
+from spmdzero.engine._folded_attempt import attempt
+from spmdzero.engine._folded_backward import FoldedBackward, fold_backward
 from spmdzero.engine._folded_call import FoldedCall
-from spmdzero.engine._folded_pass import FoldedPass, PassTracer, changed_number
+from spmdzero.engine._folded_pass import FoldedPass, PassTracer
 from spmdzero.engine._folded_surroundings import Surroundings
 from spmdzero.engine._record import NotCapturableError
-from spmdzero.errors import SpmdZeroError
-from spmdzero.xla import (
-    FoldedFunction,
-    StandInKeptError,
-    draw_keys,
-    fold,
-    map_tensors,
-    no_stand_in_left,
-)
+from spmdzero.xla import draw_keys, map_tensors
 
 if TYPE_CHECKING:
     from spmdzero.engine._engine import Engine
-
-_Traced = TypeVar("_Traced")
-
-
-@dataclasses.dataclass(kw_only=True)
-class _Backward:
-    """A folded backward pass, and the parameters whose gradients it returns."""
-
-    function: FoldedFunction
-    names: tuple[str, ...]
-
-    def difference(self, other: "_Backward") -> str | None:
-        if self.names != other.names or self.function.proto != other.function.proto:
-            return "the same inputs gave another graph in backward"
-        return changed_number(self.function, other.function)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -60,7 +38,7 @@ class _Forwards:
 
     tracer: PassTracer
     kind: Kind[FoldedPass] = dataclasses.field(default_factory=Kind)
-    backwards: dict[Hashable, Kind[_Backward]] = dataclasses.field(default_factory=dict)
+    backwards: dict[Hashable, Kind[FoldedBackward]] = dataclasses.field(default_factory=dict)
 
 
 class FoldedCalls:
@@ -170,11 +148,9 @@ class FoldedCalls:
 
     def _verify(self, forwards: _Forwards, tensors: Sequence[torch.Tensor]) -> None:
         kind = forwards.kind
-        outcome = _attempt(lambda: forwards.tracer.forward(tensors))
-        if change := self._following.watch.change():
-            # The forward is about to run again, traced.
-            self._following.watch.restore()
-            outcome = NotCapturableError(f"the forward changes the module: {change}")
+        outcome = attempt(
+            lambda: forwards.tracer.forward(tensors), watch=self._following.watch, name="forward"
+        )
         reason = kind.judge(outcome)
         if kind.given_up is not None:
             self._following.say(
@@ -205,10 +181,7 @@ class FoldedCalls:
         inputs, keys = [*saved, *grads.values()], call.record.keys
         if not local and (verify or kind.record is None) and not kind.given_up:
             with self._engine.programs.own_reads():
-                outcome = self._fold_backward(forwards.tracer, call, inputs, tuple(grads))
-                if isinstance(outcome, _Backward):
-                    shared = outcome.function.sharing(call.record.function.constants)
-                    outcome = dataclasses.replace(outcome, function=shared)
+                outcome = fold_backward(forwards.tracer, call, inputs, tuple(grads))
                 reason = kind.judge(outcome)
             if reason is not None:
                 forwards.kind.given_up = reason
@@ -224,51 +197,6 @@ class FoldedCalls:
         values = kind.record.function(inputs)
         for name, value in zip(kind.record.names, values, strict=True):
             store.add_reduced(name, value)
-
-    def _fold_backward(
-        self,
-        tracer: PassTracer,
-        call: FoldedCall,
-        inputs: Sequence[torch.Tensor],
-        differentiated: tuple[int, ...],
-    ) -> _Backward | NotCapturableError:
-        store, keys = self._engine._gradients, call.record.keys
-        names: list[str] = []
-
-        def function(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-            end = len(tensors) - len(differentiated)
-            found: list[torch.Tensor] = []
-
-            def sink(name: str, grad: torch.Tensor) -> None:
-                if store.is_trained(name):
-                    names.append(name)
-                    found.append(store.reduced(name, grad))
-
-            given = dict(zip(differentiated, tensors[end:], strict=True))
-            tracer.backward(
-                *(tensors[: end - keys], tensors[end - keys : end], given, sink),
-                around=call.surroundings,
-                folds=True,
-            )
-            if not found:
-                raise NotCapturableError("no parameter has a gradient")
-            return found
-
-        def fold_it() -> _Backward:
-            folded = _Backward(function=fold(function, inputs), names=tuple(names))
-            generators.places_of([])
-            return folded
-
-        generators, module = GeneratorWatch(), ModuleWatch(self._engine.module, {})
-        try:
-            outcome = _attempt(fold_it)
-        finally:
-            generators.restore()
-        if change := module.change():
-            # The backward is about to run again, traced.
-            module.restore()
-            return NotCapturableError(f"the backward changes the module: {change}")
-        return outcome
 
     def _follow_structure(self) -> str | None:
         engine = self._engine
@@ -291,14 +219,3 @@ class FoldedCalls:
             # Afresh: an earlier trace may have changed what is traced.
             known.tracer = PassTracer(self._engine, args, kwargs)
         return known
-
-
-def _attempt(trace: Callable[[], _Traced]) -> _Traced | NotCapturableError:
-    try:
-        with no_stand_in_left():
-            return trace()
-    except StandInKeptError:
-        return NotCapturableError("the forward keeps a tensor outside of the module")
-    except (NotCapturableError, SpmdZeroError, RuntimeError) as error:
-        # Not the error itself, whose frames hold what was traced. A real one comes again.
-        return NotCapturableError(str(error))
