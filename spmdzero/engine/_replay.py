@@ -53,14 +53,8 @@ def replay(
         require_metrics(engine.lr_scheduler, {})
     engine._note_call()
     engine.programs.launching(engine.global_steps)
-    hosts = engine.mesh.place_all([*_host_numbers(engine, record)])
-    *values, loss = record.program.run([*state, *inputs, *hosts])
-    for place, value, rebound in zip(record.outputs, values, record.rebound, strict=True):
-        if rebound:
-            place.holder[place.key] = value
-        else:
-            set_value(place.holder[place.key], value)
-    engine._losses.append(loss)
+    hosts = engine.mesh.place_all([*host_numbers(engine, record)])
+    engine._losses.append(start(record, [*state, *inputs, *hosts]))
     engine._gradients.adopt(record.summed)
     engine._counters.backwards += 1
     engine.programs.launched(f"captured {kind}", engine.global_steps, Compiled())
@@ -68,7 +62,19 @@ def replay(
         engine._end_micro_batch(boundary=last, optimizer=engine.optimizer, lr_kwargs={})
 
 
-def _host_numbers(engine: "TrainBatch", record: Record) -> Iterator[torch.Tensor]:
+def start(record: Record, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Starts the program of `record`, puts its results in their places; returns the loss."""
+    *values, loss = record.program.run(sources)
+    for place, value, rebound in zip(record.outputs, values, record.rebound, strict=True):
+        if rebound:
+            place.holder[place.key] = value
+        else:
+            set_value(place.holder[place.key], value)
+    return loss
+
+
+def host_numbers(engine: "TrainBatch", record: Record) -> Iterator[torch.Tensor]:
+    """What the host uploads for the program of `record`, in its order."""
     optimizer = engine.optimizer
     assert optimizer is not None
     scaler = optimizer.loss_scaler

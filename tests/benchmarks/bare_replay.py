@@ -19,8 +19,8 @@ from harness.workload import Workload
 from peers.config import deepspeed_config
 
 import spmdzero
-from spmdzero.engine._replay import _host_numbers
-from spmdzero.xla import runtime, set_value
+from spmdzero.engine._replay import host_numbers, start
+from spmdzero.xla import runtime
 
 WARM_UP = 5
 
@@ -39,17 +39,12 @@ def measure(model: str, devices: int, steps: int) -> dict[str, float]:
     (kind,) = engine.capture._following.kinds.values()
     record = kind.record
     assert record is not None, engine.capture.reason
-    numbers = engine.mesh.place_all([*_host_numbers(engine, record)])
+    numbers = engine.mesh.place_all([*host_numbers(engine, record)])
 
     def bare(batch: tuple[torch.Tensor, ...]) -> None:
         inputs = [engine.mesh.place(x, engine.mesh.batch_spec(x.dim(), 0)) for x in batch]
         state = [place.holder[place.key] for place in record.places]
-        *values, _ = record.program.run([*state, *inputs, *numbers])
-        for place, value, rebound in zip(record.outputs, values, record.rebound, strict=True):
-            if rebound:
-                place.holder[place.key] = value
-            else:
-                set_value(place.holder[place.key], value)
+        start(record, [*state, *inputs, *numbers])
 
     taken: dict[str, list[float]] = {"captured": [], "bare": []}
     ways: list[tuple[str, Callable[[tuple[torch.Tensor, ...]], None]]]
@@ -58,9 +53,9 @@ def measure(model: str, devices: int, steps: int) -> dict[str, float]:
         for name, way in ways:
             batch = workload.batch(step)
             runtime.wait()
-            start = time.thread_time()
+            began = time.thread_time()
             way(batch)
-            taken[name].append(time.thread_time() - start)
+            taken[name].append(time.thread_time() - began)
     medians = {name: 1e3 * statistics.median(times[2:]) for name, times in taken.items()}
     return medians | {"inputs": len(record.program.inputs), "outputs": len(record.outputs) + 1}
 

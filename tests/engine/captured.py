@@ -1,6 +1,7 @@
 """The model, the data and the comparison of the tests of captured steps."""
 
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -43,6 +44,10 @@ def batches(count: int, length: int = LENGTH, first: int = 0) -> Iterator[tuple[
         yield (torch.randn(ROWS, length, WIDTH, generator=generator),)
 
 
+def rows(index: int) -> torch.Tensor:
+    return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(index))
+
+
 def make_engine(
     module: nn.Module | None = None, *, capture: bool = True, **more: Any
 ) -> spmdzero.Engine:
@@ -63,6 +68,17 @@ def train(engine: spmdzero.Engine, steps: int, **data: Any) -> list[float]:
     """The losses of so many steps; new data at each."""
     source = batches(steps * engine.gradient_accumulation_steps(), **data)
     return [loss.item() for loss in [engine.train_batch(source) for _ in range(steps)]]
+
+
+def twins(
+    module: Callable[[], nn.Module] = Residual, **more: Any
+) -> tuple[spmdzero.Engine, spmdzero.Engine]:
+    """An engine that traces and one that replays or folds."""
+    engines = []
+    for capture in (False, True):
+        torch.manual_seed(0)
+        engines.append(make_engine(module(), capture=capture, **more))
+    return engines[0], engines[1]
 
 
 def captured(engine: spmdzero.Engine) -> spmdzero.Engine:
@@ -88,3 +104,16 @@ def assert_same_state(one: spmdzero.Engine, other: spmdzero.Engine) -> None:
         assert getattr(one, name) == getattr(other, name), name
     assert one.get_lr() == other.get_lr()
     assert one.get_global_grad_norm() == other.get_global_grad_norm()
+
+
+def assert_twins_agree(
+    engines: tuple[spmdzero.Engine, ...], run: Callable[[spmdzero.Engine], list[float]]
+) -> None:
+    """What `run` returns and the state that it leaves are bit for bit the same."""
+    losses = []
+    for engine in engines:
+        torch.manual_seed(2)
+        random.seed(2)
+        losses.append(run(engine))
+    assert losses[0] == losses[1]
+    assert_same_state(engines[0], engines[1])

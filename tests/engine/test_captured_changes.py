@@ -11,30 +11,20 @@ import torch
 from torch import nn
 
 import spmdzero
-from tests.engine.captured import Residual, assert_same_state, captured, make_engine, train
+from tests.engine.captured import Residual, assert_twins_agree, captured, make_engine, train, twins
 
 OUTSIDE: dict[str, Any] = {}
 
 
-def twins(module: Callable[[], nn.Module]) -> tuple[spmdzero.Engine, spmdzero.Engine]:
-    engines = []
-    for capture in (False, True):
-        torch.manual_seed(0)
-        engines.append(make_engine(module(), capture=capture))
-    return engines[0], engines[1]
-
-
 def both(engines: tuple[spmdzero.Engine, ...], act: Callable[[spmdzero.Engine], Any]) -> None:
     """Trains each engine, acts on it, and trains on; they must agree afterwards."""
-    losses = []
-    for engine in engines:
-        torch.manual_seed(2)
-        random.seed(2)
+
+    def run(engine: spmdzero.Engine) -> list[float]:
         first = train(engine, 6)
         act(engine)
-        losses.append(first + train(engine, 6, first=6))
-    assert losses[0] == losses[1]
-    assert_same_state(*engines)
+        return first + train(engine, 6, first=6)
+
+    assert_twins_agree(engines, run)
 
 
 def freeze(engine: spmdzero.Engine) -> None:
@@ -180,21 +170,17 @@ class KeepsTensorOutside(Residual):
 def test_python_that_matters_is_traced_at_each_step_with_the_reason(
     module: type[nn.Module], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    losses = []
+    def run(engine: spmdzero.Engine) -> list[float]:
+        OUTSIDE.update(scale=1.0, calls=0)
+        return train(engine, 7)
+
     engines = twins(module)
     with caplog.at_level(logging.INFO, "spmdzero"):
-        for engine in engines:
-            OUTSIDE.update(scale=1.0, calls=0)
-            torch.manual_seed(2)
-            random.seed(2)
-            losses.append(train(engine, 7))
-    assert losses[0] == losses[1]
-    assert_same_state(*engines)
+        assert_twins_agree(engines, run)
     assert engines[1].capture.replayed == 0
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len(warnings) == 1
     assert warnings[0].startswith("train_batch goes on tracing every step")
-
     assert re.search(said, warnings[0])
 
 

@@ -20,23 +20,13 @@ from tests.engine.captured import (
     ROWS,
     WIDTH,
     Residual,
-    assert_same_state,
+    assert_twins_agree,
     batches,
     make_engine,
+    twins,
 )
 
 OUTSIDE: dict[str, Any] = {}
-
-
-def twins(
-    module: Callable[[], nn.Module] = Residual, **more: Any
-) -> tuple[spmdzero.Engine, spmdzero.Engine]:
-    """An engine that traces and one that folds."""
-    engines = []
-    for capture in (False, True):
-        torch.manual_seed(0)
-        engines.append(make_engine(module(), capture=capture, **more))
-    return engines[0], engines[1]
 
 
 def three_calls(engine: spmdzero.Engine, steps: int, first: int = 0) -> list[float]:
@@ -48,18 +38,6 @@ def three_calls(engine: spmdzero.Engine, steps: int, first: int = 0) -> list[flo
         engine.step()
         losses.append(loss.item())
     return losses
-
-
-def assert_twins_agree(
-    engines: tuple[spmdzero.Engine, ...], run: Callable[[spmdzero.Engine], list[float]]
-) -> None:
-    losses = []
-    for engine in engines:
-        torch.manual_seed(2)
-        random.seed(2)
-        losses.append(run(engine))
-    assert losses[0] == losses[1]
-    assert_same_state(engines[0], engines[1])
 
 
 SCHEDULE = {"type": "WarmupLR", "params": {"warmup_num_steps": 5, "warmup_max_lr": 1e-2}}

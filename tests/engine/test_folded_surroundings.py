@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import spmdzero
-from tests.engine.captured import ROWS, WIDTH, assert_same_state, make_engine
+from tests.engine.captured import WIDTH, assert_twins_agree, make_engine, rows, twins
 
 
 class Net(nn.Module):
@@ -22,10 +22,6 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.dropout(getattr(self, self.task)(x)).float().square().mean()
-
-
-def rows(index: int) -> torch.Tensor:
-    return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(index))
 
 
 def two_tasks(engine: spmdzero.Engine, index: int) -> torch.Tensor:
@@ -64,40 +60,35 @@ def test_the_backward_is_that_of_the_forward_that_ran(
 def assert_same_with_and_without_capture(
     module: Callable[[], nn.Module], micro_step: Callable[[spmdzero.Engine, int], torch.Tensor]
 ) -> Any:
-    losses, engines = [], []
-    for capture in (False, True):
-        torch.manual_seed(0)
-        engine = make_engine(module(), capture=capture)
-        found = []
+    def run(engine: spmdzero.Engine) -> list[float]:
+        losses = []
         for index in range(5):
             loss = micro_step(engine, index)
             engine.step()
-            found.append(loss.item())
-        losses.append(found)
-        engines.append(engine)
-    assert losses[0] == losses[1]
-    assert_same_state(*engines)
+            losses.append(loss.item())
+        return losses
+
+    engines = twins(module)
+    assert_twins_agree(engines, run)
     return engines[1].folding
 
 
-class Halve(torch.autograd.Function):
-    """Python chooses by the gradient's values."""
-
+class Same(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         return x * 1
+
+
+class Halve(Same):
+    """Python chooses by the gradient's values."""
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         return grad * 0.5 if grad.detach().mul(0).sum() == 0 else grad
 
 
-class Noise(torch.autograd.Function):
+class Noise(Same):
     """Gradient noise."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x * 1
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:

@@ -2,15 +2,13 @@
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from tests.support.deepspeed import run_ranks
-from tests.support.processes import environment
+from tests.support.processes import run_python
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "deepspeed_style"
 OURS, THEIRS = "import spmdzero as deepspeed", "import deepspeed"
@@ -41,16 +39,8 @@ def steps(output: str) -> list[Step]:
 
 
 def run_here(name: str, *, devices: int) -> str:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / f"{name}.py"), *ARGUMENTS[name]],
-        env=environment(PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(devices), XLA_FLAGS=""),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+    script = str(SCRIPTS / f"{name}.py")
+    return run_python(script, *ARGUMENTS[name], devices=devices, XLA_FLAGS="")
 
 
 def run_in_deepspeed(name: str, folder: Path) -> str:

@@ -19,8 +19,13 @@ def environment(**more: str) -> dict[str, str]:
 
 def run_module(module: str, *arguments: str, devices: int, **variables: str) -> str:
     """What `python -m module` prints on that many virtual devices; it has to succeed."""
+    return run_python("-W", "error", "-m", module, *arguments, devices=devices, **variables)
+
+
+def run_python(*arguments: str, devices: int, **variables: str) -> str:
+    """What `python` with these arguments prints, as `run_module`."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", module, *arguments],
+        [sys.executable, *arguments],
         cwd=_ROOT,
         env=environment(PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(devices), **variables),
         capture_output=True,
