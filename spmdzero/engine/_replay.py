@@ -54,7 +54,7 @@ def replay(
     engine._note_call()
     engine.programs.launching(engine.global_steps)
     hosts = engine.mesh.place_all([*host_numbers(engine, record)])
-    engine._losses.append(start(record, [*state, *inputs, *hosts]))
+    engine._losses.append(put(record, record.program.run([*state, *inputs, *hosts])))
     engine._gradients.adopt(record.summed)
     engine._counters.backwards += 1
     engine.programs.launched(f"captured {kind}", engine.global_steps, Compiled())
@@ -62,9 +62,9 @@ def replay(
         engine._end_micro_batch(boundary=last, optimizer=engine.optimizer, lr_kwargs={})
 
 
-def start(record: Record, sources: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Starts the program of `record`, puts its results in their places; returns the loss."""
-    *values, loss = record.program.run(sources)
+def put(record: Record, results: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Puts what the program of `record` returned in its places, but for the loss: returns that."""
+    *values, loss = results
     for place, value, rebound in zip(record.outputs, values, record.rebound, strict=True):
         if rebound:
             place.holder[place.key] = value

@@ -1,10 +1,14 @@
 """Measures spmdzero beside its peers and writes docs/benchmarks.md.
 
 python tests/benchmarks/run.py
+python tests/benchmarks/run.py --only "Host time" --only "Start-up"
 """
 
 import argparse
+import datetime
+import os
 import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from harness import machine, sections
@@ -12,13 +16,15 @@ from harness.sections import Scale
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
 
-HOST_TIME = "## Host time"
 INTRODUCTION = """# Benchmarks
 
 After reading this page you know how fast a step is beside what you could use instead, what it costs
 to start, and how to measure it on your machine.
 
-`make bench` wrote this page; no number on it was typed.
+`make bench` wrote this page; no number on it was typed. It measures each section apart, and writes
+some of them anew with `python tests/benchmarks/run.py --only "Host time"`. Seconds of sections that
+were measured on different days are not to be compared: the machine is not equally fast every day.
+Ratios within a section are.
 """
 
 METHOD = """## How it is measured
@@ -46,78 +52,74 @@ step, whose activations are smaller than its weights, and they are what it moves
 bytes. That grows with the tokens; the wire of the others, gradients and weights, doesn't.
 """
 
-
-def measure(scale: Scale) -> list[str]:
-    """The lines of all sections."""
-    middle, runs = sections.peers(
+SECTIONS: Mapping[str, Callable[[Scale], list[str]]] = {
+    "A GPT of 10 M parameters": lambda scale: sections.peers(
         scale.middle, scale.everybody, steps=scale.steps, rounds=scale.rounds
-    )
-    large, large_runs = sections.peers(scale.large, scale.fewer, steps=scale.large_steps, rounds=1)
-    cnn, _ = sections.peers("cnn", scale.fewer, steps=scale.steps, rounds=1)
-    return [
-        *("## A GPT of 10 M parameters", "", *middle),
-        *("## A GPT of 85 M parameters", "", *large),
-        *("## A CNN", "", *cnn),
-        *("## Over devices", ""),
-        "Seconds a step of the GPT of 10 M parameters. The cores stay the same, so more devices",
-        "can't be faster: the columns show what splitting costs.",
-        *("", *sections.devices(scale, runs)),
-        *("## Over sizes", "", "Seconds a step on 2 devices or ranks.", ""),
-        *sections.sizes(scale, runs, large_runs),
-        *("## Where the time goes", ""),
-        "The GPTs of 10 M and 85 M parameters under spmdzero ZeRO-2 on 2 devices, by a trace of",
-        "their steps.",
-        *("", *sections.time_of_a_step(scale)),
-        *host_time(scale),
-        *("## How gradients leave the replica region", ""),
-        *('`"spmd": {"reduction": ...}` on 2 devices.', "", *sections.reductions(scale)),
-        *("## Stage 1 over stage 0, with micro-batches", ""),
-        f"{scale.accumulation} micro-batches a step; both engines in one process, step by step.",
-        *("", *sections.accumulation(scale)),
-        *("## Start-up", ""),
-        "Seconds until the GPT of 85 M parameters is on the devices, and the ratio to the quicker",
-        "way of moving its parameters by hand. `initialize` also makes AdamW's states.",
-        *("", *sections.start_up(scale)),
-    ]
+    ),
+    "A GPT of 23 M parameters": lambda scale: sections.peers(
+        scale.wide, scale.fewer, steps=scale.wide_steps, rounds=scale.rounds
+    ),
+    "A GPT of 85 M parameters": lambda scale: sections.peers(
+        scale.large, scale.fewer, steps=scale.large_steps, rounds=scale.rounds
+    ),
+    "A CNN": lambda scale: sections.peers(
+        "cnn", scale.fewer, steps=scale.steps, rounds=scale.rounds
+    ),
+    "Over devices": sections.devices,
+    "Over sizes": sections.sizes,
+    "Where the time goes": sections.time_of_a_step,
+    "Host time": sections.host_time,
+    "How gradients leave the replica region": sections.reductions,
+    "Small tensors": sections.small_tensors,
+    "Stage 1 over stage 0, with micro-batches": sections.accumulation,
+    "Start-up": sections.start_up,
+}
 
 
-def host_time(scale: Scale) -> list[str]:
-    """The section that `--host-time` measures alone."""
-    return [
-        *(
-            HOST_TIME,
-            "",
-            "Processor time of the thread that traces and launches, for one step of the",
-        ),
-        "GPT of 85 M parameters, 12 layers, under spmdzero ZeRO-2 on 2 devices: with",
-        '`"spmd": {"capture": false}`, and without. `python tests/benchmarks/run.py --host-time`',
-        "measures this section alone.",
-        *("", *sections.host_time(scale)),
-    ]
+def write(page: Path, scale: Scale, *, only: Collection[str] = ()) -> None:
+    """Measures all sections, or some anew, and writes the page.
+
+    Args:
+        page: written; with `only` read first.
+        scale: how much is measured.
+        only: titles of the sections to measure, none for all.
+
+    Raises:
+        SystemExit: the other sections were measured with other versions or on another machine.
+    """
+    about = "\n".join(f"- {line}" for line in machine.describe())
+    known = dict(_bodies(page.read_text())) if only else {}
+    if only and about not in page.read_text():
+        raise SystemExit(f"{page} was measured elsewhere, not with\n{about}\nmeasure all of it")
+    bodies = {
+        title: _measured(lambda section=section: section(scale))
+        if title in only or not only
+        else known.get(title, "")
+        for title, section in SECTIONS.items()
+    }
+    parts = [f"## {title}\n\n{body}" for title, body in bodies.items() if body]
+    page.write_text("\n\n".join([INTRODUCTION.rstrip(), about, METHOD.rstrip(), *parts]) + "\n")
 
 
-def write_host_time(page: Path, scale: Scale) -> None:
-    """Measures host time, and puts it in the place of what the page says of it."""
-    before, _, rest = page.read_text().partition(HOST_TIME)
-    after = rest.partition("\n## ")[2]
-    lines = "\n".join(host_time(scale)).rstrip()
-    page.write_text(
-        "\n\n".join([before.rstrip(), lines, *(["## " + after] if after else [])]).rstrip() + "\n"
-    )
+def _measured(section: Callable[[], list[str]]) -> str:
+    load, start = os.getloadavg()[0], time.monotonic()
+    body = "\n".join(section()).strip()
+    minutes = (time.monotonic() - start) / 60
+    today = datetime.datetime.now(datetime.UTC).date()
+    return f"{body}\n\nMeasured on {today} in {minutes:.1f} minutes, load {load:.1f} at the start."
 
 
-def write(page: Path, scale: Scale) -> None:
-    """Measures everything and writes the page."""
-    about, start = machine.describe(), time.monotonic()
-    body = measure(scale)
-    about.append(f"measured in {(time.monotonic() - start) / 60:.0f} minutes")
-    lines = [INTRODUCTION, *(f"- {line}" for line in about), "", METHOD, *body]
-    page.write_text("\n".join(lines).rstrip() + "\n")
+def _bodies(text: str) -> Iterator[tuple[str, str]]:
+    for part in text.split("\n## ")[1:]:
+        title, _, body = part.partition("\n")
+        yield title, body.strip()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=PAGE, help="the page to write")
-    parser.add_argument("--host-time", action="store_true", help="write this section anew only")
+    parser.add_argument(
+        "--only", action="append", default=[], choices=SECTIONS, help="write this section anew"
+    )
     arguments = parser.parse_args()
-    (write_host_time if arguments.host_time else write)(arguments.out, Scale())
+    write(arguments.out, Scale(), only=arguments.only)

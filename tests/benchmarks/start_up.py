@@ -1,6 +1,6 @@
 """How long `spmdzero.initialize` takes beside moving the same parameters by hand.
 
-`python -m start_up '{"model": ..., "devices": ..., "repeats": ...}' out.json`
+`python -m start_up '{"model": ..., "devices": ..., "repeats": ..., "ways": ["from_cpu"]}' out.json`
 """
 
 import gc
@@ -67,13 +67,14 @@ WAYS: tuple[Callable[[nn.Module, Workload], object], ...] = (
 )
 
 
-def measure(model: str, devices: int, repeats: int) -> dict[str, list[float]]:
-    """Seconds of each repetition, of each way; they take turns."""
+def measure(model: str, devices: int, repeats: int, ways: list[str]) -> dict[str, list[float]]:
+    """Seconds of each repetition, of each way that is named; they take turns."""
     workload = Workload(model=model, devices=devices, steps=1)
     spmdzero.init_distributed()
-    seconds: dict[str, list[float]] = {way.__name__: [] for way in WAYS}
+    taking_part = [way for way in WAYS if way.__name__ in ways]
+    seconds: dict[str, list[float]] = {way.__name__: [] for way in taking_part}
     for _ in range(repeats):
-        for way in WAYS:
+        for way in taking_part:
             built = workload.build()
             start = time.perf_counter()
             kept = way(built, workload)

@@ -7,6 +7,7 @@ thread pool cuts into tasks goes on after its event, without one.
 """
 
 import json
+import os
 import re
 import sys
 import tempfile
@@ -35,7 +36,10 @@ WARM_UP = 5
 
 
 def measure(model: str, devices: int, steps: int) -> dict[str, float]:
-    """Milliseconds a step and device of each kind, and of the whole step under "step"."""
+    """Milliseconds a step and device of each kind, and of the whole step under "step".
+
+    Under "busy" how much of all cores the process had.
+    """
     workload = Workload(model=model, devices=devices, steps=steps)
     config = deepspeed_config(workload, stage=2)
     engine, *_ = spmdzero.initialize(model=workload.build(), config=config)
@@ -48,7 +52,9 @@ def measure(model: str, devices: int, steps: int) -> dict[str, float]:
         return time.perf_counter() - start
 
     train(0, WARM_UP)
+    processor = time.process_time()
     whole = train(WARM_UP, steps) / steps
+    busy = (time.process_time() - processor) / (steps * whole * (os.cpu_count() or 1))
     with tempfile.TemporaryDirectory() as folder:
         with spmdzero.profile(
             engine, steps=range(WARM_UP + steps, WARM_UP + 2 * steps), folder=folder
@@ -57,7 +63,8 @@ def measure(model: str, devices: int, steps: int) -> dict[str, float]:
         (trace,) = Path(folder).glob("plugins/profile/*/*.xplane.pb")
         kinds = by_kind(trace)
     shares = {kind: kinds[kind] / devices / steps / 1e6 for kind in [*(k for k, _ in KINDS), OTHER]}
-    return {"step": 1e3 * whole, **shares, REST: 1e3 * whole - sum(shares.values())}
+    rest = 1e3 * whole - sum(shares.values())
+    return {"step": 1e3 * whole, "busy": busy, **shares, REST: rest}
 
 
 def by_kind(trace: Path) -> Counter[str]:

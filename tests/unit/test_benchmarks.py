@@ -60,7 +60,8 @@ def test_the_global_batch_does_not_depend_on_the_devices(devices: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "millions"), [("gpt-1m", 0.94), ("gpt-10m", 9.7), ("gpt-85m", 86.7), ("cnn", 0.4)]
+    ("model", "millions"),
+    [("gpt-1m", 0.94), ("gpt-10m", 9.7), ("gpt-23m", 23.2), ("gpt-85m", 86.7), ("cnn", 0.4)],
 )
 def test_a_model_has_the_size_of_its_name(model: str, millions: float) -> None:
     built = workload_of(model=model).build_on_meta()
@@ -159,7 +160,8 @@ def test_a_process_that_fails_says_why() -> None:
 @pytest.mark.slow
 def test_the_page_of_a_tiny_run_has_every_peer_and_no_failure(tmp_path: Path) -> None:
     tiny = Scale(
-        small="gpt-tiny", middle="gpt-tiny", large="gpt-tiny", steps=1, large_steps=1, rounds=1,
+        small="gpt-tiny", middle="gpt-tiny", wide="gpt-tiny", large="gpt-tiny",
+        steps=1, wide_steps=1, large_steps=1, rounds=1,
         fewer=(candidates.ZERO_2,), series=(candidates.ZERO_2,), counts=(2, 8), accumulation=2,
     )  # fmt: skip
     run.write(tmp_path / "page.md", tiny)
@@ -171,8 +173,25 @@ def test_the_page_of_a_tiny_run_has_every_peer_and_no_failure(tmp_path: Path) ->
     assert [row[0] for row in rows_of(table)[2:]] == [c.name for c in candidates.ALL]
     wire = [float(cells_of(table, i)["wire MB"]) for i in range(len(candidates.ALL))]
     assert all(megabytes > 0.05 for megabytes in wire)
-    run.write_host_time(tmp_path / "page.md", tiny)
-    again = (tmp_path / "page.md").read_text()
-    titles = [line for line in again.splitlines() if line.startswith("#")]
-    assert titles == [line for line in page.splitlines() if line.startswith("#")]
-    assert "failed" not in again
+
+
+def test_a_section_alone_is_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = iter(["one", "two", "three"])
+    sections = dict.fromkeys(["First", "Second"], lambda _: [next(measured)])
+    monkeypatch.setattr(run, "SECTIONS", sections)
+    monkeypatch.setattr(run.os, "getloadavg", lambda: (0.5, 0.5, 0.5))
+    page = tmp_path / "page.md"
+    run.write(page, Scale())
+    before = page.read_text()
+    assert "## First\n\none\n\nMeasured on 20" in before
+    assert "in 0.0 minutes, load 0.5 at the start." in before
+    run.write(page, Scale(), only=["First"])
+    assert page.read_text() == before.replace("\n\none\n", "\n\nthree\n")
+
+
+def test_sections_of_another_machine_are_not_put_beside_each_other(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Benchmarks\n\n- Python 2.7\n\n## Host time\n\nlong\n")
+    with pytest.raises(SystemExit, match="was measured elsewhere"):
+        run.write(page, Scale(), only=["Host time"])
+    assert "long" in page.read_text()

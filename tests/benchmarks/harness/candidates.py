@@ -33,6 +33,8 @@ TRACED = ours("ZeRO-2, traced", capture=False)
 THREE_TRACED = ours("ZeRO-2, three calls, traced", three_calls=True, capture=False)
 ANNOTATED = ours("ZeRO-2, annotated", reduction="annotated")
 EXPLICIT = ours("ZeRO-2, explicit", reduction="explicit")
+ALL_SHARDED = ours("ZeRO-2, min_shard_elements 1", min_shard_elements=1)
+FEW_SHARDED = ours("ZeRO-2, min_shard_elements 16384", min_shard_elements=16384)
 DEEPSPEED_2 = Candidate(
     name="DeepSpeed ZeRO-2", peer="deepspeed_zero", options={"stage": 2}, ranks=True
 )

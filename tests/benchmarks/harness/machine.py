@@ -9,12 +9,11 @@ _PACKAGES = ("spmdzero", "torch", "torch_xla", "deepspeed", "jax", "jaxlib")
 
 
 def describe() -> list[str]:
-    """Versions, processor, memory and load, one line each."""
+    """Versions, processor and memory, one line each."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     return [
         f"Python {platform.python_version()}, {', '.join(_version(name) for name in _PACKAGES)}",
         f"{os.cpu_count()} cores of {_processor()}, {memory:.0f} GiB, {platform.system()}",
-        f"load {os.getloadavg()[0]:.1f} at the start",
     ]
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from harness import candidates as who
 from harness import report
@@ -22,26 +22,28 @@ class Scale:
     """How much is measured.
 
     Attributes:
-        small, middle, large: the GPTs.
+        small, middle, wide, large: the GPTs.
         steps: timed steps of the small and the middle one.
-        large_steps: timed steps of the large one.
-        rounds: processes of each candidate of the main table.
+        wide_steps, large_steps: timed steps of the others.
+        rounds: processes of each candidate of a table.
         everybody: who trains the middle GPT.
-        fewer: who trains the large GPT and the CNN.
-        series: who is followed over devices and sizes; among the others too.
-        counts: devices to follow them over, 2 among them.
+        fewer: who trains the others and the CNN.
+        series: who is followed over devices and sizes.
+        counts: devices to follow them over.
         accumulation: micro-batches a step where stage 1 is compared with stage 0.
     """
 
     small: str = "gpt-1m"
     middle: str = "gpt-10m"
+    wide: str = "gpt-23m"
     large: str = "gpt-85m"
     steps: int = 8
+    wide_steps: int = 5
     large_steps: int = 3
     rounds: int = 2
     everybody: tuple[Candidate, ...] = who.ALL
     fewer: tuple[Candidate, ...] = _FEWER
-    series: tuple[Candidate, ...] = (who.ZERO_2, who.DEEPSPEED_2, who.JAX)
+    series: tuple[Candidate, ...] = (who.ZERO_2, who.DEEPSPEED_2, who.FSDP2, who.JAX)
     counts: tuple[int, ...] = (1, 2, 4, 8)
     accumulation: int = 8
 
@@ -60,10 +62,8 @@ def run_all(workload: Workload, candidates: Sequence[Candidate], *, rounds: int)
     return runs
 
 
-def peers(
-    model: str, candidates: Sequence[Candidate], *, steps: int, rounds: int
-) -> tuple[list[str], report.Runs]:
-    """The table of one model on 2 devices, and what it was made from."""
+def peers(model: str, candidates: Sequence[Candidate], *, steps: int, rounds: int) -> list[str]:
+    """The table of one model on 2 devices."""
     workload = Workload(model=model, devices=2, steps=steps)
     runs = run_all(workload, candidates, rounds=rounds)
     count = sum(parameter.numel() for parameter in workload.build_on_meta().parameters())
@@ -71,38 +71,80 @@ def peers(
         f"{count / 1e6:.1f} M parameters, {rounds} rounds of {workload.warm_up} + {steps} steps, "
         "2 devices or ranks, fp32."
     )
-    return [head, "", report.peer_table(runs), "", *report.remarks(runs), ""], runs
+    return [head, "", report.peer_table(runs), "", *report.remarks(runs), ""]
 
 
-def devices(scale: Scale, known: report.Runs) -> list[str]:
-    """Step time of the middle model over devices; 2 devices are known."""
-    results: dict[str, report.Runs] = {}
-    for count in scale.counts:
-        if count == 2:
-            results["2"] = {c.name: known[c.name] for c in scale.series}
-        else:
-            workload = Workload(model=scale.middle, devices=count, steps=max(1, scale.steps // 2))
-            results[str(count)] = run_all(workload, scale.series, rounds=1)
-    return [report.series_table(results, title="devices or ranks"), ""]
-
-
-def sizes(scale: Scale, middle: report.Runs, large: report.Runs) -> list[str]:
-    """Step time over the size of the model, on 2 devices."""
-    workload = Workload(model=scale.small, devices=2, steps=scale.steps)
-    small = run_all(workload, scale.series, rounds=1)
-    results = {
-        "1 M": small,
-        "10 M": {c.name: middle[c.name] for c in scale.series},
-        "85 M": {c.name: large[c.name] for c in scale.series},
+def devices(scale: Scale) -> list[str]:
+    """Step time of the middle model over devices."""
+    steps = max(1, scale.steps // 2)
+    workloads = {
+        str(count): Workload(model=scale.middle, devices=count, steps=steps)
+        for count in scale.counts
     }
-    return [report.series_table(results, title="parameters"), ""]
+    return [
+        "Seconds a step of the GPT of 10 M parameters. The cores stay the same, so more devices",
+        "can't be faster: the columns show what splitting costs.",
+        *_series(workloads, scale, title="devices or ranks"),
+    ]
+
+
+def sizes(scale: Scale) -> list[str]:
+    """Step time over the size of the model, on 2 devices."""
+    workloads = {
+        size: Workload(model=model, devices=2, steps=steps)
+        for size, model, steps in (
+            ("1 M", scale.small, scale.steps),
+            ("10 M", scale.middle, max(1, scale.steps // 2)),
+            ("85 M", scale.large, scale.large_steps),
+        )
+    }
+    return [
+        "Seconds a step on 2 devices or ranks.",
+        *_series(workloads, scale, title="parameters"),
+    ]
+
+
+def _series(workloads: Mapping[str, Workload], scale: Scale, *, title: str) -> list[str]:
+    results = {
+        column: run_all(workload, scale.series, rounds=scale.rounds)
+        for column, workload in workloads.items()
+    }
+    notes = {column: report.noise_note(runs) for column, runs in results.items()}
+    noise = [f"{title}, {column}: {note}" for column, note in notes.items() if note is not None]
+    return ["", report.series_table(results, title=title), "", *noise]
 
 
 def reductions(scale: Scale) -> list[str]:
     """Both ways in which a gradient can leave the replica region."""
     workload = Workload(model=scale.middle, devices=2, steps=scale.steps)
     runs = run_all(workload, (who.ANNOTATED, who.EXPLICIT), rounds=scale.rounds)
-    return [report.peer_table(runs), "", *report.remarks(runs), ""]
+    head = '`"spmd": {"reduction": ...}` on 2 devices.'
+    return [head, "", report.peer_table(runs), "", *report.remarks(runs), ""]
+
+
+def small_tensors(scale: Scale) -> list[str]:
+    """Whole or sharded states of small tensors, and their gradients summed apart or together."""
+    workload = Workload(model=scale.middle, devices=8, steps=max(1, scale.steps // 2))
+    runs = run_all(workload, (who.ZERO_2, who.ALL_SHARDED, who.FEW_SHARDED), rounds=scale.rounds)
+    lines = [
+        "The GPT of 10 M parameters on 8 devices. Tensors of fewer than `min_shard_elements`",
+        "elements keep whole states: their gradient is one all-reduce, and nothing is gathered.",
+        *("", report.peer_table(runs), "", *report.remarks(runs), ""),
+    ]
+    rows = []
+    for count in (2, 8):
+        answer = launch_alone("small_tensors", {"devices": count, "repeats": 25 * scale.steps})
+        if isinstance(answer, Failure):
+            return [*lines, f"failed: `{answer.headline}`", ""]
+        apart, together = (1000 * statistics.median(answer[way]) for way in ("apart", "together"))
+        rows.append([str(count), f"{apart:.1f}", f"{together:.1f}", f"{apart / together:.1f}"])
+    return [
+        *lines,
+        "What it would save on the CPU, whose compiler leaves them apart, to sum 42 gradients of",
+        "400 elements as one tensor:",
+        "",
+        report.markdown(["devices", "apart, ms", "together, ms", "ratio"], rows),
+    ]
 
 
 def host_time(scale: Scale) -> list[str]:
@@ -110,7 +152,7 @@ def host_time(scale: Scale) -> list[str]:
     workload = Workload(model=scale.large, devices=2, steps=scale.large_steps)
     taking_part = (who.ZERO_2, who.TRACED, who.THREE_CALLS, who.THREE_TRACED)
     runs = run_all(workload, taking_part, rounds=1)
-    rows = []
+    rows, peaks = [], []
     for style, usual, traced in (
         ("`train_batch`", who.ZERO_2, who.TRACED),
         ("three calls", who.THREE_CALLS, who.THREE_TRACED),
@@ -121,8 +163,21 @@ def host_time(scale: Scale) -> list[str]:
             return [f"failed: `{failed[0].headline}`", ""]
         less, more = (1000 * statistics.median(run.host_seconds) for run in done)
         rows.append([style, f"{more:.1f}", f"{less:.1f}", f"{more / less:.1f}"])
+        after, before = (run.peak_rss / 2**20 for run in done)
+        peaks.append([style, f"{before:.0f}", f"{after:.0f}", f"{after / before:.2f}"])
+    head = [
+        "Processor time of the thread that traces and launches, for one step of the GPT of 85 M",
+        'parameters, 12 layers, under spmdzero ZeRO-2 on 2 devices: with `"spmd": {"capture":',
+        "false}`, and without.",
+        "",
+    ]
     titles = ["", "traced, host ms", "captured or folded, host ms", "ratio"]
-    return [report.markdown(titles, rows), "", *_bare_replay(scale)]
+    memory = ["", "traced, peak MiB", "captured or folded, peak MiB", "ratio"]
+    return [
+        *(*head, report.markdown(titles, rows), ""),
+        *("Highest resident memory of the same processes:", "", report.markdown(memory, peaks), ""),
+        *_bare_replay(scale),
+    ]
 
 
 def _bare_replay(scale: Scale) -> list[str]:
@@ -131,22 +186,30 @@ def _bare_replay(scale: Scale) -> list[str]:
     if isinstance(answer, Failure):
         return [f"failed: `{answer.headline}`", ""]
     return [
-        "What of a captured step is torch_xla's own: uploading the batch, starting a program of",
-        f"{answer['inputs']} inputs and {answer['outputs']} outputs, putting these in their place,",
-        "letting go of what was there. Done by hand, with nothing checked or counted, in turns",
-        "with `train_batch`:",
-        f"{answer['bare']:.1f} ms beside {answer['captured']:.1f} ms.",
+        "The same step started by hand, with nothing checked or counted, in turns with",
+        f"`train_batch`: torch_xla starts a program of {answer['inputs']} inputs and "
+        f"{answer['outputs']} outputs,",
+        "and its results take the places of the old state.",
         "",
+        report.markdown(
+            ["", "host ms"],
+            [
+                ["`train_batch`", f"{answer['captured']:.1f}"],
+                ["by hand", f"{answer['bare']:.1f}"],
+                ["of that, torch_xla's start of the program", f"{answer['start']:.1f}"],
+                ["of that, putting the results in place", f"{answer['put']:.1f}"],
+            ],
+        ),
     ]
 
 
 def accumulation(scale: Scale) -> list[str]:
     """Stage 1 over stage 0 with many micro-batches, both in one process."""
     order = {
-        "model": scale.small,
+        "model": scale.middle,
         "devices": 2,
         "accumulation": scale.accumulation,
-        "steps": 4 * scale.steps,
+        "steps": 2 * scale.steps,
     }
     answer = launch_alone("accumulation", order)
     if isinstance(answer, Failure):
@@ -154,7 +217,11 @@ def accumulation(scale: Scale) -> list[str]:
     zero, one = (statistics.median(answer[stage]) for stage in ("0", "1"))
     paired = statistics.median(b / a for a, b in zip(answer["0"], answer["1"], strict=True))
     rows = [["0", f"{zero:.4f}", ""], ["1", f"{one:.4f}", f"{paired:.3f}"]]
-    return [report.markdown(["stage", "s/step", "median ratio of neighbours"], rows), ""]
+    head = (
+        f"{scale.accumulation} micro-batches a step of the GPT of 10 M parameters on 2 devices; "
+        "both engines\nin one process, step by step."
+    )
+    return [head, "", report.markdown(["stage", "s/step", "median ratio of neighbours"], rows), ""]
 
 
 def time_of_a_step(scale: Scale) -> list[str]:
@@ -164,26 +231,57 @@ def time_of_a_step(scale: Scale) -> list[str]:
         answer = launch_alone("time_of_a_step", {"model": model, "devices": 2, "steps": steps})
         if isinstance(answer, Failure):
             return [f"failed: `{answer.headline}`", ""]
-        step = answer.pop("step")
+        step, busy = answer.pop("step"), answer.pop("busy")
         shown = {kind: [f"{ms:.0f}", f"{ms / step:.0%}"] for kind, ms in answer.items()}
-        columns.append({**shown, "the step": [f"{step:.0f}", ""]})
+        shown["the step"] = [f"{step:.0f}", ""]
+        columns.append({**shown, "the cores are busy": ["", f"{busy:.0%}"]})
     rows = [[kind, *(cell for column in columns for cell in column[kind])] for kind in columns[0]]
     titles = ["", "10 M: ms a step and device", "of the step", "85 M: ms", "of the step"]
-    return [report.markdown(titles, rows), ""]
+    return [
+        "The GPTs of 10 M and 85 M parameters under spmdzero ZeRO-2 on 2 devices, by a trace of",
+        "their steps. The last row is the processor time of the whole process, without the trace,",
+        "over what all cores could have given.",
+        "",
+        report.markdown(titles, rows),
+    ]
 
 
 def start_up(scale: Scale) -> list[str]:
     """`initialize` beside moving parameters by hand."""
-    rows = []
+    warm, cold = [], []
     for count in (2, 8):
         order = {"model": scale.large, "devices": count, "repeats": 4}
-        answer = launch_alone("start_up", order)
+        answer = launch_alone("start_up", {**order, "ways": list(_WAYS)})
         if isinstance(answer, Failure):
             return [f"failed: `{answer.headline}`", ""]
         # The first repetition compiles.
         medians = {way: statistics.median(taken[1:]) for way, taken in answer.items()}
-        hand = min(medians["upload_each"], medians["to_and_mark"])
-        cells = [f"{medians[way]:.2f} ({medians[way] / hand:.2f})" for way in medians]
-        rows.append([str(count), *cells])
-    titles = ["devices", "upload each", "`.to` and mark", "initialize", "initialize from meta"]
-    return [report.markdown(titles, rows), ""]
+        warm.append([str(count), *_beside_by_hand(medians)])
+        first = {}
+        for way in _WAYS:
+            alone = launch_alone("start_up", {**order, "repeats": 1, "ways": [way]})
+            if isinstance(alone, Failure):
+                return [f"failed: `{alone.headline}`", ""]
+            (first[way],) = alone[way]
+        cold.append([str(count), *_beside_by_hand(first)])
+    titles = ["devices", *_WAYS.values()]
+    return [
+        "Seconds until the GPT of 85 M parameters is on the devices, and the ratio to the quicker",
+        "way of moving its parameters by hand. `initialize` also makes AdamW's states.",
+        *("", report.markdown(titles, warm), ""),
+        "The first time in a process, with what that compiles:",
+        *("", report.markdown(titles, cold)),
+    ]
+
+
+_WAYS = {
+    "upload_each": "upload each",
+    "to_and_mark": "`.to` and mark",
+    "from_cpu": "initialize",
+    "from_meta": "initialize from meta",
+}
+
+
+def _beside_by_hand(seconds: Mapping[str, float]) -> list[str]:
+    hand = min(seconds["upload_each"], seconds["to_and_mark"])
+    return [f"{seconds[way]:.2f} ({seconds[way] / hand:.2f})" for way in _WAYS]

@@ -34,6 +34,8 @@ SIZES: Mapping[str, Size] = {
     "gpt-tiny": Size(width=32, heads=2, layers=1, vocabulary=64, sequence=16),
     "gpt-1m": Size(width=128, heads=4, layers=4, vocabulary=512, sequence=128),
     "gpt-10m": Size(width=384, heads=6, layers=5, vocabulary=1024, sequence=128),
+    # Of the size that the project's goals were set for.
+    "gpt-23m": Size(width=512, heads=8, layers=6, vocabulary=4096, sequence=128),
     "gpt-85m": Size(width=768, heads=12, layers=12, vocabulary=1024, sequence=64),
 }
 MODELS = (*SIZES, "cnn")
