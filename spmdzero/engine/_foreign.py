@@ -96,7 +96,9 @@ def _unwritten(
             if not engine.plan[name].trainable:
                 continue
             if "step" in rule.scalars:
-                yield f"step/{name}", StoredTensor.of(torch.tensor(float(host.applied)))
+                step = torch.tensor(host.applied, dtype=torch.float32)
+                yield f"step/{name}", StoredTensor.of(step)
             for slot in rule.slots if host.applied == 0 else ():
-                first = torch.full(engine.plan[name].shape, rule.initial(slot, group))
+                shape, value = engine.plan[name].shape, rule.initial(slot, group)
+                first = torch.full(shape, value, dtype=torch.float32)
                 yield f"{slot}/{name}", StoredTensor.of(first)

@@ -127,7 +127,8 @@ def take_over_progress(engine: "Engine", state: HostState, *, unfinished: bool) 
     saved = state.accumulation
     if unfinished and saved is not None:
         engine._backward_done = saved["backward_done"]
-        engine._losses = [engine.mesh.place(torch.tensor(loss)) for loss in saved["losses"]]
+        losses = [torch.tensor(loss, dtype=torch.float32) for loss in saved["losses"]]
+        engine._losses = [engine.mesh.place(loss) for loss in losses]
     else:
         engine._counters.backwards = 0
         # The next micro-batch is the first of a step.

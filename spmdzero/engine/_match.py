@@ -211,7 +211,9 @@ def _gradient(engine: "Engine", state: TrainingState, name: str, item: Held) -> 
 
     def read(box: Box) -> torch.Tensor:
         (first, _), *inside = box
-        return total(tuple(inside))[None] if first == 0 else torch.zeros(box_shape(box))
+        if first == 0:
+            return total(tuple(inside))[None]
+        return torch.zeros(box_shape(box), dtype=torch.float32)
 
     return [
         Target(

@@ -76,7 +76,7 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
             rule.validate(group)
         self._rules, self._plan, self._mesh, self._precision = tuple(rules), plan, mesh, precision
         self._names, self._gradients, self._clip, self._finite = names, gradients, clip, finite
-        self._applied = mesh.place(torch.zeros(()))
+        self._applied = mesh.place(torch.zeros((), dtype=torch.float32))
         self._skipped = mesh.place(torch.zeros((), dtype=torch.int32))
         self.loss_scaler = scaler
         self.folds = Folds()
@@ -148,7 +148,8 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
                 value = rule.initial(slot, group)
                 state[slot] = self._mesh.mark(zeros + value, spec) if value else zeros
         for scalar in rule.scalars:
-            state[scalar] = self._mesh.place(torch.tensor(rule.initial(scalar, group)))
+            value = torch.tensor(rule.initial(scalar, group), dtype=torch.float32)
+            state[scalar] = self._mesh.place(value)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

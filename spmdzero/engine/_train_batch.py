@@ -91,7 +91,7 @@ class TrainBatch(Launching):
     @functools.cached_property
     def _nothing_yet(self) -> torch.Tensor:
         # Uploaded, so that each micro-batch adds to it by the same graph.
-        return self.mesh.place(torch.zeros(()))
+        return self.mesh.place(torch.zeros((), dtype=torch.float32))
 
     def trace(self, forward: Callable[[], Any], *, ends: bool) -> None:
         """Traces a micro-batch and starts it; `ends` calls `step`, which may end the step."""

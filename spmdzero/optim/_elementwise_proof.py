@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -71,12 +71,9 @@ def _proven(
 ) -> TorchElementwise:
     # A schedule may have put lr at 0, where every class agrees with every other.
     numbers = {**group, "lr": _LR} if "lr" in group else dict(group)
-    whole = [torch.randn(shape, generator=_generator(i)) for i, shape in enumerate(_SHAPES)]
+    whole = [_random(shape, seed=i) for i, shape in enumerate(_SHAPES)]
     grads = [
-        [
-            torch.randn(p.shape, generator=_generator(100 * step + i)) * 10.0 ** (i - 1)
-            for i, p in enumerate(whole)
-        ]
+        [_random(p.shape, seed=100 * step + i) * 10.0 ** (i - 1) for i, p in enumerate(whole)]
         for step in range(1, _STEPS + 1)
     ]
     with _failures_of(optimizer):
@@ -124,18 +121,18 @@ def _rule_on_pieces(
 ) -> Callable[[], Tensor]:
     """The same elements after the rule's steps, once the returned function is called."""
     flat = torch.cat([p.flatten() for p in whole])
-    order = torch.randperm(flat.numel(), generator=_generator(7))
+    order = torch.randperm(flat.numel(), generator=torch.Generator().manual_seed(7))
     cuts = [0, 5, 100, flat.numel()]
     places = [order[a:b] for a, b in itertools.pairwise(cuts)]
 
     def pieces(values: Tensor) -> list[Tensor]:
-        found = [torch.cat([values[place], torch.zeros(3)]) for place in places]
+        found = [torch.cat([values[place], values.new_zeros(3)]) for place in places]
         return [piece.to(device) for piece in found]
 
     params = pieces(flat)
     states = [
         {name: torch.full_like(p, rule.initial(name, {})) for name in rule.slots}
-        | {name: torch.full((), rule.initial(name, {}), device=device) for name in rule.scalars}
+        | {name: flat.new_full((), rule.initial(name, {}), device=device) for name in rule.scalars}
         for p in params
     ]
     for step in grads:
@@ -186,5 +183,6 @@ def _failures_of(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         refuse(optimizer, f"its step fails on a shard: {type(error).__name__}: {error}")
 
 
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def _random(shape: Sequence[int], *, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float32)

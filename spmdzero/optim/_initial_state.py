@@ -47,7 +47,7 @@ def initial_state(
             from one value.
     """
     generator = torch.Generator().manual_seed(1)
-    param, grad = torch.randn(2, 6, 4, generator=generator)
+    param, grad = torch.randn(2, 6, 4, generator=generator, dtype=torch.float32)
     state = _FirstValues()
     copied, parameter = stand_in(optimizer, group, state, param, grad)
     copied.step()

@@ -11,6 +11,7 @@ import torch_xla.runtime as xr
 
 from spmdzero.errors import SpmdZeroRuntimeError
 from spmdzero.xla import _chips, _private, counters
+from spmdzero.xla._cpu_flags import leave_xnnpack_out
 
 
 def start() -> None:
@@ -23,6 +24,8 @@ def start() -> None:
     if not hasattr(torch, "xla"):
         # torch.utils.checkpoint looks its device's module up under torch.<device type>.
         torch._register_device_module("xla", _CheckpointDevice)
+    if platform() == "CPU":
+        leave_xnnpack_out()
     if xr.is_spmd():
         return
     if _private.spmd_is_locked():

@@ -476,3 +476,26 @@ class TestSurface:
 
         assert losses(1) == losses(1)
         assert losses(1) != losses(2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_torchs_default_dtype_is_not_that_of_the_engines_numbers(dtype: torch.dtype) -> None:
+    found = []
+    data = [batch(step) for step in range(5)]
+    for default in (torch.float32, dtype):
+        model = make_model()
+        optimizer = torch.optim.NAdam(model.parameters(), lr=0.1)
+        torch.set_default_dtype(default)
+        try:
+            engine, *_ = spmdzero.initialize(
+                model=model,
+                optimizer=optimizer,
+                config={"train_batch_size": ROWS, "zero_allow_untested_optimizer": True}
+                | {"zero_optimization": {"stage": 2}, "fp16": {"enabled": True, "auto_cast": True}},
+            )
+            losses = [engine.train_batch(iter([pair])).item() for pair in data]
+        finally:
+            torch.set_default_dtype(torch.float32)
+        states = {name: str(tensor.dtype) for name, tensor in engine.named_tensors().items()}
+        found.append((losses, states))
+    assert found[0] == found[1]

@@ -162,6 +162,7 @@ def test_the_script_chooses_what_is_differentiated() -> None:
 
     engines = twins(TwoOutputs)
     assert_twins_agree(engines, run)
+    assert engines[1].folding.traced == 0
 
 
 def test_a_plain_backward_of_two_forwards() -> None:
@@ -429,6 +430,7 @@ def test_a_changed_lr_of_a_users_own_optimizer_counts() -> None:
         )
         engines.append(engine)
     assert_twins_agree((engines[0], engines[1]), run)
+    assert engines[1].folding.traced == 0
 
 
 @pytest.fixture(autouse=True)

@@ -48,6 +48,17 @@ def test_compile_seconds_are_reported_by_program(mesh: DeviceMesh) -> None:
     assert shown in check.said
 
 
+def test_more_layers_are_no_more_programs(mesh: DeviceMesh) -> None:
+    compiled = []
+    for layers in (2, 12):
+        model = nn.Sequential(*(nn.Linear(72, 72) for _ in range(layers)))
+        engine, *_ = spmdzero.initialize(model=model, config=config())
+        train(engine)
+        made = [(c.kind, c.count) for c in engine.programs.compilations]
+        compiled.append((engine.programs.initial.count, made))
+    assert compiled[0] == compiled[1] == (1, [("folded boundary", 1)])
+
+
 def test_a_second_engine_of_the_same_model_compiles_nothing(mesh: DeviceMesh) -> None:
     for _ in range(2):
         engine, *_ = spmdzero.initialize(model=nn.Linear(72, 56), config=config())

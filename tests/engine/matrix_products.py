@@ -1,0 +1,66 @@
+"""Trains a transformer block beside torch; prints how far apart the parameters are after each step.
+
+`python -m tests.engine.matrix_products`
+"""
+
+import json
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import spmdzero
+
+ROWS, LENGTH, WIDTH, HEADS, STEPS = 8, 128, 384, 6, 3
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, length, width = x.shape
+        heads = self.qkv(self.norm_1(x)).view(rows, length, 3, HEADS, width // HEADS)
+        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = x + self.out(mixed.transpose(1, 2).reshape(rows, length, width))
+        y = y + self.down(F.gelu(self.up(self.norm_2(y))))
+        return F.mse_loss(y, x.flip(-1))
+
+
+def make() -> Block:
+    torch.manual_seed(0)
+    return Block()
+
+
+def differences() -> list[float]:
+    """The largest difference of a parameter, relative to the largest of its tensor."""
+    config: dict[str, Any] = {
+        "train_batch_size": ROWS,
+        "optimizer": {"type": "SGD", "params": {"lr": 10.0}},
+        "zero_optimization": {"stage": 2},
+        "zero_allow_untested_optimizer": True,
+    }
+    expected = make()
+    optimizer = torch.optim.SGD(expected.parameters(), lr=10.0)
+    engine, *_ = spmdzero.initialize(model=make(), config=config)
+    found = []
+    for step in range(STEPS):
+        x = torch.randn(ROWS, LENGTH, WIDTH, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        expected(x).backward()
+        optimizer.step()
+        engine.backward(engine(x))
+        engine.step()
+        pairs = zip(expected.parameters(), engine.module.parameters(), strict=True)
+        apart = [((a - b.cpu()).abs().max() / a.abs().max()).item() for a, b in pairs]
+        found.append(max(apart))
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(differences()))
