@@ -12,6 +12,7 @@ if "torch_xla" not in sys.modules:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from spmdzero.xla import compile_cache, counters, flags, runtime, tracing
+from spmdzero.xla._cpu_flags import leave_xnnpack_out
 from spmdzero.xla._global import GlobalForward
 from spmdzero.xla._norm import global_norm
 from spmdzero.xla._outputs import RegionRules
@@ -54,6 +55,8 @@ from spmdzero.xla.recompute import recomputed
 from spmdzero.xla.reduction import GradientReduction
 from spmdzero.xla.region import Passage, ReplicaRegion, Tracing, refuse_gradient_hooks
 from spmdzero.xla.uploads import Upload, record_uploads
+
+leave_xnnpack_out()
 
 __all__ = [
     "AnnotatedProgram",

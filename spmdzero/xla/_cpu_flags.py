@@ -1,11 +1,11 @@
 """XNNPACK stays out of programs for the CPU: on some processors its matrix products are wrong."""
 
+import functools
 import logging
 import os
 
 from spmdzero.xla import _private
 
-logger = logging.getLogger("spmdzero")
 _FLAG = "xla_cpu_use_xnnpack"
 
 
@@ -15,15 +15,21 @@ def leave_xnnpack_out() -> None:
     XLA of torch_xla 2.9 and of jaxlib 0.7.1 hands matrix products to XNNPACK on AMD's Zen 3
     (EPYC 7003). From the second run of a program on some are then made of other operands:
     gradients of a GPT of 10 M parameters were wrong, and others in each run, also in plain JAX.
+    Called on import already, because any use of a device has XLA read its flags.
     """
     given = os.environ.get("XLA_FLAGS", "")
-    if _FLAG in given:
+    if os.environ.get("PJRT_DEVICE") != "CPU" or _FLAG in given:
         return
     if _private.runtime_has_started():
-        logger.warning(
-            "a device was used before spmdzero was started, so XLA may use XNNPACK, whose matrix "
-            "products are wrong on some processors: set XLA_FLAGS=--%s=false",
-            _FLAG,
-        )
+        _say_too_late()
         return
     os.environ["XLA_FLAGS"] = f"{given} --{_FLAG}=false".strip()
+
+
+@functools.cache
+def _say_too_late() -> None:
+    logging.getLogger("spmdzero").warning(
+        "a device was used before spmdzero was imported, so XLA may use XNNPACK, whose matrix "
+        "products are wrong on some processors: set XLA_FLAGS=--%s=false",
+        _FLAG,
+    )

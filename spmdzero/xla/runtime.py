@@ -24,8 +24,7 @@ def start() -> None:
     if not hasattr(torch, "xla"):
         # torch.utils.checkpoint looks its device's module up under torch.<device type>.
         torch._register_device_module("xla", _CheckpointDevice)
-    if platform() == "CPU":
-        leave_xnnpack_out()
+    leave_xnnpack_out()
     if xr.is_spmd():
         return
     if _private.spmd_is_locked():
