@@ -8,7 +8,7 @@ import torch
 
 import spmdzero
 from spmdzero.errors import NonFiniteError, SpmdZeroUsageError
-from spmdzero.xla import runtime, sharding_of
+from spmdzero.xla import counters, runtime, sharding_of
 from tests.engine.captured import (
     ROWS,
     WIDTH,
@@ -74,6 +74,16 @@ def test_dropout_follows_the_seed_and_varies_from_step_to_step(engine: spmdzero.
     assert engine.capture.reason is None
 
 
+def test_two_steps_on_one_batch_drop_other_elements(engine: spmdzero.Engine) -> None:
+    (group,) = engine.optimizer.param_groups
+    (same,), lr = batches(1), group["lr"]
+    group["lr"] = 0.0
+    losses = [engine.train_batch(iter([same])).item() for _ in range(3)]
+    group["lr"] = lr
+    assert engine.capture.reason is None
+    assert len(set(losses)) == 3
+
+
 def test_what_is_written_between_steps_is_used(engine: spmdzero.Engine) -> None:
     weight = engine.module.blocks[0][1].weight
     with torch.no_grad():
@@ -94,13 +104,23 @@ def test_a_value_computed_from_old_weights_outlives_their_buffers(engine: spmdze
 
 
 def test_replaying_compiles_and_reads_nothing(engine: spmdzero.Engine) -> None:
-    compiled, reads = runtime.compile_count(), engine.programs.script_reads
+    compiled, reads = runtime.compile_count(), counters.host_reads()
     source = batches(5)
     for _ in range(5):
         engine.train_batch(source)
-    assert engine.programs.script_reads == reads
+    assert counters.host_reads() == reads
     assert runtime.compile_count() == compiled
     assert engine.capture.reason is None
+
+
+def test_a_progress_bar_costs_one_read_each_time_that_it_is_drawn(engine: spmdzero.Engine) -> None:
+    source, reads = batches(15), counters.host_reads()
+    for step in range(15):
+        loss = engine.train_batch(source)
+        if step % 5 == 4:
+            assert loss.item() > 0
+    assert engine.capture.reason is None
+    assert counters.host_reads() == reads + 3
 
 
 def test_parameters_stay_whole_and_moments_shards(engine: spmdzero.Engine) -> None:

@@ -1,17 +1,28 @@
 """What brings tracing back: changes that capture anew, and Python that can't be replayed."""
 
+import contextlib
 import logging
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import spmdzero
-from tests.engine.captured import Residual, assert_twins_agree, captured, make_engine, train, twins
+from tests.engine.captured import (
+    Residual,
+    assert_twins_agree,
+    batches,
+    captured,
+    make_engine,
+    train,
+    twins,
+)
 
 OUTSIDE: dict[str, Any] = {}
 
@@ -44,6 +55,14 @@ def swap_activation(engine: spmdzero.Engine) -> None:
     engine.module.blocks[0][2] = nn.Tanh()
 
 
+def evaluate_all(engine: spmdzero.Engine) -> None:
+    engine.eval()
+
+
+def set_numbers_of_the_optimizer(engine: spmdzero.Engine) -> None:
+    engine.optimizer.param_groups[0].update(lr=3e-3, weight_decay=0.3, betas=(0.8, 0.9))
+
+
 def load_weights(engine: spmdzero.Engine) -> None:
     weights = {k: v.cpu() * 0.5 for k, v in engine.module.state_dict().items()}
     engine.module.load_state_dict(weights)
@@ -56,6 +75,8 @@ def load_weights(engine: spmdzero.Engine) -> None:
         (drop_more, "'p' of submodule 'blocks.0.3': 0.1 -> 0.5"),
         (evaluate_a_part, "submodule 'blocks.0.3' is now in eval mode"),
         (swap_activation, "'2' of modules of submodule 'blocks.0': a GELU -> a Tanh"),
+        (evaluate_all, "the module is now in eval mode"),
+        (set_numbers_of_the_optimizer, ""),
         (load_weights, ""),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -85,6 +106,72 @@ def test_another_shape_is_another_program_and_the_first_stays(
         train(engine, 5, length=6)
         assert engine.capture.reason is None
     assert caplog.text.count("train_batch captures") == 1
+
+
+def default_dtype(dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def within() -> Iterator[None]:
+        torch.set_default_dtype(dtype)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    return within()
+
+
+@pytest.mark.parametrize(
+    ("mode", "dtype"),
+    [
+        (lambda: torch.autocast("xla", dtype=torch.bfloat16), torch.float32),
+        (lambda: default_dtype(torch.float64), torch.float32),
+        (contextlib.nullcontext, torch.float16),
+    ],
+    ids=["autocast", "default dtype", "input dtype"],
+)
+def test_another_mode_or_dtype_is_another_program(
+    mode: Callable[[], contextlib.AbstractContextManager[Any]],
+    dtype: torch.dtype,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def run(engine: spmdzero.Engine) -> list[float]:
+        losses = train(engine, 5)
+        source = ((x.to(dtype),) for (x,) in batches(5))
+        with mode():
+            losses += [engine.train_batch(source).item() for _ in range(5)]
+        reasons.append(engine.capture.reason)
+        return losses + train(engine, 2)
+
+    reasons: list[str | None] = []
+    engines = twins()
+    with caplog.at_level(logging.INFO, "spmdzero"):
+        assert_twins_agree(engines, run)
+    assert reasons[1] is None
+    assert engines[1].capture.replayed == 5
+    assert caplog.text.count("train_batch captures one more program") == 1
+
+
+class Tagged(Residual):
+    """Takes what isn't a tensor beside its batch."""
+
+    def forward(self, x: torch.Tensor, tag: Any = None) -> torch.Tensor:
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("beside", "said"),
+    [
+        (object(), "an input is a object, whose content can't be compared between steps"),
+        (torch.ones(3, requires_grad=True), "an input requires a gradient"),
+    ],
+    ids=["object", "gradient"],
+)
+def test_an_input_that_cant_be_compared_is_traced(beside: Any, said: str) -> None:
+    engine = make_engine(Tagged())
+    for (x,) in batches(5):
+        engine.train_batch(iter([(x, beside)]))
+    assert engine.capture.reason == said
+    assert engine.capture.replayed == 0
 
 
 def test_a_state_with_another_sharding_is_traced_until_it_is_back(
@@ -211,11 +298,63 @@ def test_a_global_that_changes_later_is_found_by_check(caplog: pytest.LogCapture
     captured(engine)
 
 
-def test_modes_that_watch_operations_get_them() -> None:
+class Operations(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Calls(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def hooked(handle: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def ignore(*_: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("look", "said"),
+    [
+        (lambda _: Operations(), "a torch dispatch or function mode watches"),
+        (lambda _: Calls(), "a torch dispatch or function mode watches"),
+        (
+            lambda _: torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t),
+            "autograd is watched",
+        ),
+        (lambda _: torch.autograd.set_detect_anomaly(True), "autograd is watched"),
+        (lambda engine: hooked(engine.register_forward_hook(ignore)), "a hook of the engine"),
+        (
+            lambda _: hooked(nn.modules.module.register_module_forward_hook(ignore)),
+            "a hook of the engine, or of all modules",
+        ),
+        (
+            lambda engine: hooked(engine.optimizer.register_step_post_hook(ignore)),
+            "a hook of the optimizer",
+        ),
+    ],
+    ids=[
+        *("dispatch mode", "function mode", "saved tensors", "anomaly"),
+        *("engine hook", "global hook", "optimizer hook"),
+    ],
+)
+def test_who_looks_at_a_step_has_it_traced_and_is_named_once(
+    look: Callable[[spmdzero.Engine], contextlib.AbstractContextManager[Any]],
+    said: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     engine = captured(make_engine())
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
-        train(engine, 1)
-    assert "autograd is watched" in str(engine.capture.reason)
+    with caplog.at_level(logging.INFO, "spmdzero"), look(engine):
+        train(engine, 2)
+        assert said in str(engine.capture.reason)
+    assert caplog.text.count("train_batch traces instead of replaying") == 1
     train(engine, 1)
     assert engine.capture.reason is None
 
