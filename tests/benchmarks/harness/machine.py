@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -9,11 +10,11 @@ _PACKAGES = ("spmdzero", "torch", "torch_xla", "deepspeed", "jax", "jaxlib")
 
 
 def describe() -> list[str]:
-    """Versions, processor and memory, one line each."""
+    """Versions and memory, one line each."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     return [
         f"Python {platform.python_version()}, {', '.join(_version(name) for name in _PACKAGES)}",
-        f"{os.cpu_count()} cores of {_processor()}, {memory:.0f} GiB, {platform.system()}",
+        f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}",
     ]
 
 
@@ -24,8 +25,15 @@ def _version(package: str) -> str:
         return f"{package} not installed"
 
 
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
+def processor() -> str:
+    """Its name, and the family and model that tell generations apart which share one."""
+    told = dict(_of_the_first_core())
+    name = told.get("model name", platform.machine())
+    family, model = told.get("cpu family"), told.get("model")
+    return f"{name} (family {family}, model {model})" if family and model else name
+
+
+def _of_the_first_core() -> Iterator[tuple[str, str]]:
+    for line in Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines():
+        key, _, value = line.partition(":")
+        yield key.strip(), value.strip()
