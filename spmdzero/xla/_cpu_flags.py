@@ -12,9 +12,9 @@ _FLAG = "xla_cpu_use_xnnpack"
 def leave_xnnpack_out() -> None:
     """Tells XLA's CPU compiler so, unless XLA_FLAGS says something of it already.
 
-    XLA of torch_xla 2.9 and of jaxlib 0.7.1 hands matrix products to XNNPACK on AMD's Zen 3
-    (EPYC 7003). From the second run of a program on some are then made of other operands:
-    gradients of a GPT of 10 M parameters were wrong, and others in each run, also in plain JAX.
+    Measured on an AMD EPYC (family 25, model 1) with torch_xla 2.9 and jaxlib 0.7.1: from the
+    second run of a program on, gradients of a GPT of 10 M parameters were wrong, and others in each
+    run, also in plain JAX; with the flag off they were DeepSpeed's, the same in each run.
     Called on import already, because any use of a device has XLA read its flags.
     """
     given = os.environ.get("XLA_FLAGS", "")

@@ -40,7 +40,7 @@ def steps(output: str) -> list[Step]:
 
 def run_here(name: str, *, devices: int) -> str:
     script = str(SCRIPTS / f"{name}.py")
-    return run_python(script, *ARGUMENTS[name], devices=devices, XLA_FLAGS="")
+    return run_python(script, *ARGUMENTS[name], devices=devices, timeout=300, XLA_FLAGS="")
 
 
 def run_in_deepspeed(name: str, folder: Path) -> str:

@@ -22,15 +22,15 @@ def run_module(module: str, *arguments: str, devices: int, **variables: str) -> 
     return run_python("-W", "error", "-m", module, *arguments, devices=devices, **variables)
 
 
-def run_python(*arguments: str, devices: int, **variables: str) -> str:
-    """What `python` with these arguments prints, as `run_module`."""
+def run_python(*arguments: str, devices: int, timeout: int = 1200, **variables: str) -> str:
+    """What `python` with these arguments prints within `timeout` seconds, as `run_module`."""
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=_ROOT,
         env=environment(PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(devices), **variables),
         capture_output=True,
         text=True,
-        timeout=1200,
+        timeout=timeout,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

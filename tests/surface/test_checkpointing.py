@@ -134,7 +134,7 @@ def test_a_forked_random_state_goes_on_where_it_was_and_leaves_the_outer_one() -
 @pytest.mark.parametrize(
     "options",
     [{"mpu_": object()}, {"checkpoint_in_cpu": True}],
-    ids=str,
+    ids=["mpu_", "checkpoint_in_cpu"],
 )
 def test_options_that_cant_be_honoured_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(spmdzero.SpmdZeroUsageError):

@@ -105,7 +105,7 @@ def _devices(count: int) -> dict[str, str]:
         "PJRT_DEVICE": "CPU",
         "CPU_NUM_DEVICES": str(count),
         "JAX_PLATFORMS": "cpu",
-        # With XNNPACK, XLA's matrix products are wrong on AMD's Zen 3; spmdzero turns it off too.
+        # With XNNPACK, XLA's matrix products are wrong on some CPUs; spmdzero turns it off too.
         "XLA_FLAGS": (
             f"--xla_force_host_platform_device_count={count} --xla_cpu_use_xnnpack=false"
         ),
