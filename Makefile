@@ -4,12 +4,13 @@ BIN := .venv/bin
 DEMO_ARGS ?=
 SOAK_MINUTES ?= 30
 
-.PHONY: help demo test lint bench soak docs goldens notebooks clean
+.PHONY: help demo test test-all lint bench soak docs goldens notebooks clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    train a GPT on 8 virtual devices, under 5 minutes (DEMO_ARGS=\"--size tiny\": under 1)"
-	@echo "make test    lint, types, all tests"
+	@echo "make test    lint, types, tests"
+	@echo "make test-all    those, and all combinations of configs and models that take hours"
 	@echo "make lint    ruff and pyrefly"
 	@echo "make goldens     compile the recorded models for TPUs again, write their ledgers anew"
 	@echo "make notebooks   run the notebooks, write their outputs anew"
@@ -21,8 +22,14 @@ help:
 demo: .venv/installed
 	$(BIN)/python examples/train_gpt.py $(DEMO_ARGS)
 
+# A worker for each core of the smallest machine; a file's tests share what it compiles.
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile
+
 test: lint
-	$(BIN)/pytest
+	$(PYTEST) -m "not exhaustive"
+
+test-all: lint
+	$(PYTEST)
 
 lint: .venv/installed
 	$(BIN)/ruff check

@@ -15,6 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import spmdzero
 from tests.engine.captured import (
+    LENGTH,
+    ROWS,
+    WIDTH,
     Residual,
     assert_twins_agree,
     batches,
@@ -277,6 +280,22 @@ def test_a_tensor_outside_of_the_module_is_not_taken_for_a_constant() -> None:
     train(engine, 5)
     assert engine.capture.replayed == 0
     assert "neither an input nor part of the module" in str(engine.capture.reason)
+
+
+def test_an_input_that_is_also_part_of_the_state_is_traced() -> None:
+    class Offset(Residual):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("offset", torch.ones(ROWS, LENGTH, WIDTH))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x + self.offset)
+
+    engine = make_engine(Offset(), spmd={"forward": "global"})
+    for _ in range(4):
+        engine.train_batch(iter([(engine.module.offset,)]))
+    assert engine.capture.replayed == 0
+    assert "an input and one, share a buffer" in str(engine.capture.reason)
 
 
 def test_a_global_that_changes_later_is_found_by_check(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,15 +1,16 @@
 """What the compilers make of three small models: recorded, and recorded again.
 
 python -m tests.explain.golden              write tests/data/golden/*.json
-python -m tests.explain.golden --group gpt 8  print the ledgers of one model's cases on 8 devices
+python -m tests.explain.golden --cases NAME...  print the ledgers of cases on as many devices
 """
 
-import functools
+import itertools
 import json
 import math
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,11 +113,11 @@ def rows(ledger: Any) -> list[list[Any]]:
     return [[*key, *counts] for key, counts in sorted(groups.items())]
 
 
-@functools.cache
-def compile_group(model: str, devices: int) -> dict[str, Any]:
-    """Case name -> `explained(case)` of a model's cases on so many devices, in its own process."""
+def compile_together(cases: Iterable[Case], *, devices: int) -> dict[str, Any]:
+    """Case name -> `explained(case)` of cases on so many devices, in a process of their own."""
+    names = [case.name for case in cases]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.explain.golden", "--group", model, str(devices)],
+        [sys.executable, "-m", "tests.explain.golden", "--cases", *names],
         cwd=ROOT, env=environment(CPU_NUM_DEVICES=str(devices)), stdout=subprocess.PIPE, text=True,
         timeout=3000, check=True,
     )  # fmt: skip
@@ -128,15 +129,14 @@ def recorded(case: Case) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    if arguments[:1] == ["--group"]:
-        model, devices = arguments[1], int(arguments[2])
-        mine = [case for case in CASES if (case.model, case.devices) == (model, devices)]
+    if arguments[:1] == ["--cases"]:
+        mine = [case for case in CASES if case.name in arguments[1:]]
         print(json.dumps({case.name: explained(case) for case in mine}))
         return
-    for model in MODELS:
-        for devices in (8, 16):
-            for name, ledgers in compile_group(model, devices).items():
-                Path(FOLDER, f"{name}.json").write_text(json.dumps(ledgers, indent=1) + "\n")
+    for group in itertools.product(MODELS, (8, 16)):
+        mine = [case for case in CASES if (case.model, case.devices) == group]
+        for name, ledgers in compile_together(mine, devices=group[1]).items():
+            Path(FOLDER, f"{name}.json").write_text(json.dumps(ledgers, indent=1) + "\n")
 
 
 if __name__ == "__main__":

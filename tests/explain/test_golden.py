@@ -3,70 +3,101 @@
 libtpu compiles here for chips that are elsewhere; tests/explain/golden.py records.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.explain.golden import CASES, SCATTERING, Case, compile_group, recorded
+from tests.explain.golden import CASES, SCATTERING, Case, compile_together, recorded
+from tests.support.selected import outside, selected
 
 pytestmark = pytest.mark.slow
 
+(K8,) = (case for case in CASES if case.micro_batches == 8)
+# Each model, dtype, stage and number of devices, but not each combination of them.
+SAMPLE = {
+    K8,
+    *(
+        case
+        for case in CASES
+        if (case.stage, case.dtype, case.devices)
+        in {(1, "bf16", 8), (2, "fp32", 8), (2, "bf16", 16)}
+        or (case.model, case.stage, case.dtype, case.devices) == ("gpt", 0, "fp32", 8)
+    ),
+}
 WHERE_IT_SCATTERS = [
-    pytest.param(case, target, id=f"{case.name} {target}")
+    pytest.param(case, target, id=f"{case.name} {target}", marks=outside(SAMPLE, case))
     for case in CASES
     for target in SCATTERING
     if case.stage > 0 and target in case.tpu
 ]
 # 6,912 elements: libtpu adds them to the one sum of all vectors.
 TOO_SMALL = {"resnet": ["stem.weight"]}
-EACH = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+EACH = pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case.name, marks=outside(SAMPLE, case)) for case in CASES]
+)
 SHARDED_AND_SCATTERED = pytest.mark.parametrize(("case", "target"), WHERE_IT_SCATTERS)
 
 
-def found(case: Case) -> dict[str, Any]:
-    return compile_group(case.model, case.devices)[case.name]
+Found = Callable[[Case], dict[str, Any]]
 
 
-def rows(case: Case, target: str, role: str) -> list[Any]:
-    boundary = found(case)["targets"][target]["programs"]["boundary"]
+@pytest.fixture(scope="module")
+def found(request: pytest.FixtureRequest) -> Found:
+    """Case -> what was explained of it; the selected ones of a model are compiled together."""
+    chosen = selected(request)
+
+    @functools.cache
+    def group(model: str, devices: int) -> dict[str, Any]:
+        mine = [case for case in chosen if (case.model, case.devices) == (model, devices)]
+        return compile_together(mine, devices=devices)
+
+    return lambda case: group(case.model, case.devices)[case.name]
+
+
+def rows(explained: dict[str, Any], target: str, role: str) -> list[Any]:
+    boundary = explained["targets"][target]["programs"]["boundary"]
     return [row for row in boundary["collectives"] if row[0] == role]
 
 
 @EACH
-def test_the_compilers_do_what_was_recorded(case: Case) -> None:
+def test_the_compilers_do_what_was_recorded(found: Found, case: Case) -> None:
     assert found(case) == recorded(case)
 
 
 @SHARDED_AND_SCATTERED
-def test_every_sharded_gradient_is_reduce_scattered(case: Case, target: str) -> None:
+def test_every_sharded_gradient_is_reduce_scattered(found: Found, case: Case, target: str) -> None:
     small = TOO_SMALL.get(case.model, [])
     assert found(case)["targets"][target]["refused"] == small
-    tensors = {row[1]: row[3] for row in rows(case, target, "gradient")}
+    tensors = {row[1]: row[3] for row in rows(found(case), target, "gradient")}
     assert tensors["reduce-scatter"] > 0
     assert tensors.get("all-reduce + slice", 0) == len(small)
 
 
 @SHARDED_AND_SCATTERED
-def test_gradients_and_gathers_cross_in_the_models_dtype(case: Case, target: str) -> None:
+def test_gradients_and_gathers_cross_in_the_models_dtype(
+    found: Found, case: Case, target: str
+) -> None:
     dtype = {"fp32": "f32", "bf16": "bf16"}[case.dtype]
     for role in ("gradient", "parameter"):
-        assert {row[2] for row in rows(case, target, role)} == {dtype}
+        assert {row[2] for row in rows(found(case), target, role)} == {dtype}
 
 
 @SHARDED_AND_SCATTERED
-def test_what_moves_is_within_2_percent_of_the_floor(case: Case, target: str) -> None:
+def test_what_moves_is_within_2_percent_of_the_floor(found: Found, case: Case, target: str) -> None:
     # Below 1 would be a ledger that misses something; the scalars are over it.
     assert 0.9999 <= found(case)["targets"][target]["over_floor"] <= 1.02
 
 
 @EACH
-def test_no_activation_moves_and_the_audit_finds_nothing(case: Case) -> None:
+def test_no_activation_moves_and_the_audit_finds_nothing(found: Found, case: Case) -> None:
     assert {t["activations"] for t in found(case)["targets"].values()} == {0}
     assert found(case)["findings"] == []
 
 
 @EACH
-def test_no_collective_is_in_a_loop(case: Case) -> None:
+def test_no_collective_is_in_a_loop(found: Found, case: Case) -> None:
     """XLA's while-loop-all-reduce-code-motion spoils embedding gradients that accumulate there.
 
     https://github.com/openxla/xla/issues/49143; what accumulates here does so between programs.
@@ -74,19 +105,19 @@ def test_no_collective_is_in_a_loop(case: Case) -> None:
     assert {t["in_loops"] for t in found(case)["targets"].values()} == {0}
 
 
-def test_stage_1_with_8_micro_batches_reduces_once() -> None:
-    (case,) = (case for case in CASES if case.micro_batches == 8)
+@pytest.mark.parametrize("case", [K8], ids=["k8"])
+def test_stage_1_with_8_micro_batches_reduces_once(found: Found, case: Case) -> None:
     for target in case.tpu:
         programs = found(case)["targets"][target]["programs"]
         assert programs["micro"]["runs"] == 7
         # The loss's mean over replicas.
         assert [row[0] for row in programs["micro"]["collectives"]] == ["output"]
         assert programs["boundary"]["runs"] == 1
-        assert rows(case, target, "gradient")
+        assert rows(found(case), target, "gradient")
 
 
 @EACH
-def test_the_compilers_inputs_are_the_plans_states(case: Case) -> None:
+def test_the_compilers_inputs_are_the_plans_states(found: Found, case: Case) -> None:
     states = found(case)["states"]
     for target in found(case)["targets"].values():
         # Beside the states: the batch, scalars, and a vector's padding to its tile.

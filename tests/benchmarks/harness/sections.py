@@ -116,10 +116,17 @@ def _series(workloads: Mapping[str, Workload], scale: Scale, *, title: str) -> l
 
 def reductions(scale: Scale) -> list[str]:
     """Both ways in which a gradient can leave the replica region."""
-    workload = Workload(model=scale.middle, devices=2, steps=scale.steps)
-    runs = run_all(workload, (who.ANNOTATED, who.EXPLICIT), rounds=scale.rounds)
-    head = '`"spmd": {"reduction": ...}` on 2 devices.'
-    return [head, "", report.peer_table(runs), "", *report.remarks(runs), ""]
+    lines = ['`"spmd": {"reduction": ...}`, whose default on one axis is `annotated`.', ""]
+    for model, count, steps in (
+        (scale.middle, 2, scale.steps),
+        (scale.middle, 8, max(1, scale.steps // 2)),
+        (scale.large, 2, scale.large_steps),
+    ):
+        workload = Workload(model=model, devices=count, steps=steps)
+        runs = run_all(workload, (who.ANNOTATED, who.EXPLICIT), rounds=scale.rounds)
+        lines += [f"{model}, {count} devices:", "", report.peer_table(runs), ""]
+        lines += [*report.remarks(runs), ""]
+    return lines
 
 
 def small_tensors(scale: Scale) -> list[str]:
