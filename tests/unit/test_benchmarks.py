@@ -21,6 +21,7 @@ from harness.workload import Workload  # noqa: E402
 from peers.config import deepspeed_config  # noqa: E402
 
 from spmdzero.config import load_config, resolve_batch_sizes  # noqa: E402
+from tests.support.selected import outside  # noqa: E402
 
 
 def run_of(steps: list[float], *, losses: tuple[float, ...] = (2.0, 1.0), **changes: Any) -> Run:
@@ -157,21 +158,48 @@ def test_a_process_that_fails_says_why() -> None:
     assert "No module named 'peers.nobody'" in failure.headline
 
 
+TINY = Scale(
+    small="gpt-tiny", middle="gpt-tiny", wide="gpt-tiny", large="gpt-tiny",
+    steps=1, wide_steps=1, large_steps=1, rounds=1,
+    fewer=(candidates.ZERO_2,), series=(candidates.ZERO_2,), counts=(2, 8), accumulation=2,
+)  # fmt: skip
+# Those that run a script of their own.
+SAMPLE = {"Where the time goes", "Stage 1 over stage 0, with micro-batches"}
+
+
 @pytest.mark.slow
-def test_the_page_of_a_tiny_run_has_every_peer_and_no_failure(tmp_path: Path) -> None:
-    tiny = Scale(
-        small="gpt-tiny", middle="gpt-tiny", wide="gpt-tiny", large="gpt-tiny",
-        steps=1, wide_steps=1, large_steps=1, rounds=1,
-        fewer=(candidates.ZERO_2,), series=(candidates.ZERO_2,), counts=(2, 8), accumulation=2,
-    )  # fmt: skip
-    run.write(tmp_path / "page.md", tiny)
-    page = (tmp_path / "page.md").read_text()
-    assert "failed" not in page
-    assert "same work" not in page.partition("## A GPT of 10 M parameters")[2]
-    section = page.partition("## A GPT of 10 M parameters")[2].partition("\n## ")[0]
-    table = "\n".join(line for line in section.splitlines() if line.startswith("|"))
-    assert [row[0] for row in rows_of(table)[2:]] == [c.name for c in candidates.ALL]
-    wire = [float(cells_of(table, i)["wire MB"]) for i in range(len(candidates.ALL))]
+@pytest.mark.parametrize(
+    "title",
+    [
+        pytest.param(title, marks=outside(SAMPLE, title))
+        for title in run.SECTIONS
+        if title != "A GPT of 10 M parameters"
+    ],
+)
+def test_no_section_of_a_tiny_run_fails(title: str) -> None:
+    lines = "\n".join(run.SECTIONS[title](TINY)).splitlines()
+    assert sum(line.startswith("|") for line in lines) > 2
+    assert not [line for line in lines if "failed" in line]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "everybody",
+    [
+        (candidates.ZERO_2, candidates.DEEPSPEED_2, candidates.JAX),
+        pytest.param(candidates.ALL, marks=pytest.mark.exhaustive),
+    ],
+    ids=["three", "all"],
+)
+def test_the_table_of_a_tiny_run_has_every_peer_and_they_agree(
+    everybody: tuple[Candidate, ...],
+) -> None:
+    tiny = dataclasses.replace(TINY, everybody=everybody)
+    lines = "\n".join(run.SECTIONS["A GPT of 10 M parameters"](tiny)).splitlines()
+    assert not [line for line in lines if "failed" in line or "same work" in line]
+    table = "\n".join(line for line in lines if line.startswith("|"))
+    assert [row[0] for row in rows_of(table)[2:]] == [c.name for c in everybody]
+    wire = [float(cells_of(table, i)["wire MB"]) for i in range(len(everybody))]
     assert all(megabytes > 0.05 for megabytes in wire)
 
 
