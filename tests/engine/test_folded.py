@@ -29,9 +29,9 @@ from tests.engine.captured import (
 OUTSIDE: dict[str, Any] = {}
 
 
-def three_calls(engine: spmdzero.Engine, steps: int, first: int = 0) -> list[float]:
+def three_calls(engine: spmdzero.Engine, steps: int, **data: int) -> list[float]:
     losses = []
-    for (x,) in batches(steps * engine.gradient_accumulation_steps(), first=first):
+    for (x,) in batches(steps * engine.gradient_accumulation_steps(), **data):
         output = engine(x)
         loss = output[0] if isinstance(output, tuple) else output
         engine.backward(loss)
@@ -70,7 +70,8 @@ CONFIGS = {
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_folded_steps_are_traced_steps_bit_for_bit(config: dict[str, Any]) -> None:
     traced, folded = engines = twins(**config)
-    assert_twins_agree(engines, lambda engine: three_calls(engine, 8))
+    # A length of no other test: what donates is counted when a program is compiled.
+    assert_twins_agree(engines, lambda engine: three_calls(engine, 8, length=3))
     assert (traced.folding.folded, folded.folding.traced) == (0, 0)
     if "fp16" in config:
         assert folded.skipped_steps > 0
