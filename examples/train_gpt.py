@@ -33,7 +33,7 @@ SIZES = {
 }
 # The peak learning rates suit the sizes; everything else comes from the JSON.
 LEARNING_RATES = {"tiny": 2e-3, "10m": 7e-4}
-STEPS = {"tiny": 150, "10m": 120}
+STEPS = {"tiny": 150, "10m": 70}
 READ_EVERY = 5  # steps; reading a value waits for the devices
 PROMPTS = ["def __init__(self", "import ", "class ", "    return ", "for ", "    if ", "# ", "try:"]
 

@@ -66,7 +66,7 @@ class BackwardWatch:
         """Around a backward pass that `engine.backward` starts, with everything scaled already."""
         with contextlib.ExitStack() as regions:
             for watch in [*_watches]:
-                if watch._region is not None and (watch is self or watch._region.recomputes):
+                if watch._region is not None and (watch is self or watch._region.awaits_backward):
                     regions.enter_context(watch._region.backward())
             _running.engine = True
             regions.callback(setattr, _running, "engine", False)

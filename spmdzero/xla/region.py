@@ -185,6 +185,11 @@ class ReplicaRegion:
             known = self.disagreements[label] if label in self.disagreements else self._agreement()
             self.disagreements[label] = self._mesh.mark(known | flag)
 
+    @property
+    def awaits_backward(self) -> bool:
+        """Whether a backward pass is to come that runs parts of the latest forward again."""
+        return self.recomputes and bool(self._state)
+
     def note_folded(self) -> None:
         """The latest forward was one operation: nothing of it is recomputed in backward."""
         self.recomputes, self._state = False, None

@@ -155,3 +155,26 @@ def test_partition_activations_is_without_meaning_as_in_the_config(
     with caplog.at_level("INFO", logger="spmdzero"):
         checkpointing.configure(None, partition_activations=True)
     assert "without meaning for checkpointing under XLA: partition_activations" in caplog.text
+
+
+def test_it_takes_no_part_in_the_backward_of_another_engine_once_its_own_is_done() -> None:
+    class Bessel(nn.Linear):
+        """Has an operation that runs on the CPU, which no replica region can."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.special.i0(super().forward(x)).mean()
+
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+        "zero_optimization": {"stage": 2},
+    }
+    x = torch.randn(8, WIDTH)
+    recomputing, *_ = spmdzero.initialize(model=Tower(checkpointing.checkpoint), config=config)
+    other, *_ = spmdzero.initialize(
+        model=Bessel(WIDTH, WIDTH), config=config | {"spmd": {"forward": "global"}}
+    )
+    for engine in (recomputing, other):
+        engine.backward(engine(x))
+        engine.step()
+    assert recomputing.global_steps == other.global_steps == 1
