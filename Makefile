@@ -10,7 +10,7 @@ SOAK_MINUTES ?= 30
 help:
 	@echo "make demo    train a GPT on 8 virtual devices, under 5 minutes (DEMO_ARGS=\"--size tiny\": under 1)"
 	@echo "make test    lint, types, tests"
-	@echo "make test-all    those, and all combinations of configs and models that take hours"
+	@echo "make test-all    those, and the combinations of models, configs and topologies that it leaves out"
 	@echo "make lint    ruff and pyrefly"
 	@echo "make goldens     compile the recorded models for TPUs again, write their ledgers anew"
 	@echo "make notebooks   run the notebooks, write their outputs anew"

@@ -133,9 +133,9 @@ def main(arguments: list[str]) -> None:
         mine = [case for case in CASES if case.name in arguments[1:]]
         print(json.dumps({case.name: explained(case) for case in mine}))
         return
-    for group in itertools.product(MODELS, (8, 16)):
-        mine = [case for case in CASES if (case.model, case.devices) == group]
-        for name, ledgers in compile_together(mine, devices=group[1]).items():
+    for model, devices in itertools.product(MODELS, (8, 16)):
+        mine = [case for case in CASES if (case.model, case.devices) == (model, devices)]
+        for name, ledgers in compile_together(mine, devices=devices).items():
             Path(FOLDER, f"{name}.json").write_text(json.dumps(ledgers, indent=1) + "\n")
 
 

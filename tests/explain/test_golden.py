@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.explain.golden import CASES, SCATTERING, Case, compile_together, recorded
-from tests.support.selected import outside, selected
+from tests.support.selected import each, outside, selected
 
 pytestmark = pytest.mark.slow
 
@@ -34,9 +34,7 @@ WHERE_IT_SCATTERS = [
 ]
 # 6,912 elements: libtpu adds them to the one sum of all vectors.
 TOO_SMALL = {"resnet": ["stem.weight"]}
-EACH = pytest.mark.parametrize(
-    "case", [pytest.param(case, id=case.name, marks=outside(SAMPLE, case)) for case in CASES]
-)
+EACH = pytest.mark.parametrize("case", each(CASES, sample=SAMPLE))
 SHARDED_AND_SCATTERED = pytest.mark.parametrize(("case", "target"), WHERE_IT_SCATTERS)
 
 

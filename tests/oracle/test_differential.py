@@ -11,7 +11,7 @@ import pytest
 from tests.oracle.draws import Case, draw, to_json
 from tests.support.deepspeed import run_ranks
 from tests.support.processes import environment
-from tests.support.selected import outside, selected
+from tests.support.selected import each, selected
 
 ROOT = Path(__file__).parents[2]
 CASES = draw(36, seed=2026)
@@ -66,9 +66,7 @@ def ours(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, id=case.name, marks=outside(SAMPLE, case)) for case in CASES]
-)
+@pytest.mark.parametrize("case", each(CASES, sample=SAMPLE))
 def test_a_drawn_config_trains_as_in_deepspeed(
     ours: Results, theirs: list[Results], case: Case
 ) -> None:

@@ -18,6 +18,11 @@ def selected(request: pytest.FixtureRequest) -> list[Any]:
     return list({case.name: case for case in cases}.values())
 
 
+def each(cases: Collection[Any], *, sample: Collection[Any]) -> list[Any]:
+    """Every case as a parameter of a test, by its name; `make test` runs those of the sample."""
+    return [pytest.param(case, id=case.name, marks=outside(sample, case)) for case in cases]
+
+
 def outside(cases: Collection[Any], case: Any) -> tuple[pytest.MarkDecorator, ...]:
     """What marks a case that is not among those of `make test`."""
     return () if case in cases else (pytest.mark.exhaustive,)

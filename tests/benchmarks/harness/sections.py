@@ -71,7 +71,11 @@ def peers(model: str, candidates: Sequence[Candidate], *, steps: int, rounds: in
         f"{count / 1e6:.1f} M parameters, {rounds} rounds of {workload.warm_up} + {steps} steps, "
         "2 devices or ranks, fp32."
     )
-    return [head, "", report.peer_table(runs), "", *report.remarks(runs), ""]
+    return [head, *_table_of(runs)]
+
+
+def _table_of(runs: report.Runs) -> list[str]:
+    return ["", report.peer_table(runs), "", *report.remarks(runs), ""]
 
 
 def devices(scale: Scale) -> list[str]:
@@ -124,8 +128,7 @@ def reductions(scale: Scale) -> list[str]:
     ):
         workload = Workload(model=model, devices=count, steps=steps)
         runs = run_all(workload, (who.ANNOTATED, who.EXPLICIT), rounds=scale.rounds)
-        lines += [f"{model}, {count} devices:", "", report.peer_table(runs), ""]
-        lines += [*report.remarks(runs), ""]
+        lines += [f"{model}, {count} devices:", *_table_of(runs)]
     return lines
 
 
@@ -136,7 +139,7 @@ def small_tensors(scale: Scale) -> list[str]:
     lines = [
         "The GPT of 10 M parameters on 8 devices. Tensors of fewer than `min_shard_elements`",
         "elements keep whole states: their gradient is one all-reduce, and nothing is gathered.",
-        *("", report.peer_table(runs), "", *report.remarks(runs), ""),
+        *_table_of(runs),
     ]
     rows = []
     for count in (2, 8):
