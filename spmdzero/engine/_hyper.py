@@ -1,6 +1,6 @@
 """The numbers of a step that the host knows, on their way to the devices."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,10 +53,10 @@ def group_numbers(
     return _hosts(_hypers(rules, groups), groups, hold)
 
 
-def fixed_numbers(rules: Sequence[UpdateRule], groups: list[dict[str, Any]]) -> tuple[str, ...]:
+def fixed_numbers(rules: Sequence[UpdateRule], groups: list[dict[str, Any]]) -> Hashable:
     """Of groups whose rule reads them itself the values, which are constants of its program."""
     return tuple(
-        repr({key: value for key, value in group.items() if key != "params"})
+        (repr({key: value for key, value in group.items() if key != "params"}), rule.attributes())
         for rule, group in _pairs(rules, groups)
         if not rule.hyper(group)
     )

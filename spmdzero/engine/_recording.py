@@ -91,7 +91,9 @@ class Recording:
             # It would be computed later, from buffers that the program has overwritten.
             raise NotCapturableError("a value of the step is kept outside of the engine")
         written = self._written(roots)
-        pending = PendingProgram(roots, donated={self._state_buffers[i] for i in written})
+        pending = PendingProgram(
+            roots, donated={self._state[i][1]: self._state_buffers[i] for i in written}
+        )
         used = {found.handle: found.tensor for found in pending.inputs}
         read = [i for i, handle in enumerate(self._state_buffers) if handle in used]
         sources = self._sources([self._state_buffers[i] for i in read], hosts, keys)

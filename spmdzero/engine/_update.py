@@ -99,12 +99,15 @@ class GroupUpdate:
         weights = weights.float()
         held = {slot: state[slot].float() for slot in (*rule.slots, *rule.scalars)}
         whole = MeshTensor(mesh=mesh, placement=placement, shape=member.shape)
+
+        def keep(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+            return new if apply is None else torch.where(apply, new, old)
+
         with scope(f"zero.update/{member.name}"):
-            new_weights, new = rule.update(weights, mesh.mark(grad, spec), held, factors, whole)
+            grad = mesh.mark(grad, spec)
+            new_weights, new = rule.update(weights, grad, held, factors, whole, keep)
+            new_weights = keep(new_weights, weights)
         new = {**new, "master": new_weights}
-        if apply is not None:
-            new_weights = torch.where(apply, new_weights, weights)
-            new = {slot: torch.where(apply, new[slot], state[slot]) for slot in member.slots}
         # Cast and mark first: the gather would otherwise move fp32.
         stored = mesh.mark(new_weights.to(member.dtype), spec)
         with scope(f"zero.parameter/{member.name}"):

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from spmdzero.optim._group_checks import refuse_options, require_number
-from spmdzero.optim._rule import UpdateRule, WholeTensor
+from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, keep_new
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +64,10 @@ class Adagrad(UpdateRule):
         state: Mapping[str, Tensor],
         factors: Mapping[str, Tensor],
         whole: WholeTensor,
+        keep: Keep = keep_new,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One step of one parameter."""
         grad = grad + param * factors["weight_decay"]
-        total = state["sum"] + grad * grad
+        total = keep(state["sum"] + grad * grad, state["sum"])
         change = grad / (total.sqrt() + factors["eps"]) * factors["step_size"]
         return param - change, {"sum": total}

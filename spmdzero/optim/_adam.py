@@ -14,7 +14,7 @@ from spmdzero.optim._group_checks import (
     require_fixed,
     require_number,
 )
-from spmdzero.optim._rule import UpdateRule, WholeTensor
+from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, keep_new
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,13 +97,15 @@ class Adam(UpdateRule):
         state: Mapping[str, Tensor],
         factors: Mapping[str, Tensor],
         whole: WholeTensor,
+        keep: Keep = keep_new,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One step of one parameter."""
         if not self.decoupled:
             grad = grad + param * factors["decay"]
-        mean = state["exp_avg"]
-        mean = mean + (grad - mean) * factors["one_minus_beta1"]
-        square = state["exp_avg_sq"] * factors["beta2"] + grad * grad * factors["one_minus_beta2"]
+        mean, square = state["exp_avg"], state["exp_avg_sq"]
+        mean = keep(mean + (grad - mean) * factors["one_minus_beta1"], mean)
+        new = square * factors["beta2"] + grad * grad * factors["one_minus_beta2"]
+        square = keep(new, square)
         denom = square.sqrt()
         if self.bias_correction:
             denom = denom / factors["correction2_sqrt"]

@@ -1,6 +1,6 @@
 """A torch optimizer of any class whose update is elementwise, run on shards."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.optim._attributes import attributes_of
 from spmdzero.optim._group_checks import refuse_options, refuse_tensors
-from spmdzero.optim._rule import UpdateRule, WholeTensor
+from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, keep_new
 from spmdzero.optim._stand_in import stand_in
 
 
@@ -69,6 +70,10 @@ class TorchElementwise(UpdateRule):
         """Nothing: the class reads its group itself."""
         return {}
 
+    def attributes(self) -> Hashable:
+        """The optimizer's own, which its step may read."""
+        return attributes_of(self.optimizer)
+
     def prepare(self, hyper: Mapping[str, Tensor], step: Tensor) -> dict[str, Tensor]:
         """Nothing: the class counts its steps itself."""
         return {}
@@ -80,6 +85,7 @@ class TorchElementwise(UpdateRule):
         state: Mapping[str, Tensor],
         factors: Mapping[str, Tensor],
         whole: WholeTensor,
+        keep: Keep = keep_new,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One step of one parameter.
 
@@ -98,7 +104,8 @@ class TorchElementwise(UpdateRule):
         if after.keys() != state.keys():
             raise self._changed(f"keeps {sorted(after)}, not {sorted(state)}")
         new = {name: torch.as_tensor(value, device=param.device) for name, value in after.items()}
-        return parameter.detach(), {name: value.to(param.dtype) for name, value in new.items()}
+        kept = {name: keep(value.to(param.dtype), state[name]) for name, value in new.items()}
+        return parameter.detach(), kept
 
     def _changed(self, how: str) -> SpmdZeroUsageError:
         return SpmdZeroUsageError(

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from spmdzero.optim._group_checks import require_betas, require_number
-from spmdzero.optim._rule import UpdateRule, WholeTensor
+from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, keep_new
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +61,11 @@ class Lion(UpdateRule):
         state: Mapping[str, Tensor],
         factors: Mapping[str, Tensor],
         whole: WholeTensor,
+        keep: Keep = keep_new,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One step of one parameter."""
         mean = state["exp_avg"]
         blend = mean * factors["beta1"] + grad * factors["one_minus_beta1"]
         change = blend.sign() * factors["lr"] + param * factors["decay"]
-        mean = mean * factors["beta2"] + grad * factors["one_minus_beta2"]
+        mean = keep(mean * factors["beta2"] + grad * factors["one_minus_beta2"], mean)
         return param - change, {"exp_avg": mean}

@@ -9,7 +9,7 @@ from torch import Tensor
 from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.optim._group_checks import require_number
 from spmdzero.optim._newton_schulz import aspect_scale, gather_dtype, orthogonalize
-from spmdzero.optim._rule import UpdateRule, WholeTensor
+from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, keep_new
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +102,7 @@ class Muon(UpdateRule):
         state: Mapping[str, Tensor],
         factors: Mapping[str, Tensor],
         whole: WholeTensor,
+        keep: Keep = keep_new,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One step of one parameter along `grad`, which is what `direction` returned."""
         return param - (grad * factors["lr"] + param * factors["decay"]), dict(state)

@@ -1,9 +1,9 @@
 """What an update rule is: the arithmetic of one optimizer, apart from where tensors live."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -46,6 +46,14 @@ class LocalTensor:
     def store(self, tensor: Tensor) -> Tensor:
         """`tensor`, which needs no other form."""
         return tensor
+
+
+Keep: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+
+def keep_new(new: Tensor, old: Tensor) -> Tensor:
+    """`new`: the step applies."""
+    return new
 
 
 class UpdateRule(ABC):
@@ -96,6 +104,10 @@ class UpdateRule(ABC):
         The keys depend on the rule only, never on the values.
         """
 
+    def attributes(self) -> Hashable:
+        """What else the program of an update depends on and may change between steps."""
+        return None
+
     @property
     def has_direction(self) -> bool:
         """Whether `direction` returns anything but the gradient."""
@@ -138,6 +150,7 @@ class UpdateRule(ABC):
         state: Mapping[str, Tensor],
         factors: Mapping[str, Tensor],
         whole: WholeTensor,
+        keep: Keep = keep_new,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The new parameter and the new state; the arguments keep their values.
 
@@ -147,4 +160,7 @@ class UpdateRule(ABC):
             state: one fp32 tensor of the same shape per slot, a 0-dim one per scalar.
             factors: what `prepare` returned for the parameter's group.
             whole: the parameter that `param` may be a shard of.
+            keep: of a state's new and old value the one to go on with. Where the parameter
+                follows from what `keep` returned, the program reads the old value once, and the
+                new one takes its place.
         """

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.optim._group_checks import refuse_options, require_fixed, require_number
-from spmdzero.optim._rule import UpdateRule, WholeTensor
+from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, keep_new
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +94,14 @@ class SGD(UpdateRule):
         state: Mapping[str, Tensor],
         factors: Mapping[str, Tensor],
         whole: WholeTensor,
+        keep: Keep = keep_new,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One step of one parameter."""
         grad = grad + param * factors["weight_decay"]
         if not self.momentum:
             return param - grad * factors["lr"], {}
         momentum = factors["momentum"]
-        buffer = state["momentum_buffer"] * momentum + grad * factors["grad_weight"]
+        buffer = state["momentum_buffer"]
+        buffer = keep(buffer * momentum + grad * factors["grad_weight"], buffer)
         direction = grad + buffer * momentum if self.nesterov else buffer
         return param - direction * factors["lr"], {"momentum_buffer": buffer}

@@ -8,11 +8,13 @@ and neither holds a state twice.
 """
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from spmdzero.xla import _private, runtime
+
+_ORDERINGS = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,22 +87,25 @@ class PendingProgram:
 
     Args:
         roots: pending tensors.
-        donated: handles of buffers whose tensors the program writes.
+        donated: root -> handle of its present buffer, for roots that the program writes in place.
 
     Attributes:
         inputs: what it reads, in its own order.
     """
 
-    def __init__(self, roots: Sequence[torch.Tensor], *, donated: Collection[int]) -> None:
-        self._roots = sorted(roots, key=_private.tensor_id)
+    def __init__(
+        self, roots: Sequence[torch.Tensor], *, donated: Mapping[torch.Tensor, int]
+    ) -> None:
+        self._roots = _as_read(roots, donated)
         ids, values = _private.program_inputs(self._roots)
         handles, seed = _private.buffer_handles(values), _private.seed_id()
         self.inputs = [
             ProgramInput(handle=handle, tensor=value, is_seed=tensor_id == seed)
             for tensor_id, value, handle in zip(ids, values, handles, strict=True)
         ]
+        given = set(donated.values())
         for found in self.inputs:
-            if found.handle in donated:
+            if found.handle in given:
                 _private.donate(found.tensor)
         names = _private.output_ids(self._roots)
         places = {name: place for place, name in enumerate(dict.fromkeys(names))}
@@ -142,3 +147,25 @@ class PendingProgram:
             sources=sources,
             outputs=self._outputs,
         )
+
+
+def _as_read(
+    roots: Sequence[torch.Tensor], donated: Mapping[torch.Tensor, int]
+) -> list[torch.Tensor]:
+    """The roots in the order in which their program reads what they are to take the place of.
+
+    XLA gives the n-th of its donated buffers of one size to the n-th output of that size
+    (`OptimizeInputOutputBufferAlias`). In any other order most outputs take the place of a buffer
+    that is read after them, and all of the state is copied, twice.
+    """
+    ordered = list(roots)
+    for _ in range(_ORDERINGS):
+        _, values = _private.program_inputs(ordered)
+        read = {handle: place for place, handle in enumerate(_private.buffer_handles(values))}
+        places = [read.get(donated.get(root, -1), len(read)) for root in ordered]
+        if places == sorted(places):
+            break
+        # What is read first depends on the first root.
+        pairs = zip(places, ordered, strict=True)
+        ordered = [root for _, root in sorted(pairs, key=lambda pair: pair[0])]
+    return ordered
