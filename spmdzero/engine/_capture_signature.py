@@ -1,5 +1,6 @@
 """What of a micro-batch's inputs decides which program it becomes."""
 
+import collections
 import dataclasses
 import enum
 from collections.abc import Hashable, Mapping
@@ -21,8 +22,8 @@ class Signature:
     """The inputs of one forward, placed on the devices.
 
     Attributes:
-        form: containers, values that are no tensors, and of each tensor the shape, dtype, batch
-            dim, sharding and which earlier one it shares its buffer with.
+        form: containers and their attributes, values that are no tensors, and of each tensor the
+            shape, dtype, batch dim, sharding and which earlier one it shares its buffer with.
         tensors: the tensors, in the order of `form`.
     """
 
@@ -64,15 +65,34 @@ def _freeze(tree: Any, tensors: list[torch.Tensor]) -> Hashable:
     if isinstance(tree, _VALUES):
         return type(tree), tree
     if isinstance(tree, Mapping):
-        return type(tree), tuple((key, _freeze(value, tensors)) for key, value in tree.items())
+        items = tuple((key, _freeze(value, tensors)) for key, value in tree.items())
+        return type(tree), items, _beside(tree)
     if isinstance(tree, tuple | list):
-        return type(tree), tuple(_freeze(value, tensors) for value in tree)
+        return type(tree), tuple(_freeze(value, tensors) for value in tree), _beside(tree)
     if dataclasses.is_dataclass(tree):
         fields = (getattr(tree, field.name) for field in dataclasses.fields(tree))
-        return type(tree), tuple(_freeze(value, tensors) for value in fields)
+        return type(tree), tuple(_freeze(value, tensors) for value in fields), _beside(tree)
     raise UnknownInputError(
         f"an input is a {type(tree).__name__}, whose content can't be compared between steps"
     )
+
+
+def _beside(container: Any) -> Hashable:
+    """The attributes of a container that are not its items: a class of the user's may have some."""
+    own = getattr(container, "__dict__", None)
+    if not own:
+        return None
+    if dataclasses.is_dataclass(container):
+        known = {field.name for field in dataclasses.fields(container)}
+    else:
+        known = {"data"} if isinstance(container, collections.UserDict) else set()
+    tensors: list[torch.Tensor] = []
+    found = tuple((k, _freeze(value, tensors)) for k, value in own.items() if k not in known)
+    if tensors:
+        raise UnknownInputError(
+            f"an input is a {type(container).__name__} with a tensor that is not one of its items"
+        )
+    return found
 
 
 def _tensor(leaf: Batch | torch.Tensor) -> torch.Tensor:

@@ -49,9 +49,15 @@ def rows(index: int) -> torch.Tensor:
 
 
 def make_engine(
-    module: nn.Module | None = None, *, capture: bool = True, **more: Any
+    module: nn.Module | None = None,
+    *,
+    capture: bool = True,
+    own: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer] | None = None,
+    **more: Any,
 ) -> spmdzero.Engine:
+    """An engine of `module`, with AdamW or the optimizer that `own` makes."""
     torch.manual_seed(0)
+    module = module or Residual()
     config = {
         "train_micro_batch_size_per_gpu": ROWS // runtime.device_count(),
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
@@ -59,7 +65,11 @@ def make_engine(
         "steps_per_print": None,
     } | more
     config["spmd"] = {"min_shard_elements": 64, "capture": capture} | more.get("spmd", {})
-    engine, *_ = spmdzero.initialize(model=module or Residual(), config=config)
+    optimizer = None
+    if own is not None:
+        optimizer = own(module.parameters())
+        config = config | {"optimizer": None, "zero_allow_untested_optimizer": True}
+    engine, *_ = spmdzero.initialize(model=module, optimizer=optimizer, config=config)
     torch.manual_seed(1)
     return engine
 

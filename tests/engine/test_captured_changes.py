@@ -1,6 +1,8 @@
 """What brings tracing back: changes that capture anew, and Python that can't be replayed."""
 
+import collections
 import contextlib
+import dataclasses
 import logging
 import random
 import re
@@ -111,6 +113,80 @@ def test_another_shape_is_another_program_and_the_first_stays(
     assert caplog.text.count("train_batch captures") == 1
 
 
+class Switching(torch.optim.Optimizer):
+    """Goes up instead of down where an attribute of its own says so."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 1e-2})
+        self.options = {"up": [False]}
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.add_(p.grad, alpha=group["lr"] * (1 if self.options["up"][0] else -1))
+
+
+def test_an_attribute_of_the_users_own_optimizer_is_followed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made: list[Switching] = []
+
+    def own(parameters: Any) -> Switching:
+        made.append(Switching(parameters))
+        return made[-1]
+
+    def go_up(engine: spmdzero.Engine) -> None:
+        made[engines.index(engine)].options["up"][0] = True
+
+    engines = twins(own=own)
+    with caplog.at_level(logging.INFO, "spmdzero"):
+        both(engines, go_up)
+    assert engines[1].capture.reason is None
+    assert caplog.text.count("train_batch captures one more program") == 1
+
+
+class OwnDict(dict[str, int]):
+    pass
+
+
+class OwnUserDict(collections.UserDict[str, int]):
+    pass
+
+
+class OwnList(list[int]):
+    pass
+
+
+@dataclasses.dataclass
+class OwnData:
+    n: int = 1
+
+
+class BranchesByAttribute(Residual):
+    def forward(self, x: torch.Tensor, beside: Any) -> torch.Tensor:
+        loss = super().forward(x)
+        return loss.sqrt() if beside.rooted else loss
+
+
+@pytest.mark.parametrize("container", [OwnDict, OwnUserDict, OwnList, OwnData])
+def test_an_attribute_of_a_container_among_the_inputs_is_followed(
+    container: Callable[[], Any],
+) -> None:
+    def run(engine: spmdzero.Engine) -> list[float]:
+        losses = []
+        for step, (x,) in enumerate(batches(12)):
+            beside = container()
+            beside.rooted = step >= 6
+            losses.append(engine.train_batch(iter([(x, beside)])).item())
+        return losses
+
+    engines = twins(BranchesByAttribute)
+    assert_twins_agree(engines, run)
+    # Of the six steps of each kind three or four are traced.
+    assert engines[1].capture.replayed >= 4
+
+
 def default_dtype(dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
     @contextlib.contextmanager
     def within() -> Iterator[None]:
@@ -161,13 +237,23 @@ class Tagged(Residual):
         return super().forward(x)
 
 
+class WithTensor(dict[str, int]):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.ones(3)
+
+
 @pytest.mark.parametrize(
     ("beside", "said"),
     [
         (object(), "an input is a object, whose content can't be compared between steps"),
         (torch.ones(3, requires_grad=True), "an input requires a gradient"),
+        (
+            WithTensor(),
+            "an input is a WithTensor with a tensor that is not one of its items",
+        ),
     ],
-    ids=["object", "gradient"],
+    ids=["object", "gradient", "attribute"],
 )
 def test_an_input_that_cant_be_compared_is_traced(beside: Any, said: str) -> None:
     engine = make_engine(Tagged())
