@@ -2,9 +2,9 @@
 
 `python -m bare_replay '{"model": ..., "devices": ..., "steps": ...}' out.json`
 
-The step's program is started by hand, in turns with `train_batch`: the batch is uploaded, the
-program started on the buffers of the state, its results put in their place. Nothing is checked or
-counted. "start" and "put" are parts of "bare".
+The step's program is started by hand, in turns with `train_batch` and with one that traces: the
+batch is uploaded, the program started on the buffers of the state, its results put in their place.
+Nothing is checked or counted. "start" and "put" are parts of "bare".
 """
 
 import json
@@ -30,18 +30,26 @@ def measure(model: str, devices: int, steps: int) -> dict[str, float]:
     workload = Workload(model=model, devices=devices, steps=steps)
     config = deepspeed_config(workload, stage=2)
     engine, *_ = spmdzero.initialize(model=workload.build(), config=config)
+    tracing, *_ = spmdzero.initialize(
+        model=workload.build(), config={**config, "spmd": {"capture": False}}
+    )
 
     def train(batch: tuple[torch.Tensor, ...]) -> None:
         engine.train_batch(iter([batch]))
 
+    def trace(batch: tuple[torch.Tensor, ...]) -> None:
+        tracing.train_batch(iter([batch]))
+
     for step in range(WARM_UP):
         train(workload.batch(step))
+        trace(workload.batch(step))
     (kind,) = engine.capture._following.kinds.values()
     record = kind.record
     assert record is not None, engine.capture.reason
     numbers = engine.mesh.place_all([*host_numbers(engine, record)])
 
-    taken: dict[str, list[float]] = {"captured": [], "bare": [], "start": [], "put": []}
+    names = ("traced", "captured", "bare", "start", "put")
+    taken: dict[str, list[float]] = {name: [] for name in names}
 
     def bare(batch: tuple[torch.Tensor, ...]) -> None:
         inputs = [engine.mesh.place(x, engine.mesh.batch_spec(x.dim(), 0)) for x in batch]
@@ -54,7 +62,7 @@ def measure(model: str, devices: int, steps: int) -> dict[str, float]:
         taken["put"].append(time.thread_time() - started)
 
     ways: list[tuple[str, Callable[[tuple[torch.Tensor, ...]], None]]]
-    ways = [("captured", train), ("bare", bare)]
+    ways = [("traced", trace), ("captured", train), ("bare", bare)]
     for step in range(2 + steps):
         for name, way in ways:
             batch = workload.batch(step)

@@ -70,6 +70,7 @@ SECTIONS: Mapping[str, Callable[[Scale], list[str]]] = {
     "Over devices": sections.devices,
     "Over sizes": sections.sizes,
     "Where the time goes": sections.time_of_a_step,
+    "Matrix products": sections.matrix_products,
     "Host time": sections.host_time,
     "How gradients leave the replica region": sections.reductions,
     "Small tensors": sections.small_tensors,

@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 # The benchmark is a script, not an installed package.
 sys.path.insert(0, str(BENCHMARKS))
 
+import matrix_products  # noqa: E402
 import run  # noqa: E402
 from harness import candidates, report, workload  # noqa: E402
 from harness.candidates import Candidate, ours  # noqa: E402
-from harness.launch import launch  # noqa: E402
+from harness.launch import launch, launch_alone  # noqa: E402
 from harness.protocol import Failure, Run  # noqa: E402
 from harness.sections import Scale  # noqa: E402
 from harness.workload import Workload  # noqa: E402
@@ -78,6 +81,14 @@ def test_two_processes_would_train_the_same_weights_on_the_same_data(model: str)
     for a, b in zip(first.batch(3), second.batch(3), strict=True):
         assert a.equal(b)
     assert not first.batch(3)[0].equal(first.batch(4)[0])
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_operations_of_a_matrix_product_are_those_that_torch_counts(devices: int) -> None:
+    for product in matrix_products.products_of(workload.SIZES["gpt-1m"], devices).values():
+        with FlopCounterMode(display=False) as counter:
+            product(torch.zeros(product.left), torch.zeros(product.right))
+        assert product.operations == counter.get_total_flops()
 
 
 # -- numbers and tables ---------------------------------------------------------------------
@@ -156,6 +167,18 @@ def test_a_process_that_fails_says_why() -> None:
     failure = launch(workload_of(), Candidate(name="none", peer="nobody", ranks=True))
     assert isinstance(failure, Failure)
     assert "No module named 'peers.nobody'" in failure.headline
+
+
+@pytest.mark.slow
+def test_both_ways_to_multiply_matrices_find_the_same() -> None:
+    order = {"model": "gpt-1m", "devices": 2, "repeats": 1, "xnnpack": False}
+    answer = launch_alone("matrix_products", order)
+    assert not isinstance(answer, Failure)
+    for name, found in answer.items():
+        # fp32 in another order of summation.
+        assert found["difference"] < 1e-5, name
+        assert found["torch"] > 0, name
+        assert found["xla"] > 0, name
 
 
 TINY = Scale(

@@ -196,21 +196,26 @@ def _bare_replay(scale: Scale) -> list[str]:
     if isinstance(answer, Failure):
         return [f"failed: `{answer.headline}`", ""]
     return [
-        "The same step started by hand, with nothing checked or counted, in turns with",
-        f"`train_batch`: torch_xla starts a program of {answer['inputs']} inputs and "
-        f"{answer['outputs']} outputs,",
-        "and its results take the places of the old state.",
+        "In turns in one process: `train_batch` traced, captured, and the captured step started by",
+        "hand with nothing checked or counted, where torch_xla starts a program of "
+        f"{answer['inputs']} inputs",
+        f"and {answer['outputs']} outputs, and its results take the places of the old state.",
         "",
         report.markdown(
-            ["", "host ms"],
+            ["", "host ms", "traced / this"],
             [
-                ["`train_batch`", f"{answer['captured']:.1f}"],
-                ["by hand", f"{answer['bare']:.1f}"],
-                ["of that, torch_xla's start of the program", f"{answer['start']:.1f}"],
-                ["of that, putting the results in place", f"{answer['put']:.1f}"],
+                _host_row("`train_batch`, traced", answer, "traced"),
+                _host_row("`train_batch`, captured", answer, "captured"),
+                _host_row("by hand", answer, "bare"),
+                _host_row("of that, torch_xla's start of the program", answer, "start"),
+                _host_row("of that, putting the results in place", answer, "put"),
             ],
         ),
     ]
+
+
+def _host_row(title: str, answer: Mapping[str, float], way: str) -> list[str]:
+    return [title, f"{answer[way]:.1f}", f"{answer['traced'] / answer[way]:.1f}"]
 
 
 def accumulation(scale: Scale) -> list[str]:
@@ -251,6 +256,29 @@ def time_of_a_step(scale: Scale) -> list[str]:
         "The GPTs of 10 M and 85 M parameters under spmdzero ZeRO-2 on 2 devices, by a trace of",
         "their steps. The last row is the processor time of the whole process, without the trace,",
         "over what all cores could have given.",
+        "",
+        report.markdown(titles, rows),
+    ]
+
+
+def matrix_products(scale: Scale) -> list[str]:
+    """What torch and XLA's CPU compiler make of the same products, which are most of a step."""
+    order = {"model": scale.wide, "devices": 2, "repeats": 4 * scale.wide_steps}
+    answers = []
+    for xnnpack in (False, True):
+        answer = launch_alone("matrix_products", {**order, "xnnpack": xnnpack})
+        if isinstance(answer, Failure):
+            return [f"failed: `{answer.headline}`", ""]
+        answers.append(answer)
+    usual, with_xnnpack = answers
+    rows = []
+    for product, found in usual.items():
+        torch, xla, other = found["torch"], found["xla"], with_xnnpack[product]["xla"]
+        rows.append([product, f"{torch:.0f}", f"{xla:.0f}", f"{torch / xla:.2f}", f"{other:.0f}"])
+    titles = ["", "torch", "XLA, as spmdzero sets it", "torch / XLA", "XLA with XNNPACK"]
+    return [
+        "Billions of operations a second in fp32 on both cores together, for products of the GPT",
+        "of 23 M parameters: 2 threads with torch, as 2 ranks with a core each, beside 2 devices.",
         "",
         report.markdown(titles, rows),
     ]

@@ -1,0 +1,160 @@
+"""How fast torch and XLA's CPU compiler compute the matrix products of a GPT, on the same cores.
+
+`python -m matrix_products '{"model": ..., "devices": 2, "repeats": 20, "xnnpack": false}' out.json`
+
+For torch a thread for each device computes its part, as a rank with one core would; under XLA each
+device computes the same part. They take turns.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from harness.workload import ROWS, SIZES, Size
+
+import spmdzero
+from spmdzero.plan import MeshSpec
+from spmdzero.xla import DeviceMesh, _manual, runtime
+
+# Products of one turn, so that starting a program doesn't count.
+COUNT = 4
+WARM_UP = 2
+
+# Of each device, COUNT pairs to multiply.
+Parts: TypeAlias = list[list[tuple[torch.Tensor, torch.Tensor]]]
+# Computes them all; the seconds it took, and the first product of each device.
+Way: TypeAlias = Callable[[], tuple[float, torch.Tensor]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Product:
+    """`left @ right` on one device.
+
+    Attributes:
+        left, right: shapes before they are transposed.
+        transposed: which of them is.
+    """
+
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    transposed: str = ""
+
+    def __call__(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """The product."""
+        return torch.matmul(
+            left.mT if self.transposed == "left" else left,
+            right.mT if self.transposed == "right" else right,
+        )
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions."""
+        columns = self.right[-2 if self.transposed == "right" else -1]
+        return 2 * math.prod(self.left) * columns
+
+
+def products_of(size: Size, devices: int) -> Mapping[str, Product]:
+    """The kinds of product in a step, for the rows of one device."""
+    tokens = ROWS // devices * size.sequence
+    narrow, wide = (tokens, size.width), (tokens, 4 * size.width)
+    weight, head = (4 * size.width, size.width), (size.vocabulary, size.width)
+    heads = (ROWS // devices * size.heads, size.sequence, size.width // size.heads)
+    return {
+        "MLP, forward": Product(left=narrow, right=weight, transposed="right"),
+        "MLP, gradient of its input": Product(left=wide, right=weight),
+        "MLP, gradient of its weight": Product(left=wide, right=narrow, transposed="left"),
+        "vocabulary, forward": Product(left=narrow, right=head, transposed="right"),
+        "attention, scores": Product(left=heads, right=heads, transposed="right"),
+    }
+
+
+def measure(model: str, devices: int, repeats: int, xnnpack: bool) -> dict[str, dict[str, float]]:
+    """Product -> "torch" and "xla": billions of operations a second on all cores, the median.
+
+    Under "difference" how far apart the two results are, relative to the largest element.
+    """
+    if xnnpack:
+        # spmdzero leaves it out unless it is named.
+        os.environ["XLA_FLAGS"] = "--xla_cpu_use_xnnpack=true"
+    return {
+        name: _measured(product, devices=devices, repeats=repeats)
+        for name, product in products_of(SIZES[model], devices).items()
+    }
+
+
+def _measured(product: Product, *, devices: int, repeats: int) -> dict[str, float]:
+    torch.manual_seed(0)
+    parts = [
+        [(torch.randn(product.left), torch.randn(product.right)) for _ in range(COUNT)]
+        for _ in range(devices)
+    ]
+    ways: tuple[tuple[str, Way], ...]
+    ways = (("torch", _in_threads(product, parts)), ("xla", _on_devices(product, parts)))
+    seconds: dict[str, list[float]] = {name: [] for name, _ in ways}
+    results: dict[str, torch.Tensor] = {}
+    for _ in range(WARM_UP + repeats):
+        for name, way in ways:
+            taken, results[name] = way()
+            seconds[name].append(taken)
+    operations = product.operations * COUNT * devices
+    apart = (results["xla"] - results["torch"]).abs().max() / results["torch"].abs().max()
+    return {
+        "difference": apart.item(),
+        **{
+            name: operations / statistics.median(taken[WARM_UP:]) / 1e9
+            for name, taken in seconds.items()
+        },
+    }
+
+
+def _in_threads(product: Product, parts: Parts) -> Way:
+    # How many threads torch takes for a product is a number of each thread's own.
+    pool = ThreadPoolExecutor(len(parts), initializer=torch.set_num_threads, initargs=(1,))
+
+    def compute() -> tuple[float, torch.Tensor]:
+        start = time.perf_counter()
+        found = list(pool.map(lambda part: [product(*pair) for pair in part], parts))
+        return time.perf_counter() - start, torch.cat([results[0] for results in found])
+
+    return compute
+
+
+def _on_devices(product: Product, parts: Parts) -> Way:
+    spmdzero.init_distributed()
+    mesh = DeviceMesh(MeshSpec((("fsdp", len(parts)),)))
+
+    def placed(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        return mesh.place(torch.cat(list(tensors)), mesh.batch_spec(tensors[0].dim()))
+
+    pairs = [
+        tuple(placed([part[turn][side] for part in parts]) for side in (0, 1))
+        for turn in range(COUNT)
+    ]
+
+    def compute() -> tuple[float, torch.Tensor]:
+        results = []
+        for pair in pairs:
+            left, right = (_manual.enter(x, mesh, mesh.batch_spec(x.dim())) for x in pair)
+            mine = product(left, right)
+            shape = (len(parts) * mine.shape[0], *mine.shape[1:])
+            results.append(_manual.leave(mine, mesh, mesh.batch_spec(mine.dim()), shape))
+        runtime.wait()
+        start = time.perf_counter()
+        runtime.sync()
+        runtime.wait()
+        return time.perf_counter() - start, results[0].cpu()
+
+    return compute
+
+
+if __name__ == "__main__":
+    Path(sys.argv[2]).write_text(json.dumps(measure(**json.loads(sys.argv[1]))))
