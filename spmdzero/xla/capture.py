@@ -96,12 +96,19 @@ class PendingProgram:
     def __init__(
         self, roots: Sequence[torch.Tensor], *, donated: Mapping[torch.Tensor, int]
     ) -> None:
+        ids, values = _private.program_inputs(roots)
+        seed = _private.seed_id()
+        # The first look tells; from then on it is known as the tensor that was looked through.
+        seeds = {
+            handle
+            for tensor_id, handle in zip(ids, _private.buffer_handles(values), strict=True)
+            if tensor_id == seed
+        }
         self._roots = _as_read(roots, donated)
-        ids, values = _private.program_inputs(self._roots)
-        handles, seed = _private.buffer_handles(values), _private.seed_id()
+        _, values = _private.program_inputs(self._roots)
         self.inputs = [
-            ProgramInput(handle=handle, tensor=value, is_seed=tensor_id == seed)
-            for tensor_id, value, handle in zip(ids, values, handles, strict=True)
+            ProgramInput(handle=handle, tensor=value, is_seed=handle in seeds)
+            for value, handle in zip(values, _private.buffer_handles(values), strict=True)
         ]
         given = set(donated.values())
         for found in self.inputs:
