@@ -179,6 +179,7 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
             self._write(old, new, spec, apply)
         for rule, group, hyper in zip(self._rules, self.param_groups, hypers, strict=True):
             factors = rule.prepare(hyper, self._applied)
+            # So that the three calls read them in the order of their outputs: `PendingProgram`.
             members = [p for p in reversed(group["params"]) if p in gradients]
             for start in range(0, len(members), _TOGETHER):
                 self._update(

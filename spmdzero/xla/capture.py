@@ -14,6 +14,7 @@ import torch
 
 from spmdzero.xla import _private, runtime
 
+# What a program reads first depends on its first root, so an order has to be looked at again.
 _ORDERINGS = 8
 
 
@@ -104,8 +105,7 @@ class PendingProgram:
             for tensor_id, handle in zip(ids, _private.buffer_handles(values), strict=True)
             if tensor_id == seed
         }
-        self._roots = _as_read(roots, donated)
-        _, values = _private.program_inputs(self._roots)
+        self._roots, values = _as_read(roots, values, donated)
         self.inputs = [
             ProgramInput(handle=handle, tensor=value, is_seed=handle in seeds)
             for value, handle in zip(values, _private.buffer_handles(values), strict=True)
@@ -157,22 +157,24 @@ class PendingProgram:
 
 
 def _as_read(
-    roots: Sequence[torch.Tensor], donated: Mapping[torch.Tensor, int]
-) -> list[torch.Tensor]:
+    roots: Sequence[torch.Tensor],
+    values: Sequence[torch.Tensor],
+    donated: Mapping[torch.Tensor, int],
+) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
     """The roots in the order in which their program reads what they are to take the place of.
+
+    Takes the inputs of the roots' program, and returns those of the ordered roots' beside them.
 
     XLA gives the n-th of its donated buffers of one size to the n-th output of that size
     (`OptimizeInputOutputBufferAlias`). In any other order most outputs take the place of a buffer
     that is read after them, and all of the state is copied, twice.
     """
-    ordered = list(roots)
     for _ in range(_ORDERINGS):
-        _, values = _private.program_inputs(ordered)
         read = {handle: place for place, handle in enumerate(_private.buffer_handles(values))}
-        places = [read.get(donated.get(root, -1), len(read)) for root in ordered]
+        places = [read.get(donated.get(root, -1), len(read)) for root in roots]
         if places == sorted(places):
             break
-        # What is read first depends on the first root.
-        pairs = zip(places, ordered, strict=True)
-        ordered = [root for _, root in sorted(pairs, key=lambda pair: pair[0])]
-    return ordered
+        pairs = zip(places, roots, strict=True)
+        roots = [root for _, root in sorted(pairs, key=lambda pair: pair[0])]
+        _, values = _private.program_inputs(roots)
+    return roots, values

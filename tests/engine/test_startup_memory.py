@@ -38,7 +38,8 @@ def build(layers):
     if device == "xla":
         # Drawing random weights takes room on the devices, which can't be told from the host's.
         with torch.no_grad():
-            [parameter.fill_(1) for parameter in model.parameters()]
+            for parameter in model.parameters():
+                parameter.fill_(1)
     return model
 
 def status(key):
