@@ -9,18 +9,20 @@ import torch
 from spmdzero.engine._capture_random import GeneratorWatch
 from spmdzero.engine._capture_signature import UnknownInputError, freeze
 from spmdzero.engine._folded_surroundings import Surroundings
-from spmdzero.engine._record import NotCapturableError
+from spmdzero.engine._record import NotCapturableError, uses_stranger
 from spmdzero.xla import (
     Batch,
     FoldedFunction,
     Passage,
     Tracing,
+    Uploads,
     buffer_handles,
     fold,
     map_tensors,
     record_uploads,
     same_value,
     stand_in,
+    strangers,
 )
 
 if TYPE_CHECKING:
@@ -155,8 +157,7 @@ class PassTracer:
         (passage,), (output,) = passages, outputs
         if places != list(range(len(values))) or self._region.recomputes:
             raise NotCapturableError("activation checkpointing runs the forward again in backward")
-        ids = buffer_handles([self._region.replicas])
-        _refuse_strangers(folded, {*ids, *(upload.handle for upload in uploads)})
+        _refuse_strangers(folded, uploads, known=buffer_handles([self._region.replicas]))
         try:
             form = freeze(output)[0]
         except UnknownInputError as error:
@@ -193,7 +194,8 @@ class PassTracer:
         # What the forward drew was drawn when it ran first; what the backward draws comes on top.
         state = torch.get_rng_state()
         try:
-            with torch.enable_grad(), around.restored():
+            # Recorded only to have fixed values read as in the forward.
+            with torch.enable_grad(), around.restored(), record_uploads():
                 passage = self._trace([t.detach() for t in tensors], lambda _: next(left), sink)
         finally:
             torch.set_rng_state(state)
@@ -239,10 +241,8 @@ def _refuse_draw(_: int) -> NoReturn:
     raise NotCapturableError("what runs in backward draws random numbers")
 
 
-def _refuse_strangers(folded: FoldedFunction, known: set[int]) -> None:
-    for found in folded.constants:
-        if found.is_seed or not (found.handle in known or found.is_number()):
-            raise NotCapturableError(
-                f"the forward uses a tensor {list(found.tensor.shape)} that is neither an input "
-                "nor part of the module: register it as a buffer"
-            )
+def _refuse_strangers(folded: FoldedFunction, uploads: Uploads, *, known: Sequence[int]) -> None:
+    seeds = [found for found in folded.constants if found.is_seed]
+    others = [found for found in folded.constants if not found.is_seed]
+    for found in (*seeds, *strangers(others, uploads, known=known)):
+        raise NotCapturableError(uses_stranger(found))

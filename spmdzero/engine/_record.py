@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from spmdzero.engine._capture_places import Place
-from spmdzero.xla import CapturedProgram, same_value, shardings_of
+from spmdzero.xla import CapturedProgram, ProgramInput, same_value, shardings_of
 
 Form = tuple[torch.Size, torch.dtype, str]
 
@@ -19,6 +19,14 @@ def forms_of(tensors: Sequence[torch.Tensor]) -> list[Form]:
 
 class NotCapturableError(Exception):
     """Why a trace can't stand for later steps."""
+
+
+def uses_stranger(found: ProgramInput) -> str:
+    """The reason for a tensor of which nobody knows what it will be at the next step."""
+    return (
+        f"the forward uses a tensor {list(found.tensor.shape)} that is neither an input nor "
+        "part of the module: register it as a buffer"
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,11 @@ import torch
 from spmdzero.engine._capture_places import Place, state_places
 from spmdzero.engine._capture_random import GeneratorWatch
 from spmdzero.engine._capture_watch import ModuleWatch
-from spmdzero.engine._record import NotCapturableError, Record, forms_of
+from spmdzero.engine._record import NotCapturableError, Record, forms_of, uses_stranger
 from spmdzero.xla import (
     PendingProgram,
     ProgramInput,
-    Upload,
+    Uploads,
     are_pending,
     buffer_handles,
     buffer_ids,
@@ -22,6 +22,7 @@ from spmdzero.xla import (
     record_uploads,
     set_pending_value,
     set_value,
+    strangers,
     tensor_id,
 )
 
@@ -51,9 +52,10 @@ class Recording:
         self._forms, self._ids = forms_of(tensors), [tensor_id(tensor) for tensor in tensors]
         self._state_buffers = buffer_handles(tensors)
         self._input_buffers = buffer_handles(inputs)
-        self._uploads: list[Upload] = []
+        self._uploads = Uploads()
         self._generators = GeneratorWatch()
         self._reads = counters.host_reads()
+        self._fixed_reads = engine._region.fixed_reads if engine._region is not None else 0
         self.outcome: Record | NotCapturableError | None = None
 
     @contextlib.contextmanager
@@ -71,8 +73,9 @@ class Recording:
             self.outcome = reason
 
     def _refuse_changes(self) -> None:
-        if counters.host_reads() > self._reads:
-            region = self._engine._region
+        region = self._engine._region
+        fixed = region.fixed_reads - self._fixed_reads if region is not None else 0
+        if counters.host_reads() - self._reads > fixed:
             at = f" at {region.read_at}" if region is not None and region.read_at else ""
             raise NotCapturableError(
                 f"the forward reads a value from the devices{at}, by which Python may choose its "
@@ -97,8 +100,9 @@ class Recording:
         used = {found.handle: found.tensor for found in pending.inputs}
         read = [i for i, handle in enumerate(self._state_buffers) if handle in used]
         sources = self._sources([self._state_buffers[i] for i in read], hosts, keys)
+        self._refuse_strangers(pending.inputs, sources)
         program = pending.compile(
-            [self._feed(found, sources) for found in pending.inputs],
+            [sources.get(found.handle) for found in pending.inputs],
             sources=len(read) + len(self._input_buffers) + sum(count for _, count in hosts),
         )
         for i in set(read) - written:
@@ -171,13 +175,7 @@ class Recording:
                 places[upload.handle] = next(following[upload.role])
         return places
 
-    def _feed(self, found: ProgramInput, places: Mapping[int, int]) -> int | None:
-        if found.handle in places:
-            return places[found.handle]
-        constants = {upload.handle for upload in self._uploads if upload.role == "constant"}
-        if found.is_seed or found.handle in constants or found.is_number():
-            return None
-        raise NotCapturableError(
-            f"the forward uses a tensor {list(found.tensor.shape)} that is neither an input nor "
-            "part of the module: register it as a buffer"
-        )
+    def _refuse_strangers(self, inputs: Sequence[ProgramInput], sources: Mapping[int, int]) -> None:
+        others = [found for found in inputs if not found.is_seed]
+        for found in strangers(others, self._uploads, known=sources):
+            raise NotCapturableError(uses_stranger(found))

@@ -54,7 +54,8 @@ from spmdzero.xla.placeholders import AnnotatedProgram, Placeholders
 from spmdzero.xla.recompute import recomputed
 from spmdzero.xla.reduction import GradientReduction
 from spmdzero.xla.region import Passage, ReplicaRegion, Tracing, refuse_gradient_hooks
-from spmdzero.xla.uploads import Upload, record_uploads
+from spmdzero.xla.strangers import strangers
+from spmdzero.xla.uploads import Uploads, record_uploads
 
 leave_xnnpack_out()
 
@@ -75,7 +76,7 @@ __all__ = [
     "Replicated",
     "StandInKeptError",
     "Tracing",
-    "Upload",
+    "Uploads",
     "annotated_program",
     "are_pending",
     "buffer_handles",
@@ -110,6 +111,7 @@ __all__ = [
     "shardings_of",
     "stand_in",
     "start_pending",
+    "strangers",
     "tensor_id",
     "tracing",
     "write_stamp",

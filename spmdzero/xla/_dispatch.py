@@ -44,13 +44,14 @@ class RegionDispatch(TorchDispatchMode):
     Args:
         random: the replicas' random numbers.
         read: `[*shape]` in replica space -> the values of all replicas, `[n, *shape]` on the CPU.
+        read_fixed: the same for a value that can't be another at the next step, None for others.
         upload: a CPU tensor made inside the region -> every replica's copy of it.
         owner: the module whose forward runs, to name submodules in errors.
 
     Attributes:
         recomputes: whether something hooks the tensors that autograd saves, as activation
             checkpointing does.
-        read_at: where Python first read a value, None if it did not.
+        read_at: where Python first read a value that is not fixed, None if it did not.
     """
 
     def __init__(
@@ -58,11 +59,13 @@ class RegionDispatch(TorchDispatchMode):
         *,
         random: ReplicaRandom,
         read: Callable[[torch.Tensor], torch.Tensor],
+        read_fixed: Callable[[torch.Tensor], torch.Tensor | None],
         upload: Callable[[torch.Tensor], torch.Tensor],
         owner: nn.Module,
     ) -> None:
         super().__init__()
-        self._random, self._read, self._upload, self._owner = random, read, upload, owner
+        self._random, self._upload, self._owner = random, upload, owner
+        self._read, self._read_fixed = read, read_fixed
         self._written: list[torch.Tensor] = []
         self.recomputes = False
         self.read_at: str | None = None
@@ -156,8 +159,10 @@ class RegionDispatch(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _agreed(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.read_at = self.read_at or _place(self._owner)
-        values = self._read(tensor)
+        values = self._read_fixed(tensor)
+        if values is None:
+            self.read_at = self.read_at or _place(self._owner)
+            values = self._read(tensor)
         first = values[0]
         same = (values == first) | ((values != values) & (first != first))  # NaN agrees with NaN
         if not bool(same.all()):

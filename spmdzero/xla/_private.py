@@ -193,7 +193,16 @@ def needs_placeholder(tensor: torch.Tensor) -> bool:
     """Whether `tensor` is pending and can't be computed, because a placeholder has no data."""
     if tensor.device.type != "xla" or not any(are_pending([tensor])):
         return False
-    return any(map(_C._is_placecholder, program_inputs([tensor])[1]))
+    return any_without_data(program_inputs([tensor])[1])
+
+
+def any_without_data(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether one of these, none of them pending, is a placeholder. Waits for the devices."""
+    if not any(map(_C._is_placecholder, tensors)):
+        return False
+    # What a program is still to make is one until then.
+    _C._xla_wait_device_ops([])
+    return any(map(_C._is_placecholder, tensors))
 
 
 def replace(tensor: torch.Tensor, other: torch.Tensor) -> None:
@@ -234,6 +243,11 @@ def call(computation: Any, arguments: Sequence[torch.Tensor]) -> list[torch.Tens
 def tensor_id(tensor: torch.Tensor) -> int:
     """The id of `tensor`; another one after most writes to it."""
     return _C._xla_get_tensor_id(tensor)
+
+
+def latest_tensor_id() -> int:
+    """The highest id that a tensor has so far."""
+    return tensor_id(torch.empty(0, device="xla"))
 
 
 def shardings_of(tensors: Sequence[torch.Tensor]) -> list[str]:

@@ -66,12 +66,17 @@ class ProgramInput:
     Attributes:
         handle: tells it apart from others.
         tensor: over the buffer.
-        is_seed: the seed of the device's own generator.
+        first_id: of the tensor that it was first read through; later tensors have higher ones.
     """
 
     handle: int
     tensor: torch.Tensor
-    is_seed: bool
+    first_id: int
+
+    @property
+    def is_seed(self) -> bool:
+        """Whether it is the seed of the device's own generator."""
+        return self.first_id == _private.seed_id()
 
     def is_number(self) -> bool:
         """Whether it is a Python number that torch_xla uploaded; may have to read it."""
@@ -98,16 +103,11 @@ class PendingProgram:
         self, roots: Sequence[torch.Tensor], *, donated: Mapping[torch.Tensor, int]
     ) -> None:
         ids, values = _private.program_inputs(roots)
-        seed = _private.seed_id()
-        # The first look tells; from then on it is known as the tensor that was looked through.
-        seeds = {
-            handle
-            for tensor_id, handle in zip(ids, _private.buffer_handles(values), strict=True)
-            if tensor_id == seed
-        }
+        # The first look tells; from then on they are known as the tensors of that look.
+        first_ids = dict(zip(_private.buffer_handles(values), ids, strict=True))
         self._roots, values = _as_read(roots, values, donated)
         self.inputs = [
-            ProgramInput(handle=handle, tensor=value, is_seed=handle in seeds)
+            ProgramInput(handle=handle, tensor=value, first_id=first_ids[handle])
             for value, handle in zip(values, _private.buffer_handles(values), strict=True)
         ]
         given = set(donated.values())

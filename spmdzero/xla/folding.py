@@ -107,9 +107,7 @@ def fold(
     unnamed = [number for number in range(len(read)) if number not in by_number]
     handles = _private.buffer_handles([read[number] for number in unnamed])
     constants = {
-        number: ProgramInput(
-            handle=handle, tensor=read[number], is_seed=ids[number] == _private.seed_id()
-        )
+        number: ProgramInput(handle=handle, tensor=read[number], first_id=ids[number])
         for number, handle in zip(unnamed, handles, strict=True)
     }
     return FoldedFunction(

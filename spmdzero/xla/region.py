@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.nn.utils.stateless import _reparametrize_module
 
 from spmdzero.errors import ReplicaRegionError, SpmdZeroUsageError
-from spmdzero.xla import _manual, _tree, runtime
+from spmdzero.xla import _manual, _tree, counters, runtime
 from spmdzero.xla._autocast import autocast
 from spmdzero.xla._boundary import enter_batch, enter_parameter, enter_whole
 from spmdzero.xla._buffers import leave_buffers
@@ -28,6 +28,8 @@ from spmdzero.xla._outputs import Outputs, RegionRules
 from spmdzero.xla._random import ReplicaRandom
 from spmdzero.xla._wide_norms import WideNorms
 from spmdzero.xla.mesh import DeviceMesh
+from spmdzero.xla.strangers import is_fixed
+from spmdzero.xla.uploads import uploads_so_far
 
 logger = logging.getLogger("spmdzero")
 GradientSink = Callable[[str, torch.Tensor], None]
@@ -43,7 +45,7 @@ class Tracing:
         parameters, buffers: by name; global tensors, a parameter requires a gradient as its own.
         sink: see `ReplicaRegion`.
         key: the value of a random draw's key, drawn on the host -> the key, 0-dim int32, global.
-        read: called where Python reads a value.
+        read: called where Python reads a value, unless uploads are recorded and it is fixed.
     """
 
     parameters: Mapping[str, torch.Tensor]
@@ -87,7 +89,9 @@ class ReplicaRegion:
     Attributes:
         replicas: number of each replica, `[n]` int32, sharded.
         recomputes: whether the latest forward checkpoints activations.
-        read_at: where the latest pass read a value from the devices, None for nowhere.
+        read_at: where the latest pass read a value from the devices that may be another at the
+            next step, None for nowhere.
+        fixed_reads: transfers so far, while uploads were recorded, of values that may not.
     """
 
     def __init__(
@@ -111,6 +115,7 @@ class ReplicaRegion:
         self.disagreements: dict[str, torch.Tensor] = {}
         self.recomputes = False
         self.read_at: str | None = None
+        self.fixed_reads = 0
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Runs the module on global tensors: `Batch` enters as shards, a plain tensor whole.
@@ -226,6 +231,7 @@ class ReplicaRegion:
         return RegionDispatch(
             random=ReplicaRandom(replica, lambda value: self._enter_whole(key(value))),
             read=read or self._read,
+            read_fixed=self._read_fixed,
             upload=self._upload,
             owner=self._module,
         )
@@ -266,6 +272,18 @@ class ReplicaRegion:
 
     def _read(self, tensor: torch.Tensor) -> torch.Tensor:
         return _manual.leave_stacked(tensor.detach(), self._mesh).cpu()
+
+    def _read_fixed(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        uploads = uploads_so_far()
+        if uploads is None:
+            # Nobody asks, and a look takes the buffers that the value depends on from `sync`.
+            return None
+        before = counters.host_reads()
+        if not is_fixed(tensor, uploads):
+            return None
+        values = self._read(tensor)
+        self.fixed_reads += counters.host_reads() - before
+        return values
 
     def _make_key(self, value: int) -> torch.Tensor:
         host = torch.tensor(value, dtype=torch.int64).to(torch.int32)

@@ -25,13 +25,30 @@ class Upload:
     handle: int
 
 
-_notes: list[list[Upload]] = []
+class Uploads(list[Upload]):
+    """Those since this was made.
+
+    Attributes:
+        since: ids of tensors made since then are higher.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.since = _private.latest_tensor_id()
+
+    @property
+    def constants(self) -> set[int]:
+        """The buffers of those whose role is ``"constant"``."""
+        return {upload.handle for upload in self if upload.role == "constant"}
+
+
+_notes: list[Uploads] = []
 
 
 @contextlib.contextmanager
-def record_uploads() -> Iterator[list[Upload]]:
+def record_uploads() -> Iterator[Uploads]:
     """A list that grows by each upload inside."""
-    notes: list[Upload] = []
+    notes = Uploads()
     _notes.append(notes)
     try:
         yield notes
@@ -44,3 +61,8 @@ def note_upload(role: str, host: torch.Tensor, placed: torch.Tensor) -> None:
     for notes in _notes:
         (handle,) = _private.buffer_handles([placed])
         notes.append(Upload(role=role, host=host, handle=handle))
+
+
+def uploads_so_far() -> Uploads | None:
+    """What the innermost `record_uploads` has noted, None outside of any."""
+    return _notes[-1] if _notes else None

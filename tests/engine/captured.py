@@ -80,6 +80,18 @@ def train(engine: spmdzero.Engine, steps: int, **data: Any) -> list[float]:
     return [loss.item() for loss in [engine.train_batch(source) for _ in range(steps)]]
 
 
+def three_calls(engine: spmdzero.Engine, steps: int, **data: int) -> list[float]:
+    """As `train`, by forward, backward and step."""
+    losses = []
+    for (x,) in batches(steps * engine.gradient_accumulation_steps(), **data):
+        output = engine(x)
+        loss = output[0] if isinstance(output, tuple) else output
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
 def twins(
     module: Callable[[], nn.Module] = Residual, **more: Any
 ) -> tuple[spmdzero.Engine, spmdzero.Engine]:

@@ -23,21 +23,11 @@ from tests.engine.captured import (
     assert_twins_agree,
     batches,
     make_engine,
+    three_calls,
     twins,
 )
 
 OUTSIDE: dict[str, Any] = {}
-
-
-def three_calls(engine: spmdzero.Engine, steps: int, **data: int) -> list[float]:
-    losses = []
-    for (x,) in batches(steps * engine.gradient_accumulation_steps(), **data):
-        output = engine(x)
-        loss = output[0] if isinstance(output, tuple) else output
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
-    return losses
 
 
 SCHEDULE = {"type": "WarmupLR", "params": {"warmup_num_steps": 5, "warmup_max_lr": 1e-2}}

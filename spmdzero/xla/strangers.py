@@ -1,0 +1,51 @@
+"""Buffers that a traced program reads, and that may hold something else when it runs again."""
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from spmdzero.xla import _private
+from spmdzero.xla.capture import ProgramInput
+from spmdzero.xla.uploads import Uploads
+
+
+def strangers(
+    inputs: Sequence[ProgramInput], uploads: Uploads, *, known: Collection[int] = ()
+) -> list[ProgramInput]:
+    """Those of a program's inputs of which nobody here knows what they will be the next time.
+
+    Not among them are Python numbers, and the indices that torch_xla uploads for its own use, such
+    as those of a slice of an expanded tensor.
+
+    Args:
+        inputs: without a seed.
+        uploads: since the trace began; those that are constants are no strangers.
+        known: handles of others that are not.
+    """
+    known = {*known, *uploads.constants}
+    return [
+        found
+        for found in inputs
+        if found.handle not in known
+        and not found.is_number()
+        and not _may_be_indices(found, uploads.since)
+    ]
+
+
+def is_fixed(tensor: torch.Tensor, uploads: Uploads) -> bool:
+    """Whether a pending value depends on no stranger, and no seed or key of random numbers."""
+    ids, values = _private.program_inputs([tensor])
+    if _private.seed_id() in ids or _private.any_without_data(values):
+        return False
+    handles = _private.buffer_handles(values)
+    inputs = [
+        ProgramInput(handle=handle, tensor=value, first_id=first_id)
+        for first_id, value, handle in zip(ids, values, handles, strict=True)
+    ]
+    return not strangers(inputs, uploads)
+
+
+def _may_be_indices(found: ProgramInput, since: int) -> bool:
+    # Whatever was there before has a lower id, also when it is read through a new view of it.
+    tensor = found.tensor
+    return tensor.dim() > 0 and tensor.dtype == torch.int64 and found.first_id > since

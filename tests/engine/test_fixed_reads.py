@@ -1,0 +1,151 @@
+"""Reading a value that is the same at each step is no reason to trace; reading any other is one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import spmdzero
+from spmdzero.xla import runtime
+from tests.engine.captured import (
+    LENGTH,
+    ROWS,
+    WIDTH,
+    Residual,
+    assert_twins_agree,
+    three_calls,
+    train,
+    twins,
+)
+
+OUTSIDE: dict[str, torch.Tensor] = {}
+WAYS = {
+    "train_batch": (train, lambda engine: engine.capture),
+    "three calls": (three_calls, lambda engine: engine.folding),
+}
+
+
+def packed(x: torch.Tensor) -> torch.Tensor:
+    """Where a sequence starts anew, as transformers' decoders look for it: nowhere."""
+    positions = torch.arange(LENGTH, device=x.device).expand(x.shape[0], LENGTH)
+    steps = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1)
+    return (steps != 1).cumsum(-1)
+
+
+class ReadsPositions(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x * (2 if (packed(x)[:, -1] == 0).all() else 3))
+
+
+class UsesPositions(Residual):
+    """torch_xla uploads the indices of the slices, which stay in the program."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x * (2 + packed(x)[:, -1].sum()))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("module", [ReadsPositions, UsesPositions])
+def test_what_is_the_same_at_each_step_needs_no_trace(
+    module: Callable[[], nn.Module], way: str
+) -> None:
+    run, counts = WAYS[way]
+    engines = twins(module)
+    assert_twins_agree(engines, lambda engine: run(engine, 7))
+    assert counts(engines[1]).reason is None
+
+
+@pytest.mark.slow
+def test_a_decoder_of_transformers_needs_no_trace_without_its_cache() -> None:
+    def gpt2() -> nn.Module:
+        config = transformers.GPT2Config(
+            n_layer=1,
+            n_embd=32,
+            n_head=2,
+            vocab_size=128,
+            n_positions=32,
+            bos_token_id=0,
+            eos_token_id=0,
+            loss_type="ForCausalLM",
+        )
+        return transformers.GPT2LMHeadModel(config)
+
+    def run(engine: spmdzero.Engine) -> list[float]:
+        ids = torch.randint(0, 128, (ROWS, 16), generator=torch.Generator().manual_seed(0))
+        batch = {"input_ids": ids, "labels": ids, "use_cache": False}
+        losses = [engine.train_batch(batch).item() for _ in range(4)]
+        for _ in range(4):
+            loss = engine(**batch).loss
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+        return losses
+
+    engines = twins(gpt2)
+    assert_twins_agree(engines, run)
+    assert engines[1].capture.reason is None
+    assert engines[1].folding.reason is None
+
+
+class ReadsDraw(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x * (2 if torch.rand(4, device=x.device).sum() > 9 else 3))
+
+
+class ReadsBuffer(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x * (2 if self.norm.running_mean.sum() > 9 else 3))
+
+
+class ReadsOutside(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x * (2 if OUTSIDE["tensor"].sum() > 9 else 3))
+
+
+class UsesOutside(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x * OUTSIDE["tensor"])
+
+
+def there(ones: torch.Tensor) -> torch.Tensor:
+    return ones
+
+
+def pending(ones: torch.Tensor) -> torch.Tensor:
+    """Of a buffer that nothing in Python holds any more."""
+    return ones * 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("module", "outside"),
+    [
+        (ReadsDraw, there),
+        (ReadsBuffer, there),
+        (ReadsOutside, there),
+        (ReadsOutside, pending),
+        (UsesOutside, there),
+        (UsesOutside, pending),
+    ],
+    ids=lambda value: value.__name__,
+)
+def test_what_may_be_another_at_the_next_step_is_traced(
+    module: Callable[[], nn.Module], outside: Callable[[torch.Tensor], torch.Tensor], way: str
+) -> None:
+    run, counts = WAYS[way]
+
+    def rerun(engine: spmdzero.Engine) -> list[float]:
+        losses: list[Any] = []
+        for step in range(5):
+            OUTSIDE["tensor"] = outside(torch.ones(WIDTH).to(runtime.device()))
+            losses += run(engine, 1, first=step)
+        return losses
+
+    runtime.start()
+    engines = twins(module)
+    assert_twins_agree(engines, rerun)
+    reason = str(counts(engines[1]).reason)
+    assert "reads a value" in reason or "neither an input" in reason or "kept outside" in reason
