@@ -38,10 +38,6 @@ class DeviceMesh:
     def _operations(self) -> dict[PartitionSpec, _private.OpSharding]:
         return {}
 
-    @functools.cached_property
-    def _upload_shardings(self) -> dict[PartitionSpec, xs.ShardingSpec]:
-        return {}
-
     @property
     def size(self) -> int:
         """Devices in the mesh."""
@@ -58,17 +54,6 @@ class DeviceMesh:
             self._operations[spec] = self.xla.get_op_sharding(spec)
         return self._operations[spec]
 
-    def upload_sharding(self, spec: PartitionSpec) -> xs.ShardingSpec:
-        """How an upload is split over the devices, built once: it costs 120 µs.
-
-        With several hosts what is split is this host's part of the whole.
-        """
-        if spec not in self._upload_shardings:
-            split = any(axis is not None for axis in spec)
-            part = split and runtime.process_count() > 1
-            self._upload_shardings[spec] = xs.ShardingSpec(self.xla, spec, minibatch=part)
-        return self._upload_shardings[spec]
-
     def batch_spec(self, ndim: int, dim: int = 0) -> PartitionSpec:
         """`dim` of an `ndim`-dimensional tensor split over all axes."""
         return tuple(self.batch_axes if i == dim else None for i in range(ndim))
@@ -84,11 +69,13 @@ class DeviceMesh:
         """Uploads a CPU tensor: each device receives only its own shard.
 
         With several hosts a tensor that is split holds this host's part only. The role tells a
-        captured step where a new value comes from, see `record_uploads`.
+        captured step where a new value comes from, see `Upload`.
         """
         spec = spec or (None,) * host.dim()
+        split = any(axis is not None for axis in spec)
+        sharding = xs.ShardingSpec(self.xla, spec, minibatch=split and runtime.process_count() > 1)
         uploaded: Any = xm.send_cpu_data_to_device(
-            [host], runtime.device(), input_sharding=self.upload_sharding(spec)
+            [host], runtime.device(), input_sharding=sharding
         )
         note_upload(role, host, uploaded[0])
         return uploaded[0]
@@ -103,7 +90,7 @@ class DeviceMesh:
             uploaded: Any = xm.send_cpu_data_to_device(
                 [hosts[i] for i in indices],
                 runtime.device(),
-                input_sharding=self.upload_sharding((None,) * rank),
+                input_sharding=xs.ShardingSpec(self.xla, (None,) * rank),
             )
             placed.update(zip(indices, uploaded, strict=True))
         return [placed[index] for index in range(len(hosts))]
