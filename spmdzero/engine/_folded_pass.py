@@ -9,20 +9,18 @@ import torch
 from spmdzero.engine._capture_random import GeneratorWatch
 from spmdzero.engine._capture_signature import UnknownInputError, freeze
 from spmdzero.engine._folded_surroundings import Surroundings
-from spmdzero.engine._record import NotCapturableError, uses_stranger
+from spmdzero.engine._record import NotCapturableError, refuse_strangers
 from spmdzero.xla import (
     Batch,
     FoldedFunction,
     Passage,
     Tracing,
-    Uploads,
     buffer_handles,
     fold,
     map_tensors,
     record_uploads,
     same_value,
     stand_in,
-    strangers,
 )
 
 if TYPE_CHECKING:
@@ -157,7 +155,8 @@ class PassTracer:
         (passage,), (output,) = passages, outputs
         if places != list(range(len(values))) or self._region.recomputes:
             raise NotCapturableError("activation checkpointing runs the forward again in backward")
-        _refuse_strangers(folded, uploads, known=buffer_handles([self._region.replicas]))
+        replicas = buffer_handles([self._region.replicas])
+        refuse_strangers(folded.constants, uploads, known=replicas)
         try:
             form = freeze(output)[0]
         except UnknownInputError as error:
@@ -239,10 +238,3 @@ def _refuse_read(_: torch.Tensor | None = None) -> NoReturn:
 
 def _refuse_draw(_: int) -> NoReturn:
     raise NotCapturableError("what runs in backward draws random numbers")
-
-
-def _refuse_strangers(folded: FoldedFunction, uploads: Uploads, *, known: Sequence[int]) -> None:
-    seeds = [found for found in folded.constants if found.is_seed]
-    others = [found for found in folded.constants if not found.is_seed]
-    for found in (*seeds, *strangers(others, uploads, known=known)):
-        raise NotCapturableError(uses_stranger(found))

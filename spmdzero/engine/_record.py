@@ -1,12 +1,19 @@
 """What the trace of a micro-batch came to."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
 from spmdzero.engine._capture_places import Place
-from spmdzero.xla import CapturedProgram, ProgramInput, same_value, shardings_of
+from spmdzero.xla import (
+    CapturedProgram,
+    ProgramInput,
+    Uploads,
+    same_value,
+    shardings_of,
+    strangers,
+)
 
 Form = tuple[torch.Size, torch.dtype, str]
 
@@ -21,12 +28,15 @@ class NotCapturableError(Exception):
     """Why a trace can't stand for later steps."""
 
 
-def uses_stranger(found: ProgramInput) -> str:
-    """The reason for a tensor of which nobody knows what it will be at the next step."""
-    return (
-        f"the forward uses a tensor {list(found.tensor.shape)} that is neither an input nor "
-        "part of the module: register it as a buffer"
-    )
+def refuse_strangers(
+    inputs: Sequence[ProgramInput], uploads: Uploads, *, known: Collection[int]
+) -> None:
+    """Raises NotCapturableError for the first of `strangers`, whose arguments these are."""
+    for found in strangers(inputs, uploads, known=known):
+        raise NotCapturableError(
+            f"the forward uses a tensor {list(found.tensor.shape)} that is neither an input nor "
+            "part of the module: register it as a buffer"
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """One traced micro-batch, followed from its inputs to the program that it becomes."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,10 +9,9 @@ import torch
 from spmdzero.engine._capture_places import Place, state_places
 from spmdzero.engine._capture_random import GeneratorWatch
 from spmdzero.engine._capture_watch import ModuleWatch
-from spmdzero.engine._record import NotCapturableError, Record, forms_of, uses_stranger
+from spmdzero.engine._record import NotCapturableError, Record, forms_of, refuse_strangers
 from spmdzero.xla import (
     PendingProgram,
-    ProgramInput,
     Uploads,
     are_pending,
     buffer_handles,
@@ -22,7 +21,6 @@ from spmdzero.xla import (
     record_uploads,
     set_pending_value,
     set_value,
-    strangers,
     tensor_id,
 )
 
@@ -55,7 +53,6 @@ class Recording:
         self._uploads = Uploads()
         self._generators = GeneratorWatch()
         self._reads = counters.host_reads()
-        self._fixed_reads = engine._region.fixed_reads if engine._region is not None else 0
         self.outcome: Record | NotCapturableError | None = None
 
     @contextlib.contextmanager
@@ -73,9 +70,8 @@ class Recording:
             self.outcome = reason
 
     def _refuse_changes(self) -> None:
-        region = self._engine._region
-        fixed = region.fixed_reads - self._fixed_reads if region is not None else 0
-        if counters.host_reads() - self._reads > fixed:
+        if counters.host_reads() - self._reads > self._uploads.fixed_reads:
+            region = self._engine._region
             at = f" at {region.read_at}" if region is not None and region.read_at else ""
             raise NotCapturableError(
                 f"the forward reads a value from the devices{at}, by which Python may choose its "
@@ -100,7 +96,8 @@ class Recording:
         used = {found.handle: found.tensor for found in pending.inputs}
         read = [i for i, handle in enumerate(self._state_buffers) if handle in used]
         sources = self._sources([self._state_buffers[i] for i in read], hosts, keys)
-        self._refuse_strangers(pending.inputs, sources)
+        others = [found for found in pending.inputs if not found.is_seed]
+        refuse_strangers(others, self._uploads, known=sources)
         program = pending.compile(
             [sources.get(found.handle) for found in pending.inputs],
             sources=len(read) + len(self._input_buffers) + sum(count for _, count in hosts),
@@ -174,8 +171,3 @@ class Recording:
             if upload.role != "constant":
                 places[upload.handle] = next(following[upload.role])
         return places
-
-    def _refuse_strangers(self, inputs: Sequence[ProgramInput], sources: Mapping[int, int]) -> None:
-        others = [found for found in inputs if not found.is_seed]
-        for found in strangers(others, self._uploads, known=sources):
-            raise NotCapturableError(uses_stranger(found))

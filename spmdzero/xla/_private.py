@@ -198,11 +198,14 @@ def needs_placeholder(tensor: torch.Tensor) -> bool:
 
 def any_without_data(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether one of these, none of them pending, is a placeholder. Waits for the devices."""
-    if not any(map(_C._is_placecholder, tensors)):
-        return False
-    # What a program is still to make is one until then.
-    _C._xla_wait_device_ops([])
+    _wait_for_values(tensors)
     return any(map(_C._is_placecholder, tensors))
+
+
+def _wait_for_values(tensors: Sequence[torch.Tensor]) -> None:
+    # What a program is still to make is a placeholder until then.
+    if any(map(_C._is_placecholder, tensors)):
+        _C._xla_wait_device_ops([])
 
 
 def replace(tensor: torch.Tensor, other: torch.Tensor) -> None:
@@ -260,9 +263,8 @@ def buffer_handles(tensors: Sequence[torch.Tensor]) -> list[int]:
 
     Waits for the devices where a program is still to make one of them.
     """
-    if any(map(_C._is_placecholder, tensors)):
-        # A crash otherwise.
-        _C._xla_wait_device_ops([])
+    # A crash otherwise.
+    _wait_for_values(tensors)
     return _C._get_tensors_handle(list(tensors))
 
 

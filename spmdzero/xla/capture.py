@@ -73,6 +73,15 @@ class ProgramInput:
     tensor: torch.Tensor
     first_id: int
 
+    @classmethod
+    def over(cls, ids: Sequence[int], tensors: Sequence[torch.Tensor]) -> list["ProgramInput"]:
+        """Of what `program_inputs` returns, without placeholders."""
+        handles = _private.buffer_handles(tensors)
+        return [
+            cls(handle=handle, tensor=tensor, first_id=first_id)
+            for first_id, tensor, handle in zip(ids, tensors, handles, strict=True)
+        ]
+
     @property
     def is_seed(self) -> bool:
         """Whether it is the seed of the device's own generator."""
@@ -103,11 +112,11 @@ class PendingProgram:
         self, roots: Sequence[torch.Tensor], *, donated: Mapping[torch.Tensor, int]
     ) -> None:
         ids, values = _private.program_inputs(roots)
-        # The first look tells; from then on they are known as the tensors of that look.
-        first_ids = dict(zip(_private.buffer_handles(values), ids, strict=True))
+        # The first look tells their ids; from then on they are known as the tensors of that look.
+        first = {found.handle: found for found in ProgramInput.over(ids, values)}
         self._roots, values = _as_read(roots, values, donated)
         self.inputs = [
-            ProgramInput(handle=handle, tensor=value, first_id=first_ids[handle])
+            dataclasses.replace(first[handle], tensor=value)
             for value, handle in zip(values, _private.buffer_handles(values), strict=True)
         ]
         given = set(donated.values())

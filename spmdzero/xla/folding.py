@@ -105,11 +105,8 @@ def fold(
     ids, read = _private.program_inputs(outputs)
     by_number = {number: index for index, number in enumerate(numbers) if number >= 0}
     unnamed = [number for number in range(len(read)) if number not in by_number]
-    handles = _private.buffer_handles([read[number] for number in unnamed])
-    constants = {
-        number: ProgramInput(handle=handle, tensor=read[number], first_id=ids[number])
-        for number, handle in zip(unnamed, handles, strict=True)
-    }
+    found = ProgramInput.over([ids[n] for n in unnamed], [read[n] for n in unnamed])
+    constants = dict(zip(unnamed, found, strict=True))
     return FoldedFunction(
         proto=proto,
         constants=tuple(constants.values()),

@@ -91,7 +91,6 @@ class ReplicaRegion:
         recomputes: whether the latest forward checkpoints activations.
         read_at: where the latest pass read a value from the devices that may be another at the
             next step, None for nowhere.
-        fixed_reads: transfers so far, while uploads were recorded, of values that may not.
     """
 
     def __init__(
@@ -115,7 +114,6 @@ class ReplicaRegion:
         self.disagreements: dict[str, torch.Tensor] = {}
         self.recomputes = False
         self.read_at: str | None = None
-        self.fixed_reads = 0
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Runs the module on global tensors: `Batch` enters as shards, a plain tensor whole.
@@ -282,7 +280,7 @@ class ReplicaRegion:
         if not is_fixed(tensor, uploads):
             return None
         values = self._read(tensor)
-        self.fixed_reads += counters.host_reads() - before
+        uploads.fixed_reads += counters.host_reads() - before
         return values
 
     def _make_key(self, value: int) -> torch.Tensor:

@@ -18,7 +18,7 @@ def strangers(
     as those of a slice of an expanded tensor.
 
     Args:
-        inputs: without a seed.
+        inputs: of the program; a seed is a stranger.
         uploads: since the trace began; those that are constants are no strangers.
         known: handles of others that are not.
     """
@@ -26,23 +26,17 @@ def strangers(
     return [
         found
         for found in inputs
-        if found.handle not in known
-        and not found.is_number()
-        and not _may_be_indices(found, uploads.since)
+        if found.is_seed
+        or not (found.handle in known or found.is_number() or _may_be_indices(found, uploads.since))
     ]
 
 
 def is_fixed(tensor: torch.Tensor, uploads: Uploads) -> bool:
     """Whether a pending value depends on no stranger, and no seed or key of random numbers."""
     ids, values = _private.program_inputs([tensor])
-    if _private.seed_id() in ids or _private.any_without_data(values):
+    if _private.any_without_data(values):
         return False
-    handles = _private.buffer_handles(values)
-    inputs = [
-        ProgramInput(handle=handle, tensor=value, first_id=first_id)
-        for first_id, value, handle in zip(ids, values, handles, strict=True)
-    ]
-    return not strangers(inputs, uploads)
+    return not strangers(ProgramInput.over(ids, values), uploads)
 
 
 def _may_be_indices(found: ProgramInput, since: int) -> bool:

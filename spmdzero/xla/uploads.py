@@ -30,11 +30,12 @@ class Uploads(list[Upload]):
 
     Attributes:
         since: ids of tensors made since then are higher.
+        fixed_reads: transfers the other way, of values that depend on nothing that changes.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.since = _private.latest_tensor_id()
+        self.since, self.fixed_reads = _private.latest_tensor_id(), 0
 
     @property
     def constants(self) -> set[int]:
