@@ -167,17 +167,10 @@ class Encoder(nn.Module):
 def make_transformer(kind: str) -> nn.Module:
     import transformers
 
+    from tests.support.models import small_gpt2
+
     if kind == "gpt2":
-        return transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(
-                n_layer=1,
-                n_embd=32,
-                n_head=2,
-                vocab_size=128,
-                n_positions=32,
-                loss_type="ForCausalLM",
-            )
-        )
+        return small_gpt2()
     return transformers.BertForMaskedLM(
         transformers.BertConfig(
             num_hidden_layers=1,

@@ -36,6 +36,16 @@ def bert() -> nn.Module:
     )  # fmt: skip
 
 
+def small_gpt2() -> nn.Module:
+    """Hugging Face's, one narrow layer, for 32 of 128 tokens."""
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            n_layer=1, n_embd=32, n_head=2, vocab_size=128, n_positions=32,
+            bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM",
+        )
+    )  # fmt: skip
+
+
 class Residual(nn.Module):
     """ResNet's basic block."""
 
