@@ -11,7 +11,7 @@ from spmdzero.plan import Placement, Role, ShardingPlan
 from spmdzero.precision import GradientScaling, dtype_named
 from spmdzero.xla import scope, write_stamp
 from spmdzero.xla.mesh import DeviceMesh, fresh
-from spmdzero.xla.reduction import GradientReduction
+from spmdzero.xla.reduction import GradientReduction, let_go_of_whole
 
 
 class GradientStore:
@@ -119,7 +119,8 @@ class GradientStore:
             return
         with scope(f"zero.gradient/{name}"):
             stored = self._stored(name, _times(grad, self._scaling.whole))
-            self._accumulate(name, stored, self._waiting_placement(name))
+            placement = self._waiting_placement(name)
+            self._accumulate(name, let_go_of_whole(stored, placement), placement)
 
     def _stored(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         whole = whole.to(dtype_named(self._plan[name].dtype(Role.GRADIENT)))

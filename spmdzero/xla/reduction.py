@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from spmdzero.plan import Placement
-from spmdzero.xla import _manual, _private
+from spmdzero.xla import _manual, _private, runtime
 from spmdzero.xla.mesh import DeviceMesh
 
 
@@ -76,4 +76,19 @@ class GradientReduction:
             moved = F.pad(moved, (0, padded - moved.shape[1]))
         # The sum is marked before the cast: GSPMD would otherwise reduce in the wider dtype.
         total = self.mesh.mark(moved.sum(0), placement.partition_spec(shape, spec))
-        return total.to(partial.dtype)
+        return let_go_of_whole(total, placement).to(partial.dtype)
+
+
+def let_go_of_whole(gradient: torch.Tensor, placement: Placement) -> torch.Tensor:
+    """A reduced gradient, the same number for number, of which devices keep their shards only.
+
+    XLA's CPU compiler makes an all-reduce of the sum, and of the shard a slice that each of its
+    readers takes anew, because that is cheap: the norm when the gradient is there, the update at
+    the end of the step. So every device held every gradient whole until then. A division counts as
+    dear: it is done once, and its result is all that is kept. It is by 1, whatever the gradient is;
+    that is seen, and the division left out, only when machine code is made.
+    """
+    if not placement.is_sharded or runtime.platform() != "CPU":
+        return gradient
+    one = (gradient == gradient) | (gradient != gradient)
+    return gradient / one.to(gradient.dtype)

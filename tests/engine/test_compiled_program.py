@@ -140,6 +140,36 @@ def test_no_gathered_weight_is_transposed() -> None:
     assert sorted(gathered) == [("2048,64", "1,0"), ("64,2048", "1,0")]
 
 
+class Deep(nn.Module):
+    """Twelve layers, whose activations are small beside their weights `[128, 128]`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(128, 128) for _ in range(12)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(self.layers(x), x)
+
+
+@pytest.mark.parametrize(("stage", "forward"), [(1, "region"), (2, "region"), (2, "global")])
+def test_whole_gradients_are_not_kept_until_the_update(stage: int, forward: str) -> None:
+    engine, *_ = spmdzero.initialize(model=Deep(), config=config(stage, forward=forward))
+    texts: list[str] = []
+    with engine.observe(lambda graph: texts.append(graph.hlo())):
+        engine.train_batch(iter([torch.ones(ROWS, 128)]))
+    schedule = texts[0].partition("\nENTRY")[2].splitlines()
+    made = r"%(\S+) = f32\[128,128\]\S* all-reduce\("
+    sums = [(i, m[1]) for i, line in enumerate(schedule) if (m := re.search(made, line))]
+    assert len(sums) == 12
+    read = {name: re.compile(rf"%{name}\b") for _, name in sums}
+    last = {
+        name: max(i for i, line in enumerate(schedule) if read[name].search(line)) for name in read
+    }
+    alive = [sum(made <= i < last[name] for made, name in sums) for i in range(len(schedule))]
+    # One, and another while it is cut; without care for it all twelve.
+    assert max(alive) <= 2
+
+
 class CNN(nn.Module):
     def __init__(self) -> None:
         super().__init__()
