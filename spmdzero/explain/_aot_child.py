@@ -15,6 +15,7 @@ import numpy as np
 from jax._src.interpreters import mlir
 from jax._src.lib import xla_client
 from jax._src.lib.mlir import ir
+from jax._src.lib.mlir.dialects import hlo
 from jax.experimental import topologies
 
 
@@ -85,6 +86,7 @@ def with_inputs_told(proto: bytes, shardings: dict[str, str]) -> bytes:
                 told["mhlo.sharding"] = ir.StringAttr.get(shardings[str(number)])
             arguments.append(ir.DictAttr.get(told))
         main.attributes["arg_attrs"] = ir.ArrayAttr.get(arguments)
+        _divide_no_more_by_one(main)
         return mlir.module_to_bytecode(module)
 
 
@@ -94,6 +96,30 @@ def _attributes_of_inputs(main: ir.OpView | ir.Operation) -> list[ir.DictAttr]:
     # MLIR leaves the list out where no input has any, as when none had data.
     taken = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value).inputs
     return [ir.DictAttr.get({}) for _ in taken]
+
+
+def _divide_no_more_by_one(main: ir.OpView | ir.Operation) -> None:
+    """Undoes `let_go_of_whole`: x / ((x == x) | (x != x)) is x, and was for XLA's CPU compiler."""
+    for op in main.regions[0].blocks[0].operations:
+        if isinstance(op, hlo.DivOp) and _ways(op.rhs, op.lhs) == {"EQ", "NE"}:
+            op.result.replace_all_uses_with(op.lhs)
+
+
+def _ways(value: ir.Value, number: ir.Value) -> set[str]:
+    """The ways, ``"EQ"`` or ``"NE"``, in which `value` is true where `number` is to itself."""
+    made = value.owner.opview if isinstance(value.owner, ir.Operation) else None
+    if isinstance(made, hlo.ConvertOp):
+        return _ways(made.operand, number)
+    if isinstance(made, hlo.OrOp):
+        return _ways(made.lhs, number) | _ways(made.rhs, number)
+    if not isinstance(made, hlo.CompareOp):
+        return set()
+    direction = hlo.ComparisonDirectionAttr  # type: ignore[missing-attribute]
+    way = direction(made.comparison_direction).value
+    if made.lhs == made.rhs == number:
+        return {way}
+    # A cast to a truth value is written as != 0.
+    return _ways(made.lhs, number) if way == "NE" else set()
 
 
 if __name__ == "__main__":

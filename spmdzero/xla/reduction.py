@@ -86,7 +86,8 @@ def let_go_of_whole(gradient: torch.Tensor, placement: Placement) -> torch.Tenso
     readers takes anew, because that is cheap: the norm when the gradient is there, the update at
     the end of the step. So every device held every gradient whole until then. A division counts as
     dear: it is done once, and its result is all that is kept. It is by 1, whatever the gradient is;
-    that is seen, and the division left out, only when machine code is made.
+    that is seen, and the division left out, only when machine code is made. `spmdzero.explain`
+    takes it out of what it compiles for TPUs.
     """
     if not placement.is_sharded or runtime.platform() != "CPU":
         return gradient
