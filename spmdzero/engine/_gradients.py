@@ -95,8 +95,15 @@ class GradientStore:
             return _times(reduced, after)
 
     def add_reduced(self, name: str, grad: torch.Tensor) -> None:
-        """Adds what `reduced` returned."""
-        self._accumulate(name, grad, self._waiting_placement(name))
+        """Adds a gradient in the form in which it waits for the step."""
+        self._take_back(name)
+        self._summed.add(name)
+        if name in self.accumulators:
+            self._mark(name, self.accumulators[name].add_(grad))
+        elif name in self._pending:
+            self._pending[name] = self._mark(name, self._pending[name] + grad)
+        else:
+            self._pending[name] = grad
 
     @property
     def keeps_local(self) -> bool:
@@ -119,8 +126,7 @@ class GradientStore:
             return
         with scope(f"zero.gradient/{name}"):
             stored = self._stored(name, _times(grad, self._scaling.whole))
-            placement = self._waiting_placement(name)
-            self._accumulate(name, let_go_of_whole(stored, placement), placement)
+            self.add_reduced(name, let_go_of_whole(stored, self._waiting_placement(name)))
 
     def _stored(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         whole = whole.to(dtype_named(self._plan[name].dtype(Role.GRADIENT)))
@@ -193,8 +199,7 @@ class GradientStore:
         scale = self._loss_scale()
         stored = self._stored(name, whole if scale == 1 else whole.float() * scale)
         if name in self.accumulators:
-            self.accumulators[name].copy_(stored)
-            self._mark(name)
+            self._mark(name, self.accumulators[name].copy_(stored))
         else:
             self._pending[name] = stored
         self._summed.add(name)
@@ -267,34 +272,17 @@ class GradientStore:
             self._zero(name)
 
     def _zero(self, name: str) -> None:
-        self.accumulators[name].zero_()
-        self._mark(name)
+        self._mark(name, self.accumulators[name].zero_())
 
-    def _mark(self, name: str) -> None:
-        placement = self._waiting_placement(name)
-        self._mesh.mark(self.accumulators[name], self._spec(name, placement))
+    def _mark(self, name: str, waiting: torch.Tensor) -> torch.Tensor:
+        spec = self._waiting_placement(name).partition_spec(self._plan[name].shape, self._mesh.spec)
+        return self._mesh.mark(waiting, spec)
 
     def _waiting_placement(self, name: str) -> Placement:
         tensor = self._plan[name]
         placement = tensor.placement(Role.ACCUMULATOR) or tensor.placement(Role.GRADIENT)
         assert placement is not None
         return placement
-
-    def _spec(self, name: str, placement: Placement) -> tuple:
-        return placement.partition_spec(self._plan[name].shape, self._mesh.spec)
-
-    def _accumulate(self, name: str, grad: torch.Tensor, placement: Placement) -> None:
-        self._take_back(name)
-        self._summed.add(name)
-        if name in self.accumulators:
-            self.accumulators[name].add_(grad)
-            self._mesh.mark(self.accumulators[name], self._spec(name, placement))
-        elif name in self._pending:
-            self._pending[name] = self._mesh.mark(
-                self._pending[name] + grad, self._spec(name, placement)
-            )
-        else:
-            self._pending[name] = grad
 
 
 def _times(tensor: torch.Tensor, factor: float) -> torch.Tensor:

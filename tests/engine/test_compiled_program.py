@@ -158,8 +158,8 @@ def test_whole_gradients_are_not_kept_until_the_update(stage: int, forward: str)
     with engine.observe(lambda graph: texts.append(graph.hlo())):
         engine.train_batch(iter([torch.ones(ROWS, 128)]))
     schedule = texts[0].partition("\nENTRY")[2].splitlines()
-    made = r"%(\S+) = f32\[128,128\]\S* all-reduce\("
-    sums = [(i, m[1]) for i, line in enumerate(schedule) if (m := re.search(made, line))]
+    whole = re.compile(r"%(\S+) = f32\[128,128\]\S* all-reduce\(")
+    sums = [(i, found[1]) for i, line in enumerate(schedule) if (found := whole.search(line))]
     assert len(sums) == 12
     read = {name: re.compile(rf"%{name}\b") for _, name in sums}
     last = {
