@@ -66,13 +66,21 @@ def products_of(size: Size, devices: int) -> Mapping[str, Product]:
     """The kinds of product in a step, for the rows of one device."""
     tokens = ROWS // devices * size.sequence
     narrow, wide = (tokens, size.width), (tokens, 4 * size.width)
-    weight, head = (4 * size.width, size.width), (size.vocabulary, size.width)
+    weight = (4 * size.width, size.width)
     heads = (ROWS // devices * size.heads, size.sequence, size.width // size.heads)
+    # Makes the rows of a result no multiple of 8 KiB.
+    more = 64
+
+    def forward(columns: int) -> Product:
+        return Product(left=narrow, right=(columns, size.width), transposed="right")
+
     return {
-        "MLP, forward": Product(left=narrow, right=weight, transposed="right"),
+        "MLP, forward": forward(4 * size.width),
+        f"MLP, forward, {more} columns more": forward(4 * size.width + more),
         "MLP, gradient of its input": Product(left=wide, right=weight),
         "MLP, gradient of its weight": Product(left=wide, right=narrow, transposed="left"),
-        "vocabulary, forward": Product(left=narrow, right=head, transposed="right"),
+        "vocabulary, forward": forward(size.vocabulary),
+        f"vocabulary, forward, {more} columns more": forward(size.vocabulary + more),
         "attention, scores": Product(left=heads, right=heads, transposed="right"),
     }
 
