@@ -27,7 +27,7 @@ def main(request_path: str, result_path: str) -> None:
             topology_name=request["topology"], platform="tpu", num_slices=request["slices"]
         ).devices
     )
-    module = with_inputs_told(Path(request["proto"]).read_bytes(), request["input_shardings"])
+    module = as_stablehlo(Path(request["proto"]).read_bytes(), request["input_shardings"])
     try:
         executable = devices[0].client.compile(
             module,
@@ -63,12 +63,13 @@ def options(device_ids: list[int], *, flags: dict[str, str]) -> Any:
     return made
 
 
-def with_inputs_told(proto: bytes, shardings: dict[str, str]) -> bytes:
-    """The HLO as StableHLO, with what lowering a graph for its text leaves out of its inputs.
+def as_stablehlo(proto: bytes, shardings: dict[str, str]) -> bytes:
+    """The HLO as StableHLO, without what only XLA's CPU compiler needs, and with its inputs told.
 
-    Each is marked as one whose buffer an output may take: torch_xla donates what is updated in
-    place, and XLA uses a donated buffer only for an output of the same shape and sharding. Those
-    that had no data get their sharding: number of the input -> the sharding.
+    A graph that is lowered for its text says less of its inputs than one that is run. Each is
+    marked as one whose buffer an output may take: torch_xla donates what is updated in place, and
+    XLA uses a donated buffer only for an output of the same shape and sharding. Those that had no
+    data get their sharding: number of the input -> the sharding.
     """
     with mlir.make_ir_context(), ir.Location.unknown():
         module = ir.Module.parse(xla_client._xla.mlir.hlo_to_stablehlo(proto))
