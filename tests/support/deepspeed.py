@@ -1,17 +1,14 @@
 """Starts a program as real DeepSpeed's ranks: one process each, gloo, no launcher."""
 
 import importlib.util
-import os
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from tests.benchmarks.harness.ranks import rank_environments
 from tests.support.processes import environment
-
-_SHARED_MEMORY = Path("/dev/shm")
 
 
 def require_deepspeed() -> None:
@@ -29,12 +26,16 @@ def run_ranks(arguments: list[str], *, ranks: int, cwd: Path, timeout: float) ->
             the end of what it wrote.
     """
     require_deepspeed()
-    port = _free_port()
+    left = ("PJRT_DEVICE", "CPU_NUM_DEVICES", "XLA_FLAGS")
+    inherited = {name: value for name, value in environment().items() if name not in left}
     processes: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryDirectory() as scratch:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        rank_environments(ranks, threads=1) as environments,
+    ):
         folder = Path(scratch)
         try:
-            for rank in range(ranks):
+            for rank, told in enumerate(environments):
                 with (
                     (folder / f"{rank}.out").open("wb") as out,
                     (folder / f"{rank}.err").open("wb") as err,
@@ -43,7 +44,7 @@ def run_ranks(arguments: list[str], *, ranks: int, cwd: Path, timeout: float) ->
                         subprocess.Popen(
                             [sys.executable, *arguments],
                             cwd=cwd,
-                            env=_rank_environment(rank, ranks=ranks, port=port),
+                            env=inherited | told,
                             stdout=out,
                             stderr=err,
                         )
@@ -54,9 +55,6 @@ def run_ranks(arguments: list[str], *, ranks: int, cwd: Path, timeout: float) ->
             for process in processes:
                 process.kill()
                 process.wait()
-            # DeepSpeed leaves one of 69 MB for each rank.
-            for left in _SHARED_MEMORY.glob(f"deepspeed_allreduce_buffer_*_{port}_*"):
-                left.unlink()
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], folder: Path, *, timeout: float) -> None:
@@ -72,35 +70,8 @@ def _wait(processes: list[subprocess.Popen[bytes]], folder: Path, *, timeout: fl
         time.sleep(0.1)
 
 
-def _rank_environment(rank: int, *, ranks: int, port: int) -> dict[str, str]:
-    left = ("PJRT_DEVICE", "CPU_NUM_DEVICES", "XLA_FLAGS")
-    inherited = {name: value for name, value in environment().items() if name not in left}
-    return inherited | {
-        "DS_ACCELERATOR": "cpu",
-        "OMP_NUM_THREADS": "1",
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        # DeepSpeed compiles its CPU kernels in its first run, which takes a minute. Kept with this
-        # Python: another environment's DeepSpeed would compile over a shared copy.
-        "TORCH_EXTENSIONS_DIR": str(Path(sys.prefix) / "torch_extensions"),
-        # `ninja`, which does so, stands beside this Python.
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    }
-
-
 def _tail(folder: Path, rank: int) -> str:
     return "\n".join(
         (folder / f"{rank}.{stream}").read_text(errors="replace")[-3000:]
         for stream in ("out", "err")
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]

@@ -126,10 +126,10 @@ def test_compile_time_is_what_the_warm_up_took_beyond_usual_steps() -> None:
 def test_a_peer_that_fails_stays_in_the_table_with_its_reason() -> None:
     runs = {
         "ours": [run_of([1.0])],
-        "peer": [Failure("Traceback\n  File ...\nRuntimeError: no such collective\n\n")],
+        "peer": [Failure("exit status 1", "Traceback\n  File ...\nRuntimeError: no rank 1\n\n")],
     }
     assert rows_of(report.peer_table(runs))[3][:2] == ["peer", "failed"]
-    assert "peer failed: `RuntimeError: no such collective`" in report.remarks(runs)
+    assert "peer failed: `exit status 1: RuntimeError: no rank 1`" in report.remarks(runs)
     series = report.series_table({"1": runs, "2": {"ours": runs["ours"]}}, title="devices")
     assert rows_of(series)[2:] == [["ours", "1.000", "1.000"], ["peer", "failed", "failed"]]
 

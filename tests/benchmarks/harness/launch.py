@@ -1,9 +1,9 @@
 """Starts the processes of a candidate and collects what they measured."""
 
+import contextlib
 import dataclasses
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +13,7 @@ from typing import Any
 
 from harness.candidates import Candidate
 from harness.protocol import Failure, Order, Run
+from harness.ranks import rank_environments
 from harness.workload import Workload
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
@@ -25,21 +26,19 @@ def launch(workload: Workload, candidate: Candidate) -> Run | Failure:
     """Trains once: one process with virtual devices, or one process per rank."""
     order = Order(peer=candidate.peer, options=candidate.options, workload=workload)
     inherited = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
-    port = _free_port()
-    if candidate.ranks:
-        told = [_rank(i, count=workload.devices, port=port) for i in range(workload.devices)]
-    else:
-        told = [_devices(workload.devices)]
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        try:
-            environments = [inherited | more for more in told]
-            told_all = dataclasses.asdict(order)
-            answers = _run_all("harness.worker", told_all, environments, folder=folder)
-        finally:
-            # DeepSpeed leaves one of 69 MB for each rank.
-            for left in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"):
-                left.unlink()
+    # All ranks together have the cores that virtual devices share.
+    threads = max(1, (os.cpu_count() or 1) // workload.devices)
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as ranks:
+        if candidate.ranks:
+            told = ranks.enter_context(rank_environments(workload.devices, threads=threads))
+        else:
+            told = [_devices(workload.devices)]
+        answers = _run_all(
+            "harness.worker",
+            dataclasses.asdict(order),
+            [inherited | more for more in told],
+            folder=Path(scratch),
+        )
     if isinstance(answers, Failure):
         return answers
     runs = [Run(**answer) for answer in answers]
@@ -79,7 +78,7 @@ def _run_all(
             log = (folder / f"{failed}.log").read_text(errors="replace")
             code = processes[failed].poll()
             ended = f"no end after {TIMEOUT_SECONDS} s" if code is None else f"exit status {code}"
-            return Failure(f"process {failed}: {ended}\n{log[-3000:]}")
+            return Failure(f"process {failed}, {ended}", log[-3000:])
         texts = ((folder / f"{i}.json").read_text() for i in range(len(processes)))
         return [json.loads(text) for text in texts]
     finally:
@@ -110,24 +109,3 @@ def _devices(count: int) -> dict[str, str]:
             f"--xla_force_host_platform_device_count={count} --xla_cpu_use_xnnpack=false"
         ),
     }
-
-
-def _rank(rank: int, *, count: int, port: int) -> dict[str, str]:
-    return {
-        "DS_ACCELERATOR": "cpu",
-        # All ranks together have the cores that virtual devices share.
-        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // count)),
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(count),
-        "LOCAL_SIZE": str(count),
-        "LOCAL_WORLD_SIZE": str(count),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]

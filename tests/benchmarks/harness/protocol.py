@@ -93,13 +93,15 @@ class Failure:
     """A run that gave no numbers.
 
     Attributes:
-        reason: the end of what its processes wrote.
+        ended: which process, and how.
+        log: the end of what it wrote.
     """
 
-    reason: str
+    ended: str
+    log: str
 
     @property
     def headline(self) -> str:
-        """The last line, which names the error."""
-        lines = [line.strip() for line in self.reason.splitlines() if line.strip()]
-        return lines[-1] if lines else "no output"
+        """How it ended, and its last line, which names an error that was raised."""
+        lines = [line.strip() for line in self.log.splitlines() if line.strip()]
+        return f"{self.ended}: {lines[-1] if lines else 'no output'}"
