@@ -72,6 +72,7 @@ SECTIONS: Mapping[str, Callable[[Scale], list[str]]] = {
     "Where the time goes": sections.time_of_a_step,
     "Matrix products": sections.matrix_products,
     "Host time": sections.host_time,
+    "Stacked states": sections.stacked_states,
     "How gradients leave the replica region": sections.reductions,
     "Small tensors": sections.small_tensors,
     "Stage 1 over stage 0, with micro-batches": sections.accumulation,

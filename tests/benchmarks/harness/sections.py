@@ -1,6 +1,7 @@
 """The page's sections: who trains what, and how the numbers are shown."""
 
 import dataclasses
+import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -216,6 +217,30 @@ def _bare_replay(scale: Scale) -> list[str]:
 
 def _host_row(title: str, answer: Mapping[str, float], way: str) -> list[str]:
     return [title, f"{answer[way]:.1f}", f"{answer['traced'] / answer[way]:.1f}"]
+
+
+def stacked_states(scale: Scale) -> list[str]:
+    """Whether fewer, larger states would make a step cheaper."""
+    rows = []
+    for count in (2, 8):
+        order = {"model": scale.large, "devices": count, "steps": 5 * scale.large_steps}
+        answer = launch_alone("stacked_states", order)
+        if isinstance(answer, Failure):
+            return [f"failed: `{answer.headline}`", ""]
+        # The same arithmetic in fp32, which two programs may round differently.
+        if not math.isclose(answer["apart"]["sum"], answer["stacked"]["sum"], rel_tol=1e-6):
+            return [f"**The two ways did not do the same work**: {answer}.", ""]
+        for way, found in answer.items():
+            times = [f"{found['host']:.1f}", f"{found['step']:.0f}"]
+            rows.append([str(count), way, str(found["tensors"]), *times])
+    return [
+        "AdamW's update of all shards of the GPT of 85 M parameters, alone, compiled and started",
+        "as a captured step is: with two states for each parameter, as spmdzero does, and with two",
+        "for all parameters of the same shape, which their updates are cut from and put together",
+        "in. The host's part is torch_xla's start of the program and putting the results in place.",
+        "",
+        report.markdown(["devices", "states", "tensors written", "host ms", "ms a step"], rows),
+    ]
 
 
 def accumulation(scale: Scale) -> list[str]:

@@ -1,0 +1,148 @@
+"""What a step takes of the host and of the devices with fewer, larger optimizer states.
+
+`python -m stacked_states '{"model": ..., "devices": ..., "steps": ...}' out.json`
+
+AdamW's update of all shards of a model, compiled and started as a captured step is. "apart" has two
+states for each parameter, as spmdzero does; in "stacked" parameters of equal shape have two in
+common, so that fewer buffers are handed to a program and back.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from harness.workload import Workload
+
+import spmdzero
+from spmdzero.optim import Adam, LocalTensor
+from spmdzero.plan import MeshSpec, choose_placement
+from spmdzero.xla import DeviceMesh, PendingProgram, buffer_handles, runtime, set_value
+
+WARM_UP = 3
+RULE = Adam(decoupled=True, bias_correction=True)
+
+
+class Shards:
+    """The parameters of one stored shape, their gradients, and their states, apart or in stacks."""
+
+    def __init__(self, shape: tuple[int, ...], count: int, mesh: DeviceMesh, *, stacked: bool):
+        placement = choose_placement(shape, mesh=mesh.spec, min_shard_elements=1)
+        stored, self._stacked = placement.stored_shape(shape, mesh.spec), stacked
+        self._mesh, self._spec = mesh, placement.partition_spec(shape, mesh.spec)
+        values = [torch.rand(stored, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+        self.params, self.grads = (
+            [mesh.place(value, self._spec) for _ in range(count)] for value in values
+        )
+        self.states = {
+            slot: [mesh.place(torch.zeros(count, *stored), (None, *self._spec))]
+            if stacked
+            else [mesh.place(torch.zeros(stored), self._spec) for _ in range(count)]
+            for slot in RULE.slots
+        }
+
+    def update(self, factors: dict[str, torch.Tensor]) -> None:
+        """One step, pending."""
+        held = {
+            slot: states[0].unbind() if self._stacked else states
+            for slot, states in self.states.items()
+        }
+        new: dict[str, list[torch.Tensor]] = {slot: [] for slot in held}
+        for index, (param, grad) in enumerate(zip(self.params, self.grads, strict=True)):
+            state = {slot: states[index] for slot, states in held.items()}
+            whole = LocalTensor(shape=tuple(param.shape))
+            value, changed = RULE.update(param, grad, state, factors, whole)
+            self._write([param], [value], self._spec)
+            for slot in held:
+                new[slot].append(changed[slot])
+        for slot, states in self.states.items():
+            if self._stacked:
+                self._write(states, [torch.stack(new[slot])], (None, *self._spec))
+            else:
+                self._write(states, new[slot], self._spec)
+
+    def _write(
+        self, olds: Sequence[torch.Tensor], news: Sequence[torch.Tensor], spec: tuple
+    ) -> None:
+        for old, new in zip(olds, news, strict=True):
+            self._mesh.mark(old.copy_(new), spec)
+
+    def written(self) -> list[torch.Tensor]:
+        """What a step writes."""
+        return [*self.params, *(state for states in self.states.values() for state in states)]
+
+
+class Update:
+    """The update of all parameters as a program that was captured."""
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], mesh: DeviceMesh, *, stacked: bool):
+        counts = {shape: shapes.count(shape) for shape in shapes}
+        parts = [Shards(shape, n, mesh, stacked=stacked) for shape, n in counts.items()]
+        self.params = [param for part in parts for param in part.params]
+        self.roots = [tensor for part in parts for tensor in part.written()]
+        step = mesh.place(torch.tensor(1.0))
+        hyper = {
+            name: mesh.place(torch.tensor(value))
+            for name, value in RULE.hyper(RULE.defaults).items()
+        }
+        read = [*(grad for part in parts for grad in part.grads), step, *hyper.values()]
+        self._sources = [*self.roots, *read]
+        handles = buffer_handles(self._sources)
+        factors = RULE.prepare(hyper, step)
+        for part in parts:
+            part.update(factors)
+        donated = dict(zip(self.roots, handles, strict=False))
+        pending = PendingProgram(self.roots, donated=donated)
+        places = {handle: place for place, handle in enumerate(handles)}
+        feeds = [places.get(found.handle) for found in pending.inputs]
+        self._program = pending.compile(feeds, sources=len(handles))
+        self._put(pending.run())
+
+    def run(self) -> None:
+        """Starts the next step."""
+        self._put(self._program.run(self._sources))
+
+    def _put(self, results: Sequence[torch.Tensor]) -> None:
+        for root, value in zip(self.roots, results, strict=True):
+            set_value(root, value)
+
+
+def measure(model: str, devices: int, steps: int) -> dict[str, dict[str, float]]:
+    """Of each way milliseconds of the host and of the whole step, and how many tensors it writes.
+
+    "sum" is the sum of the absolute weights afterwards, the same in both.
+    """
+    spmdzero.init_distributed()
+    mesh = DeviceMesh(MeshSpec((("fsdp", devices),)))
+    built = Workload(model=model, devices=devices, steps=steps).build_on_meta()
+    shapes = [tuple(parameter.shape) for parameter in built.parameters()]
+    ways = {
+        "apart": Update(shapes, mesh, stacked=False),
+        "stacked": Update(shapes, mesh, stacked=True),
+    }
+    host: dict[str, list[float]] = {name: [] for name in ways}
+    whole: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(WARM_UP + steps):
+        for name, way in ways.items():
+            runtime.wait()
+            began, began_host = time.perf_counter(), time.thread_time()
+            way.run()
+            host[name].append(time.thread_time() - began_host)
+            runtime.wait()
+            whole[name].append(time.perf_counter() - began)
+    return {
+        name: {
+            "host": 1e3 * statistics.median(host[name][WARM_UP:]),
+            "step": 1e3 * statistics.median(whole[name][WARM_UP:]),
+            "tensors": len(way.roots),
+            "sum": sum(param.abs().sum().item() for param in way.params),
+        }
+        for name, way in ways.items()
+    }
+
+
+if __name__ == "__main__":
+    Path(sys.argv[2]).write_text(json.dumps(measure(**json.loads(sys.argv[1]))))
