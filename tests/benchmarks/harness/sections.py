@@ -237,7 +237,8 @@ def stacked_states(scale: Scale) -> list[str]:
         "AdamW's update of all shards of the GPT of 85 M parameters, alone, compiled and started",
         "as a captured step is: with two states for each parameter, as spmdzero does, and with two",
         "for all parameters of the same shape, which their updates are cut from and put together",
-        "in. The host's part is torch_xla's start of the program and putting the results in place.",
+        "in. The host's part is torch_xla's start of the program, which is handed the gradients",
+        "too, and putting the results in place.",
         "",
         report.markdown(["devices", "states", "tensors written", "host ms", "ms a step"], rows),
     ]
