@@ -7,6 +7,7 @@ states for each parameter, as spmdzero does; in "stacked" parameters of equal sh
 common, so that fewer buffers are handed to a program and back.
 """
 
+import collections
 import json
 import statistics
 import sys
@@ -37,10 +38,11 @@ class Shards:
         self.params, self.grads = (
             [mesh.place(value, self._spec) for _ in range(count)] for value in values
         )
+        each = 1 if stacked else count
+        form = (count, *stored) if stacked else stored
+        self._state_spec = (None, *self._spec) if stacked else self._spec
         self.states = {
-            slot: [mesh.place(torch.zeros(count, *stored), (None, *self._spec))]
-            if stacked
-            else [mesh.place(torch.zeros(stored), self._spec) for _ in range(count)]
+            slot: [mesh.place(torch.zeros(form), self._state_spec) for _ in range(each)]
             for slot in RULE.slots
         }
 
@@ -55,20 +57,13 @@ class Shards:
             state = {slot: states[index] for slot, states in held.items()}
             whole = LocalTensor(shape=tuple(param.shape))
             value, changed = RULE.update(param, grad, state, factors, whole)
-            self._write([param], [value], self._spec)
+            self._mesh.mark(param.copy_(value), self._spec)
             for slot in held:
                 new[slot].append(changed[slot])
         for slot, states in self.states.items():
-            if self._stacked:
-                self._write(states, [torch.stack(new[slot])], (None, *self._spec))
-            else:
-                self._write(states, new[slot], self._spec)
-
-    def _write(
-        self, olds: Sequence[torch.Tensor], news: Sequence[torch.Tensor], spec: tuple
-    ) -> None:
-        for old, new in zip(olds, news, strict=True):
-            self._mesh.mark(old.copy_(new), spec)
+            values = [torch.stack(new[slot])] if self._stacked else new[slot]
+            for state, value in zip(states, values, strict=True):
+                self._mesh.mark(state.copy_(value), self._state_spec)
 
     def written(self) -> list[torch.Tensor]:
         """What a step writes."""
@@ -79,8 +74,8 @@ class Update:
     """The update of all parameters as a program that was captured."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], mesh: DeviceMesh, *, stacked: bool):
-        counts = {shape: shapes.count(shape) for shape in shapes}
-        parts = [Shards(shape, n, mesh, stacked=stacked) for shape, n in counts.items()]
+        counts = collections.Counter(shapes).items()
+        parts = [Shards(shape, count, mesh, stacked=stacked) for shape, count in counts]
         self.params = [param for part in parts for param in part.params]
         self.roots = [tensor for part in parts for tensor in part.written()]
         step = mesh.place(torch.tensor(1.0))

@@ -4,14 +4,12 @@ import contextlib
 import dataclasses
 import json
 import os
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 from harness.candidates import Candidate
+from harness.processes import ProcessFailedError, run_together
 from harness.protocol import Failure, Order, Run
 from harness.ranks import rank_environments
 from harness.workload import Workload
@@ -58,45 +56,14 @@ def launch_alone(module: str, order: dict[str, Any]) -> dict[str, Any] | Failure
 def _run_all(
     module: str, order: dict[str, Any], environments: list[dict[str, str]], *, folder: Path
 ) -> list[dict[str, Any]] | Failure:
-    processes: list[subprocess.Popen[bytes]] = []
-    text = json.dumps(order)
+    answers = [folder / f"{i}.json" for i in range(len(environments))]
+    commands = [["-m", module, json.dumps(order), str(answer)] for answer in answers]
     try:
-        for i, environment in enumerate(environments):
-            with (folder / f"{i}.log").open("wb") as log:
-                processes.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", module, text, str(folder / f"{i}.json")],
-                        # `python -m` imports from its folder first: not from the caller's.
-                        cwd=BENCHMARKS,
-                        env=environment,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                    )
-                )
-        failed = _wait(processes)
-        if failed is not None:
-            log = (folder / f"{failed}.log").read_text(errors="replace")
-            code = processes[failed].poll()
-            ended = f"no end after {TIMEOUT_SECONDS} s" if code is None else f"exit status {code}"
-            return Failure(f"process {failed}, {ended}", log[-3000:])
-        texts = ((folder / f"{i}.json").read_text() for i in range(len(processes)))
-        return [json.loads(text) for text in texts]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-def _wait(processes: list[subprocess.Popen[bytes]]) -> int | None:
-    """The first process that failed, or that ran too long; in any order: the others hang then."""
-    end = time.monotonic() + TIMEOUT_SECONDS
-    while time.monotonic() < end:
-        codes = [process.poll() for process in processes]
-        bad = next((i for i, code in enumerate(codes) if code not in (0, None)), None)
-        if bad is not None or None not in codes:
-            return bad
-        time.sleep(0.05)
-    return next(i for i, process in enumerate(processes) if process.poll() is None)
+        # `python -m` imports from its folder first: not from the caller's.
+        run_together(commands, environments, cwd=BENCHMARKS, folder=folder, timeout=TIMEOUT_SECONDS)
+    except ProcessFailedError as error:
+        return Failure(error.ended, error.log)
+    return [json.loads(answer.read_text()) for answer in answers]
 
 
 def _devices(count: int) -> dict[str, str]:

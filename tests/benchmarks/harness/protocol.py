@@ -105,3 +105,8 @@ class Failure:
         """How it ended, and its last line, which names an error that was raised."""
         lines = [line.strip() for line in self.log.splitlines() if line.strip()]
         return f"{self.ended}: {lines[-1] if lines else 'no output'}"
+
+    @property
+    def lines(self) -> list[str]:
+        """What a section shows in the place of numbers."""
+        return [f"failed: `{self.headline}`", ""]

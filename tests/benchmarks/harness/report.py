@@ -81,7 +81,7 @@ def loss_difference(runs: Runs) -> float:
 
 
 def failures(runs: Runs) -> dict[str, str]:
-    """Candidate name -> the last line of its first failure."""
+    """Candidate name -> the headline of its first failure."""
     found = {
         name: next((run.headline for run in rounds if isinstance(run, Failure)), None)
         for name, rounds in runs.items()

@@ -146,7 +146,7 @@ def small_tensors(scale: Scale) -> list[str]:
     for count in (2, 8):
         answer = launch_alone("small_tensors", {"devices": count, "repeats": 25 * scale.steps})
         if isinstance(answer, Failure):
-            return [*lines, f"failed: `{answer.headline}`", ""]
+            return [*lines, *answer.lines]
         apart, together = (1000 * statistics.median(answer[way]) for way in ("apart", "together"))
         rows.append([str(count), f"{apart:.1f}", f"{together:.1f}", f"{apart / together:.1f}"])
     return [
@@ -171,7 +171,7 @@ def host_time(scale: Scale) -> list[str]:
         done = [runs[candidate.name][0] for candidate in (usual, traced)]
         failed = [run for run in done if isinstance(run, Failure)]
         if failed:
-            return [f"failed: `{failed[0].headline}`", ""]
+            return failed[0].lines
         less, more = (1000 * statistics.median(run.host_seconds) for run in done)
         rows.append([style, f"{more:.1f}", f"{less:.1f}", f"{more / less:.1f}"])
         after, before = (run.peak_rss / 2**20 for run in done)
@@ -195,7 +195,7 @@ def _bare_replay(scale: Scale) -> list[str]:
     order = {"model": scale.large, "devices": 2, "steps": 5 * scale.large_steps}
     answer = launch_alone("bare_replay", order)
     if isinstance(answer, Failure):
-        return [f"failed: `{answer.headline}`", ""]
+        return answer.lines
     return [
         "In turns in one process: `train_batch` traced, captured, and the captured step started by",
         "hand with nothing checked or counted, where torch_xla starts a program of "
@@ -226,7 +226,7 @@ def stacked_states(scale: Scale) -> list[str]:
         order = {"model": scale.large, "devices": count, "steps": 5 * scale.large_steps}
         answer = launch_alone("stacked_states", order)
         if isinstance(answer, Failure):
-            return [f"failed: `{answer.headline}`", ""]
+            return answer.lines
         # The same arithmetic in fp32, which two programs may round differently.
         if not math.isclose(answer["apart"]["sum"], answer["stacked"]["sum"], rel_tol=1e-6):
             return [f"**The two ways did not do the same work**: {answer}.", ""]
@@ -254,7 +254,7 @@ def accumulation(scale: Scale) -> list[str]:
     }
     answer = launch_alone("accumulation", order)
     if isinstance(answer, Failure):
-        return [f"failed: `{answer.headline}`", ""]
+        return answer.lines
     zero, one = (statistics.median(answer[stage]) for stage in ("0", "1"))
     paired = statistics.median(b / a for a, b in zip(answer["0"], answer["1"], strict=True))
     rows = [["0", f"{zero:.4f}", ""], ["1", f"{one:.4f}", f"{paired:.3f}"]]
@@ -271,7 +271,7 @@ def time_of_a_step(scale: Scale) -> list[str]:
     for model, steps in ((scale.middle, scale.steps), (scale.large, scale.large_steps)):
         answer = launch_alone("time_of_a_step", {"model": model, "devices": 2, "steps": steps})
         if isinstance(answer, Failure):
-            return [f"failed: `{answer.headline}`", ""]
+            return answer.lines
         step, busy = answer.pop("step"), answer.pop("busy")
         shown = {kind: [f"{ms:.0f}", f"{ms / step:.0%}"] for kind, ms in answer.items()}
         shown["the step"] = [f"{step:.0f}", ""]
@@ -294,7 +294,7 @@ def matrix_products(scale: Scale) -> list[str]:
     for xnnpack in (False, True):
         answer = launch_alone("matrix_products", {**order, "xnnpack": xnnpack})
         if isinstance(answer, Failure):
-            return [f"failed: `{answer.headline}`", ""]
+            return answer.lines
         answers.append(answer)
     usual, with_xnnpack = answers
     rows = []
@@ -319,7 +319,7 @@ def start_up(scale: Scale) -> list[str]:
         order = {"model": scale.large, "devices": count, "repeats": 4}
         answer = launch_alone("start_up", {**order, "ways": list(_WAYS)})
         if isinstance(answer, Failure):
-            return [f"failed: `{answer.headline}`", ""]
+            return answer.lines
         # The first repetition compiles.
         medians = {way: statistics.median(taken[1:]) for way, taken in answer.items()}
         warm.append([str(count), *_beside_by_hand(medians)])
@@ -327,7 +327,7 @@ def start_up(scale: Scale) -> list[str]:
         for way in _WAYS:
             alone = launch_alone("start_up", {**order, "repeats": 1, "ways": [way]})
             if isinstance(alone, Failure):
-                return [f"failed: `{alone.headline}`", ""]
+                return alone.lines
             (first[way],) = alone[way]
         cold.append([str(count), *_beside_by_hand(first)])
     titles = ["devices", *_WAYS.values()]
