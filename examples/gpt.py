@@ -29,8 +29,8 @@ class GPTConfig:
 def norm(x: Tensor) -> Tensor:
     """[..., width], with a mean square of 1.
 
-    Without weights: a model of this size learns as well, and each small tensor would be summed
-    over the devices by a collective of its own.
+    Without weights: on the CPU each small tensor is summed over the devices by a collective of
+    its own.
     """
     return F.rms_norm(x, x.shape[-1:])
 
