@@ -8,7 +8,7 @@ SOAK_MINUTES ?= 30
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo    train a GPT on 8 virtual devices, under 5 minutes (DEMO_ARGS=\"--size tiny\": under 1)"
+	@echo "make demo    train a GPT on 8 virtual devices, under 5 minutes (DEMO_ARGS=\"--size tiny\": about 1)"
 	@echo "make test    lint, types, tests"
 	@echo "make test-all    those, and the combinations of models, configs and topologies that it leaves out"
 	@echo "make lint    ruff and pyrefly"
