@@ -141,7 +141,7 @@ def save_in_all(
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     # Who isn't told says after a while that it waited, which is no reason that a test expects.
-    monkeypatch.setattr(parts, "PATIENCE", 10.0)
+    monkeypatch.setattr(parts, "PATIENCE", 60.0)
 
 
 @pytest.mark.parametrize("where", FAILURES)
