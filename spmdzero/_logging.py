@@ -1,7 +1,9 @@
 """spmdzero's log lines: visible in a script that configures no logging, as DeepSpeed's are."""
 
-import functools
 import logging
+from collections.abc import Hashable
+
+_SAID: set[Hashable] = set()
 
 
 class _DefaultHandler(logging.StreamHandler):
@@ -23,7 +25,19 @@ def show_log_lines() -> None:
         logger.setLevel(logging.INFO)
 
 
-@functools.cache
 def log_once(message: str) -> None:
     """Logs an INFO line of the "spmdzero" logger, each message once in a process."""
-    logging.getLogger("spmdzero").info("%s", message)
+    if is_new(message):
+        logging.getLogger("spmdzero").info("%s", message)
+
+
+def is_new(said: Hashable) -> bool:
+    """Whether this is the first time in this process that it is asked of `said`."""
+    new = said not in _SAID
+    _SAID.add(said)
+    return new
+
+
+def forget_what_was_logged() -> None:
+    """Makes everything new again, for tests: none may depend on which ran before it."""
+    _SAID.clear()

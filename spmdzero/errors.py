@@ -42,12 +42,17 @@ class SpmdZeroCheckpointError(SpmdZeroError, RuntimeError):
     Attributes:
         file: the file or folder that it is about.
         reason: what is wrong with it.
-        newest: the newest tag of the folder that is good; None where there is none.
+        newest: the newest other tag of the folder that is complete, by its commit and the sizes of
+            its files; None where there is none. Its tensors are checked when it is loaded.
     """
 
     def __init__(self, *, file: object, reason: str, newest: str | None, fix: str = "") -> None:
         self.file, self.reason, self.newest, self.fix = str(file), reason, newest, fix
-        good = f"The newest good tag is {newest!r}" if newest else "No tag there is good"
+        good = (
+            f"The newest other complete tag is {newest!r}"
+            if newest
+            else "No other tag there is complete"
+        )
         super().__init__(". ".join(filter(None, (f"{file}: {reason}", fix, good))))
 
 

@@ -15,8 +15,15 @@ os.environ["XLA_COMPILATION_CACHE_SIZE"] = "192"
 
 import pytest
 
+from spmdzero._logging import forget_what_was_logged
 from spmdzero.plan import MeshSpec
 from spmdzero.xla import DeviceMesh, runtime
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_logged_yet() -> None:
+    """A line that is logged once in a process is logged in each test that asks for it."""
+    forget_what_was_logged()
 
 
 @pytest.fixture(scope="session")

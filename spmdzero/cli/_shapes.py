@@ -8,6 +8,7 @@ import torch
 
 from spmdzero.cli._load import load_object
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.explain import made_up
 
 _SHAPE = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<dims>\d+(?:x\d+)*)(?::(?P<dtype>\w+))?")
 
@@ -46,6 +47,4 @@ def _tensor(dims: list[int], dtype_name: str, text: str) -> torch.Tensor:
     dtype = getattr(torch, dtype_name, None)
     if not isinstance(dtype, torch.dtype):
         raise SpmdZeroUsageError(f"--batch {text}: {dtype_name} is no torch dtype")
-    if dtype.is_floating_point:
-        return torch.randn(dims, generator=torch.Generator().manual_seed(0)).to(dtype)
-    return torch.zeros(dims, dtype=dtype)
+    return made_up(dims, dtype)

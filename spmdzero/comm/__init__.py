@@ -3,7 +3,7 @@
 from typing import Any
 
 from spmdzero import refusals
-from spmdzero.comm._log import log_summary, summarise_with
+from spmdzero.comm._log import log_summary, summarise
 from spmdzero.comm._messages import (
     P2POp,
     all_gather_object,
@@ -107,7 +107,7 @@ __all__ = [
     "reduce_scatter_tensor",
     "scatter",
     "send",
-    "summarise_with",
+    "summarise",
 ]
 
 

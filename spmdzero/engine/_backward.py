@@ -1,6 +1,7 @@
 """What happens around a backward pass, whoever started it."""
 
 import contextlib
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ from spmdzero.xla.mesh import fresh
 
 _running = threading.local()
 _watches: "weakref.WeakSet[BackwardWatch]" = weakref.WeakSet()
+_numbers = itertools.count()
+_FORWARD_OF = "spmdzero forward of"
 
 
 class BackwardWatch:
@@ -37,6 +40,7 @@ class BackwardWatch:
     ) -> None:
         self._region, self._accumulation, self._needs_scale = region, accumulation, needs_scale
         self._scaled = False
+        self._number = next(_numbers)
         _watches.add(self)
 
     def watch(self, output: Any) -> Any:
@@ -54,6 +58,9 @@ class BackwardWatch:
             # One output may be computed from another, such as a loss from logits: the gradient
             # would pass two hooks. What leaves a region is a copy already.
             tensor = fresh(tensor)
+        node: Any = tensor.grad_fn
+        if node is not None:
+            node.metadata[_FORWARD_OF] = self._number
         tensor.register_hook(self._arrived)
         return tensor
 
@@ -62,11 +69,19 @@ class BackwardWatch:
         self._scaled = True
 
     @contextlib.contextmanager
-    def by_engine(self) -> Iterator[None]:
-        """Around a backward pass that `engine.backward` starts, with everything scaled already."""
+    def by_engine(self, loss: torch.Tensor) -> Iterator[None]:
+        """Around a backward pass that `engine.backward` starts, with everything scaled already.
+
+        Other engines take part whose latest forward `loss` comes from; not one that only waits
+        for a backward pass, or that nobody holds any more and Python has not collected yet.
+        """
+        waiting = [w for w in _watches if w._region is not None and w._region.awaits_backward]
+        wanted = {watch._number for watch in waiting} - {self._number}
+        behind = _forwards_behind(loss, wanted) if wanted else set()
+        others = sorted((w for w in waiting if w._number in behind), key=lambda w: w._number)
         with contextlib.ExitStack() as regions:
-            for watch in [*_watches]:
-                if watch._region is not None and (watch is self or watch._region.awaits_backward):
+            for watch in [*others, self]:
+                if watch._region is not None:
                     regions.enter_context(watch._region.backward())
             _running.engine = True
             regions.callback(setattr, _running, "engine", False)
@@ -92,3 +107,20 @@ class BackwardWatch:
 
     def _finished(self) -> None:
         self._scaled = False
+
+
+def _forwards_behind(loss: torch.Tensor, wanted: set[int]) -> set[int]:
+    """Which of the watches with these numbers saw an output that `loss` comes from."""
+    found: set[int] = set()
+    pending: list[Any] = [loss.grad_fn]
+    seen: set[Any] = set()
+    while pending and found != wanted:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        number = node.metadata.get(_FORWARD_OF)
+        if number in wanted:
+            found.add(number)
+        pending += (before for before, _ in node.next_functions)
+    return found

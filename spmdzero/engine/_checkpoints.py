@@ -1,31 +1,34 @@
 """Checkpoints by DeepSpeed's method names."""
 
 import contextlib
+import dataclasses
 import functools
 import importlib.metadata
 import json
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from spmdzero import comm
 from spmdzero.engine._foreign import open_for
 from spmdzero.engine._live_state import live_state
 from spmdzero.engine._match import LoadReport
 from spmdzero.engine._module_methods import ModuleMethods
 from spmdzero.engine._restore import LoadOptions, restore
+from spmdzero.engine._together import everyones, together
 from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
 from spmdzero.store import (
     BackgroundSaver,
+    Box,
     Retention,
     SaveOrder,
+    TrainingState,
     check_tag,
-    in_memory,
+    held_for,
     latest_tag,
-    newest_good,
+    newest_complete,
     save_native,
 )
 from spmdzero.xla import runtime
@@ -76,7 +79,8 @@ class Checkpoints(ModuleMethods):
         Returns True.
 
         Raises:
-            SpmdZeroCheckpointError: it can't be saved, or the asynchronous save before failed.
+            SpmdZeroCheckpointError: it can't be saved, or the asynchronous save before failed;
+                on whichever host that was.
             SpmdZeroUsageError: between backward and step, no folder, a tag that is no name of
                 one, or a client state that can't be read back safely.
         """
@@ -84,26 +88,26 @@ class Checkpoints(ModuleMethods):
         engine._refuse_inside("save_checkpoint")
         if not save_dir:
             raise SpmdZeroUsageError(f"save_dir must be a non-empty string, got {save_dir!r}")
-        self.wait_checkpoint()
-        settings = engine.spmd_config.checkpoint
-        state = live_state(
-            engine, exclude_frozen=exclude_frozen_parameters, client_state=client_state
-        )
+        settings, processes = engine.spmd_config.checkpoint, runtime.process_count()
+        with together(Path(save_dir), doing="saved", processes=processes):
+            self.wait_checkpoint()
+            state = live_state(
+                engine, exclude_frozen=exclude_frozen_parameters, client_state=client_state
+            )
+            tag = check_tag(f"global_step{engine.global_steps}" if tag is None else str(tag))
+        tags = everyones(tag, processes=processes)
         order = SaveOrder(
             folder=Path(save_dir),
-            tag=_agreed_tag(
-                check_tag(f"global_step{engine.global_steps}" if tag is None else str(tag)),
-                validation=settings.tag_validation,
-            ),
-            nonce=_agreed(secrets.token_hex(4)),
+            tag=agreed_tag(tags, mine=tag, validation=settings.tag_validation),
+            nonce=everyones(secrets.token_hex(4), processes=processes)[0],
             latest=save_latest,
             retention=Retention(last=settings.keep_last, every=settings.keep_every),
             description=_description(engine),
             process=runtime.process_index(),
-            processes=runtime.process_count(),
+            processes=processes,
         )
         if settings.asynchronous:
-            self._saver.start(functools.partial(save_native, in_memory(state), order))
+            self._saver.start(functools.partial(save_native, held_for(order, state), order))
         else:
             save_native(state, order)
         return True
@@ -157,12 +161,13 @@ class Checkpoints(ModuleMethods):
 
         Raises:
             SpmdZeroCheckpointError: damaged, incomplete or of another model or format; says which
-                file, why, and the newest tag that is good. The engine is as it was.
+                file, why, and the newest other tag that is complete. The engine is as it was, on
+                every host.
         """
         engine, folder = cast("Engine", self), Path(load_dir)
         self.wait_checkpoint()
         if tag is None:
-            with _naming_the_newest(folder):
+            with _naming_the_newest(folder, but=None):
                 tag = latest_tag(folder, universal=engine.spmd_config.checkpoint.load_universal)
         if tag is None:
             logger.warning(
@@ -177,9 +182,13 @@ class Checkpoints(ModuleMethods):
             module_only=load_module_only,
             custom_load_fn=custom_load_fn,
         )
-        with _naming_the_newest(folder):
-            state = open_for(engine, folder, str(tag))
-            self.load_report = restore(engine, state, options)
+        with _naming_the_newest(folder, but=str(tag)):
+            alike = functools.partial(
+                together, folder / str(tag), doing="loaded", processes=runtime.process_count()
+            )
+            with alike():
+                state = open_for(engine, folder, str(tag))
+            self.load_report = restore(engine, _checked(state, alike), options)
         for what in ("missing", "unexpected"):
             if names := getattr(self.load_report, what):
                 logger.warning("loaded %s: %s %s", folder / str(tag), what, ", ".join(names))
@@ -187,34 +196,54 @@ class Checkpoints(ModuleMethods):
 
 
 @contextlib.contextmanager
-def _naming_the_newest(folder: Path) -> Iterator[None]:
+def _naming_the_newest(folder: Path, *, but: str | None) -> Iterator[None]:
     try:
         yield
     except SpmdZeroCheckpointError as error:
         if error.newest is not None:
             raise
         raise SpmdZeroCheckpointError(
-            file=error.file, reason=error.reason, newest=newest_good(folder), fix=error.fix
+            file=error.file,
+            reason=error.reason,
+            newest=newest_complete(folder, but=but),
+            fix=error.fix,
         ) from error
 
 
-def _agreed_tag(tag: str, *, validation: str) -> str:
-    agreed = _agreed(tag)
-    if agreed != tag and validation != "IGNORE":
-        said = f"this process saves the tag {tag!r}, the first one {agreed!r}"
-        if validation == "FAIL":
-            raise SpmdZeroUsageError(f"{said}: name the same tag in every process")
-        logger.warning("%s, which is used", said)
-    return agreed
+def _checked(
+    state: TrainingState, alike: Callable[[], contextlib.AbstractContextManager[None]]
+) -> TrainingState:
+    """The same state, whose damage one host's files show and every host is told of."""
+
+    def check(parts: Mapping[str, Iterable[Box]]) -> None:
+        with alike():
+            state.check(parts)
+
+    return dataclasses.replace(state, check=check)
 
 
-def _agreed(value: str) -> str:
-    """The first process's value, in all of them."""
-    if runtime.process_count() == 1:
-        return value
-    values = [value]
-    comm.broadcast_object_list(values, src=0)
-    return values[0]
+def agreed_tag(tags: list[str], *, mine: str, validation: str) -> str:
+    """The first process's tag, which all use.
+
+    Args:
+        tags: those that the processes named.
+        mine: this process's.
+        validation: ``"FAIL"`` to raise in every process when they differ, ``"WARN"`` to say so
+            in those that named another, ``"IGNORE"``.
+
+    Raises:
+        SpmdZeroUsageError: they differ and must not.
+    """
+    if validation == "FAIL" and len(set(tags)) > 1:
+        raise SpmdZeroUsageError(
+            f'the processes save the tags {tags}, and "tag_validation" is "FAIL": name the same '
+            "tag in every process"
+        )
+    if validation == "WARN" and mine != tags[0]:
+        logger.warning(
+            "this process saves the tag %r, the first one %r, which is used", mine, tags[0]
+        )
+    return tags[0]
 
 
 def _description(engine: "Engine") -> dict[str, Any]:

@@ -140,7 +140,7 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
         """
         check_loss(loss)
         averaged = loss / self._batch.accumulation if scale_wrt_gas else loss
-        with self._watch.by_engine():
+        with self._watch.by_engine(loss):
             self._times_loss_scale(averaged).backward(retain_graph=retain_graph)
         self._collect_global_gradients()
         detached = self.mesh.mark(loss.detach().reshape(()).clone())

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from spmdzero import comm
+from spmdzero._logging import is_new
 from spmdzero.config import NO_MEANING, SpmdZeroConfig, load_config, resolve_batch_sizes
 from spmdzero.engine._accumulation import planned_micro_batches
 from spmdzero.engine._autocast import autocast_wire
@@ -231,12 +232,8 @@ def initialize(
     return engine, zero, engine.training_dataloader, engine.lr_scheduler
 
 
-_LOGGED: set[str] = set()
-
-
 def _log_keys_without_meaning(settings: SpmdZeroConfig) -> None:
-    new = [key for key in settings.no_meaning if key not in _LOGGED]
-    _LOGGED.update(new)
+    new = [key for key in settings.no_meaning if is_new(("without meaning", key))]
     if new:
         reasons = "; ".join(sorted({NO_MEANING[key] for key in new}))
         logger.info("without meaning under SPMD: %s (%s)", ", ".join(new), reasons)

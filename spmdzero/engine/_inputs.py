@@ -49,7 +49,8 @@ class InputPlacer:
 
         Raises:
             SpmdZeroUsageError: in training, no input has `micro_batch x local devices` rows; in
-                evaluation, the first tensor's rows can't be divided over the devices.
+                evaluation, the first tensor's rows can't be divided over the devices; an input is
+                on another device than the CPU and ours.
         """
         named = {self._name(i): value for i, value in enumerate(args)} | dict(kwargs)
         found: list[tuple[str, tuple[int, ...], int]] = []
@@ -66,6 +67,7 @@ class InputPlacer:
 
         def put(path: str, tensor: Any) -> Any:
             whole = tensor.tensor if isinstance(tensor, Replicated) else tensor
+            _refuse_elsewhere(path, whole)
             seen.append((path, tuple(whole.shape), str(whole.dtype).removeprefix("torch.")))
             if isinstance(tensor, Replicated):
                 return self._upload(tensor.tensor, None)
@@ -159,3 +161,15 @@ def to_half(tensor: Any) -> Any:
     if isinstance(tensor, Replicated):
         return Replicated(to_half(tensor.tensor))
     return tensor.half() if tensor.is_floating_point() else tensor
+
+
+def _refuse_elsewhere(path: str, tensor: torch.Tensor) -> None:
+    kind = tensor.device.type
+    if kind in ("cpu", runtime.device().type):
+        return
+    reason = "where it has no values" if kind == "meta" else "not a device of this engine"
+    raise SpmdZeroUsageError(
+        f"input {path!r} of shape {list(tensor.shape)} is on {tensor.device}, {reason}. Hand the "
+        f"engine tensors on the CPU or on {runtime.device()}; a batch on the meta device is enough "
+        "for spmdzero.explain(model, config, batch)"
+    )

@@ -5,6 +5,7 @@ from spmdzero.explain._chips import CHIPS, Chip, Topology
 from spmdzero.explain._explain import explain, explain_engine
 from spmdzero.explain._explanation import Explanation
 from spmdzero.explain._fit import StageFit, TargetMemory
+from spmdzero.explain._made_up import made_up
 from spmdzero.explain._moves import Moves, ProgramLedger
 from spmdzero.explain._refused import RefusedScatter
 from spmdzero.explain._render import page
@@ -27,5 +28,6 @@ __all__ = [
     "compile_for_tpu",
     "explain",
     "explain_engine",
+    "made_up",
     "page",
 ]

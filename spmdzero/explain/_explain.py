@@ -18,6 +18,7 @@ from spmdzero.explain._aot import TORCH_XLA_FLAGS, require_tpu_compiler
 from spmdzero.explain._chips import CHIPS, Topology
 from spmdzero.explain._explanation import Explanation
 from spmdzero.explain._fit import stage_fit
+from spmdzero.explain._made_up import with_values
 from spmdzero.explain._moves import floor_elements
 from spmdzero.explain._progress import Step, shown
 from spmdzero.explain._roofline import Roofline, roofline
@@ -52,7 +53,8 @@ def explain(
         model: returns its loss. On the CPU, or on the meta device.
         config: path of a DeepSpeed JSON, or its dict.
         batch: what one forward takes: a tensor, a tuple of inputs or a dict of keyword inputs,
-            with the rows of one micro-batch of all devices.
+            with the rows of one micro-batch of all devices. Tensors on the meta device get made-up
+            values: floats are normal draws, everything else is zero.
         tpu: topologies such as ``"v5e:2x4"`` of as many chips as this process has devices; needs
             the extra ``spmdzero[tpu]``, no TPU.
         stages: which to compile; the config's always is. The others are planned.
@@ -69,7 +71,7 @@ def explain(
             "a model on the meta device is explained for a TPU, since nothing of it runs: name "
             'one, tpu=["v5p:4x4x4"], or build the model on the CPU'
         )
-    settings = load_config(config)
+    settings, batch = load_config(config), with_values(batch)
     own = settings.zero_optimization.stage
     order = (own, *sorted(set(stages) - {own}))
     compiled: dict[int, list[Target]] = {}

@@ -11,15 +11,13 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from typing import TypeVar
 
-from spmdzero.comm import summarise_with
+from spmdzero.comm import summarise
 from spmdzero.engine import Engine
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.inspect import Collective, StepLedgers, record_ledgers
 
 logger = logging.getLogger("spmdzero")
-_Read = TypeVar("_Read")
 
 _OPERATIONS = {
     "all-reduce": "all_reduce",
@@ -64,6 +62,7 @@ class _Recorder:
         self._watching = contextlib.ExitStack()
         self._ledgers: StepLedgers | None = None
         self._micro_batches = 0
+        self._name = object()
 
     def start(self, engine: Engine) -> None:
         self._ledgers = self._watching.enter_context(record_ledgers(engine))
@@ -74,28 +73,19 @@ class _Recorder:
                 self.start(engine)
             return
         self._watching.close()
-        if engine not in _RECORDED:
-            reference = weakref.ref(engine)
-            summarise_with(lambda: _if_alive(reference, summary, ""), lambda: _counts(reference))
         _RECORDED[engine], self._ledgers = self._ledgers, None
+        summarise(self._name, summary(engine), _counts(engine))
         self._micro_batches = engine.gradient_accumulation_steps()
         if engine.spmd_config.comms_logger.verbose:
             logger.info("%s", summary(engine))
 
 
-def _counts(reference: weakref.ref[Engine]) -> dict[str, dict[int, int]]:
+def _counts(engine: Engine) -> dict[str, dict[int, int]]:
     counts: dict[str, dict[int, int]] = {}
-    for message, count in _if_alive(reference, messages, {}).items():
+    for message, count in messages(engine).items():
         sizes = counts.setdefault(message.operation, {})
         sizes[message.bytes] = sizes.get(message.bytes, 0) + count
     return counts
-
-
-def _if_alive(
-    reference: weakref.ref[Engine], read: Callable[[Engine], _Read], otherwise: _Read
-) -> _Read:
-    engine = reference()
-    return otherwise if engine is None else read(engine)
 
 
 def messages(engine: Engine) -> dict[Message, int]:

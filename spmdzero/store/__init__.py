@@ -11,13 +11,13 @@ from spmdzero.store._convert import (
     write_for_deepspeed,
 )
 from spmdzero.store._describe import CheckpointDescription, describe
-from spmdzero.store._folder import Retention, check_tag, complete_tags, read_latest
+from spmdzero.store._folder import Retention, check_tag, complete_tags, newest_complete, read_latest
 from spmdzero.store._locate import format_of, locate
-from spmdzero.store._native import newest_good, read_native
+from spmdzero.store._native import read_native
 from spmdzero.store._open import latest_tag, open_state
 from spmdzero.store._saver import BackgroundSaver
-from spmdzero.store._state import HostState, StoredTensor, TrainingState, in_memory
-from spmdzero.store._write import SaveOrder, save_native
+from spmdzero.store._state import HostState, StoredTensor, TrainingState
+from spmdzero.store._write import SaveOrder, held_for, save_native
 from spmdzero.store.export import Weights, dtype_called, save_whole
 
 __all__ = [
@@ -45,10 +45,10 @@ __all__ = [
     "flat_boxes",
     "format_of",
     "fp32_weights",
-    "in_memory",
+    "held_for",
     "latest_tag",
     "locate",
-    "newest_good",
+    "newest_complete",
     "open_state",
     "read_latest",
     "read_native",

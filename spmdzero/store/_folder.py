@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,14 @@ from spmdzero.store._manifest import COMMIT, Manifest, committed_nonce, read_man
 
 LATEST, LATEST_UNIVERSAL = "latest", "latest_universal"
 _OURS = re.compile(
-    r"\.?(?:manifest|part|failed|tensors|state)-([0-9a-f]{8})[-0-9a-z]*"
+    r"\.?(manifest|begun|part|tensors|state)-([0-9a-f]{8})(?:-([0-9]{5}))?[-0-9a-z]*"
     r"\.(?:json|safetensors|pt)(?:\.tmp)?"
 )
+_MESSAGES = ("begun", "part")
 _COMMIT_LEFT = f".{COMMIT}.tmp"
+_REPORT = re.compile(r"\.{1,2}failed-[0-9a-f]{8}-[0-9]{5}\.json(?:\.tmp)?")
+PATIENCE = 1800.0
+"""Seconds in which the slowest of several processes must have done its part of a save."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +64,18 @@ def complete_tags(folder: Path) -> list[Manifest]:
     return sorted(found, key=lambda manifest: manifest.saved_at, reverse=True)
 
 
+def newest_complete(folder: Path, *, but: str | None = None) -> str | None:
+    """The newest tag in `complete_tags`, for an error to name; None if there is none.
+
+    Its tensors are not read: they are many gigabytes, and are checked when it is loaded.
+
+    Args:
+        folder: of the checkpoints.
+        but: the tag that the error is about.
+    """
+    return next((found.tag for found in complete_tags(folder) if found.tag != but), None)
+
+
 def read_latest(folder: Path, name: str = LATEST) -> str | None:
     """The tag that `latest`, or another file like it, names; None without such a file.
 
@@ -92,11 +109,13 @@ def remove_leftovers(folder: Path, *, tag: str, nonce: str) -> None:
     """
     with contextlib.suppress(FileNotFoundError):
         os.unlink(folder / f".{LATEST}.tmp")
+    _remove_old_reports(folder)
     for path in _folders(folder):
         committed = committed_nonce(path)
         if committed is None and (path / COMMIT).exists():
             continue  # damaged, or of a newer format: not ours to judge
         remove_files(path, but=(committed, nonce))
+        remove_messages(path, but=nonce)
         if committed is None and path.name != tag:
             _remove_empty(path)
 
@@ -113,8 +132,46 @@ def remove_files(path: Path, *, but: tuple[str | None, ...]) -> None:
     """Deletes the files of all saves in a tag's folder, but those of these nonces."""
     for name in sorted(os.listdir(path)):
         ours = _OURS.fullmatch(name)
-        if name == _COMMIT_LEFT or (ours and ours[1] not in but):
+        if name == _COMMIT_LEFT or (ours and ours[2] not in but):
             os.unlink(path / name)
+
+
+def remove_written(path: Path, *, nonce: str, process: int) -> None:
+    """Deletes what one process of one save has written, and the folder if the first leaves none.
+
+    Whatever else is there, a checkpoint of a newer format among it, was there before.
+    """
+    for name in sorted(os.listdir(path)):
+        ours = _OURS.fullmatch(name)
+        if ours and ours[2] == nonce and int(ours[3] or 0) == process:
+            os.unlink(path / name)
+    if process == 0:
+        _remove_empty(path)
+
+
+def remove_messages(path: Path, *, of: str | None = None, but: str | None = None) -> None:
+    """Deletes what processes told each other during a save: that one, or all but that one."""
+    for name in sorted(os.listdir(path)):
+        ours = _OURS.fullmatch(name)
+        if ours and ours[1] in _MESSAGES and of in (None, ours[2]) and ours[2] != but:
+            os.unlink(path / name)
+
+
+def report_of(folder: Path, *, nonce: str, process: int) -> Path:
+    """The file by which a process of a save says that it failed.
+
+    Beside the tags, where no other run's save removes it, which may be why this one failed.
+    """
+    return folder / f".failed-{nonce}-{process:05}.json"
+
+
+def _remove_old_reports(folder: Path) -> None:
+    for name in os.listdir(folder):
+        if _REPORT.fullmatch(name):
+            with contextlib.suppress(FileNotFoundError):
+                # By then nobody waits any more who could want to read it.
+                if time.time() - (folder / name).stat().st_mtime > PATIENCE:
+                    os.unlink(folder / name)
 
 
 def expire(folder: Path, retention: Retention, *, saved: str) -> None:

@@ -1,7 +1,7 @@
 """Reading a native checkpoint: everything is checked before anything is used."""
 
 import concurrent.futures
-import contextlib
+import dataclasses
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import torch
 from spmdzero.errors import SpmdZeroCheckpointError
 from spmdzero.store._boxes import Box, assemble, box_shape, meet
 from spmdzero.store._files import checksum, checksum_of_range, read_range
-from spmdzero.store._folder import complete_tags
+from spmdzero.store._folder import newest_complete
 from spmdzero.store._host_file import load_host
 from spmdzero.store._manifest import Manifest, TensorEntry, read_manifest
 from spmdzero.store._state import HostState, StoredTensor, TrainingState
@@ -27,7 +27,8 @@ def read_native(folder: Path, tag: str, *, process: int = 0) -> TrainingState:
     Args:
         folder: of the checkpoints.
         tag: which of them.
-        process: whose host state; one that the saving run did not have gets the first one's.
+        process: whose host state. One that the saving run did not have gets the first one's, but
+            without the generators of which the saving processes had each its own.
 
     Raises:
         SpmdZeroCheckpointError: not complete, or a file is missing or altered.
@@ -55,23 +56,9 @@ def read_native(folder: Path, tag: str, *, process: int = 0) -> TrainingState:
     )
 
 
-def newest_good(folder: Path, *, but: str | None = None) -> str | None:
-    """The newest tag of which every byte is as it was written, None if there is none."""
-    for manifest in complete_tags(folder):
-        if manifest.tag != but:
-            with contextlib.suppress(SpmdZeroCheckpointError):
-                _check_files(folder / manifest.tag, manifest, 0)
-                _check_pieces(
-                    folder / manifest.tag, [p for e in manifest.tensors.values() for p in e.pieces],
-                    manifest,
-                )  # fmt: skip
-                return manifest.tag
-    return None
-
-
 def _with_newest(error: SpmdZeroCheckpointError, folder: Path, tag: str) -> SpmdZeroCheckpointError:
     return SpmdZeroCheckpointError(
-        file=error.file, reason=error.reason, newest=newest_good(folder, but=tag)
+        file=error.file, reason=error.reason, newest=newest_complete(folder, but=tag)
     )
 
 
@@ -86,7 +73,24 @@ def _check_files(path: Path, manifest: Manifest, process: int) -> HostState:
                 raise _altered(file)
         except OSError as error:
             raise _broken(file, _why(error)) from error
-    file = path / manifest.states[min(process, len(manifest.states) - 1)]
+    return _host_of(process, path, manifest)
+
+
+def _host_of(process: int, path: Path, manifest: Manifest) -> HostState:
+    names = manifest.states
+    if process < len(names):
+        return _read_host(path / names[process], manifest)
+    first, *others = (_read_host(path / name, manifest) for name in names)
+    # With a generator of the first one's it would repeat that host's noise.
+    shared = {
+        name: state
+        for name, state in (first.rng or {}).items()
+        if all(_same(state, (other.rng or {}).get(name)) for other in others)
+    }
+    return dataclasses.replace(first, rng=None if first.rng is None else shared)
+
+
+def _read_host(file: Path, manifest: Manifest) -> HostState:
     try:
         data = file.read_bytes()
         if checksum(data) != manifest.files[file.name].checksum:
@@ -94,6 +98,12 @@ def _check_files(path: Path, manifest: Manifest, process: int) -> HostState:
         return load_host(data)
     except (OSError, ValueError) as error:
         raise _broken(file, f"can't be read: {error}") from error
+
+
+def _same(a: object, b: object) -> bool:
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and torch.equal(a, b)
+    return a == b
 
 
 def _check_pieces(path: Path, pieces: Iterable[Piece], manifest: Manifest) -> None:

@@ -11,10 +11,11 @@ from spmdzero.store._folder import (
     check_tag,
     complete_tags,
     is_foreign,
+    newest_complete,
     read_latest,
 )
 from spmdzero.store._manifest import COMMIT
-from spmdzero.store._native import newest_good, read_native
+from spmdzero.store._native import read_native
 from spmdzero.store._state import TrainingState
 
 
@@ -63,6 +64,6 @@ def open_state(
             raise SpmdZeroCheckpointError(
                 file=path,
                 reason="is no checkpoint that spmdzero or DeepSpeed wrote",
-                newest=newest_good(Path(folder)),
+                newest=newest_complete(Path(folder)),
             )
     return read_native(Path(folder), tag, process=process)

@@ -9,25 +9,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from spmdzero.errors import SpmdZeroCheckpointError
+from spmdzero.store._failures import PREFIX, Place, raise_shared
 from spmdzero.store._files import write_whole
+from spmdzero.store._folder import PATIENCE
 from spmdzero.store._manifest import FileEntry, TensorEntry, committed_nonce
 from spmdzero.store._tensor_file import CODES, DTYPES, Piece
 
-_PATIENCE = 1800.0
-"""Seconds in which the slowest host must have written its part."""
 _PAUSE = 0.05
-
-
-class _Order(Protocol):
-    @property
-    def nonce(self) -> str: ...
-    @property
-    def process(self) -> int: ...
-    @property
-    def processes(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +34,7 @@ class Part:
     files: Mapping[str, FileEntry]
     tensors: Mapping[str, TensorEntry]
 
-    def write(self, path: Path, order: _Order) -> None:
+    def write(self, order: Place) -> None:
         """Tells the first process."""
         table = {
             "state": self.state,
@@ -58,7 +48,7 @@ class Part:
                 for name, entry in self.tensors.items()
             },
         }
-        write_whole(_name(path, order.nonce, order.process), [json.dumps(table).encode()])
+        write_whole(_part(order, order.process), [json.dumps(table).encode()])
 
     @classmethod
     def read(cls, file: Path) -> "Part":
@@ -78,48 +68,67 @@ class Part:
         )
 
 
-def await_parts(path: Path, order: _Order) -> list[Part]:
+def begin(order: Place) -> None:
+    """The first process tells the others that the folder is theirs to write into."""
+    write_whole(_begun(order), [b"{}"])
+
+
+def await_beginning(order: Place) -> None:
+    """Returns once the first process has the folder for this save.
+
+    Before that it may belong to another run, whose files this one's must not come between.
+
+    Raises:
+        SpmdZeroCheckpointError: a process failed, or the first one doesn't begin.
+    """
+    end = time.monotonic() + PATIENCE
+    while not _begun(order).exists():
+        _wait(order, end, "the first process has not begun it")
+
+
+def await_parts(order: Place) -> list[Part]:
     """What the other processes have written, once all have.
 
     Raises:
         SpmdZeroCheckpointError: one of them failed, or doesn't come to an end.
     """
-    files = [_name(path, order.nonce, process) for process in range(1, order.processes)]
-    end = time.monotonic() + _PATIENCE
+    files = [_part(order, process) for process in range(1, order.processes)]
+    end = time.monotonic() + PATIENCE
     while not all(file.exists() for file in files):
         missing = next(file for file in files if not file.exists())
-        _wait(path, order.nonce, end, f"another process has not written {missing.name}")
+        _wait(order, end, f"another process has not written {missing.name}")
     return [Part.read(file) for file in files]
 
 
-def await_commit(path: Path, nonce: str) -> None:
-    """Returns once the first process has made the checkpoint complete.
+def await_end(order: Place) -> None:
+    """Returns once the first process is through: it takes the parts away when all is done.
 
     Raises:
         SpmdZeroCheckpointError: a process failed, or doesn't come to an end.
     """
-    end = time.monotonic() + _PATIENCE
-    while committed_nonce(path) != nonce:
-        _wait(path, nonce, end, "the first process has not completed it")
+    end = time.monotonic() + PATIENCE
+    while _part(order, order.process).exists():
+        _wait(order, end, "the first process has not completed it")
+    if committed_nonce(order.folder / order.tag) != order.nonce:
+        raise _given_up(order, "another save has taken its place")
 
 
-def report_failure(path: Path, order: _Order, error: BaseException) -> None:
-    """Tells the other processes that this one gave up."""
-    said = json.dumps(f"process {order.process}: {error}").encode()
-    write_whole(path / f"failed-{order.nonce}-{order.process:05}.json", [said])
+def _begun(order: Place) -> Path:
+    return order.folder / order.tag / f"begun-{order.nonce}.json"
 
 
-def _name(path: Path, nonce: str, process: int) -> Path:
-    return path / f"part-{nonce}-{process:05}.json"
+def _part(order: Place, process: int) -> Path:
+    return order.folder / order.tag / f"part-{order.nonce}-{process:05}.json"
 
 
-def _wait(path: Path, nonce: str, end: float, overdue: str) -> None:
-    for failed in path.glob(f"failed-{nonce}-*.json"):
-        raise _given_up(path, json.loads(failed.read_bytes()))
+def _wait(order: Place, end: float, overdue: str) -> None:
+    raise_shared(order)
     if time.monotonic() > end:
-        raise _given_up(path, f"{overdue} within {_PATIENCE:g} s")
+        raise _given_up(order, f"{overdue} within {PATIENCE:g} s")
     time.sleep(_PAUSE)
 
 
-def _given_up(path: Path, reason: str) -> SpmdZeroCheckpointError:
-    return SpmdZeroCheckpointError(file=path, reason=f"can't be saved: {reason}", newest=None)
+def _given_up(order: Place, reason: str) -> SpmdZeroCheckpointError:
+    return SpmdZeroCheckpointError(
+        file=order.folder / order.tag, reason=f"{PREFIX}{reason}", newest=None
+    )

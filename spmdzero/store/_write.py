@@ -12,12 +12,16 @@ from typing import Any
 import filelock
 
 from spmdzero.errors import SpmdZeroCheckpointError
+from spmdzero.store._failures import PREFIX, shared_failure
 from spmdzero.store._files import checksum, settle, write_whole
 from spmdzero.store._folder import (
     Retention,
     expire,
+    newest_complete,
     remove_files,
     remove_leftovers,
+    remove_messages,
+    remove_written,
     write_latest,
 )
 from spmdzero.store._host_file import dump_host
@@ -29,9 +33,8 @@ from spmdzero.store._manifest import (
     commit_line,
     committed_nonce,
 )
-from spmdzero.store._native import newest_good
-from spmdzero.store._parts import Part, await_commit, await_parts, report_failure
-from spmdzero.store._state import TrainingState
+from spmdzero.store._parts import Part, await_beginning, await_end, await_parts, begin
+from spmdzero.store._state import TrainingState, in_memory
 from spmdzero.store._tensor_file import Entry, write_tensors
 
 _LOCK = ".spmdzero.lock"
@@ -69,31 +72,43 @@ def save_native(state: TrainingState, order: SaveOrder) -> None:
 
     Raises:
         SpmdZeroCheckpointError: no space, no permission, another save into the folder, or another
-            process failed. What was there before is as it was.
+            process failed: then with its reason, as soon as it has failed. What was there before
+            is as it was.
         SpmdZeroUsageError: the state holds what a checkpoint can't.
     """
-    try:
+    with shared_failure(order), _explained(order):
         host = dump_host(state.host)
         os.makedirs(order.folder, exist_ok=True)
-        with _alone(order):
-            try:
-                _save(state, host, order)
-            except BaseException as error:
-                _undo(order, error)
-                raise
+        if order.process == 0:
+            with _alone(order):
+                _save_first(state, host, order)
+        else:
+            _save_other(state, host, order)
+
+
+def held_for(order: SaveOrder, state: TrainingState) -> TrainingState:
+    """A copy of this process's part of a state, to be saved later.
+
+    Raises what copying it raises, here and in the other processes.
+    """
+    with shared_failure(order):
+        return in_memory(state)
+
+
+@contextlib.contextmanager
+def _explained(order: SaveOrder) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise SpmdZeroCheckpointError(
             file=error.filename or order.folder / order.tag,
-            reason=f"can't be saved: {error.strerror or error}",
-            newest=newest_good(order.folder),
+            reason=f"{PREFIX}{error.strerror or error}",
+            newest=newest_complete(order.folder),
         ) from error
 
 
 @contextlib.contextmanager
 def _alone(order: SaveOrder) -> Iterator[None]:
-    if order.process:
-        yield
-        return
     lock = filelock.FileLock(order.folder / _LOCK)
     try:
         # Released by the system when the process dies.
@@ -102,7 +117,7 @@ def _alone(order: SaveOrder) -> Iterator[None]:
         raise SpmdZeroCheckpointError(
             file=order.folder,
             reason="another process is saving into this folder",
-            newest=newest_good(order.folder),
+            newest=newest_complete(order.folder),
             fix="Give each run a folder of its own",
         ) from error
     try:
@@ -111,29 +126,51 @@ def _alone(order: SaveOrder) -> Iterator[None]:
         lock.release()
 
 
-def _save(state: TrainingState, host: bytes, order: SaveOrder) -> None:
+def _save_first(state: TrainingState, host: bytes, order: SaveOrder) -> None:
     path = order.folder / order.tag
-    if order.process == 0:
-        remove_leftovers(order.folder, tag=order.tag, nonce=order.nonce)
-    os.makedirs(path, exist_ok=True)
-    saved_at = time.time()
-    part = _write_part(path, state, host, order)
-    if order.process:
-        part.write(path, order)
-        await_commit(path, order.nonce)
-        return
-    parts = [part, *await_parts(path, order)]
-    manifest = _manifest(order, parts, saved_at)
-    data = manifest.to_json()
-    write_whole(path / manifest.name, [data])
-    settle(path)
-    settle(order.folder)
-    write_whole(path / COMMIT, [commit_line(manifest, data)])
+    remove_leftovers(order.folder, tag=order.tag, nonce=order.nonce)
+    with _undone(order):
+        os.makedirs(path, exist_ok=True)
+        saved_at = time.time()
+        if order.processes > 1:
+            begin(order)
+        parts = [_write_part(path, state, host, order), *await_parts(order)]
+        manifest = _manifest(order, parts, saved_at)
+        data = manifest.to_json()
+        write_whole(path / manifest.name, [data])
+        settle(path)
+        settle(order.folder)
+        write_whole(path / COMMIT, [commit_line(manifest, data)])
     settle(path)
     if order.latest:
         write_latest(order.folder, order.tag)
     remove_files(path, but=(order.nonce,))
     expire(order.folder, order.retention, saved=order.tag)
+    if order.processes > 1:
+        remove_messages(path, of=order.nonce)
+
+
+def _save_other(state: TrainingState, host: bytes, order: SaveOrder) -> None:
+    await_beginning(order)
+    with _undone(order):
+        part = _write_part(order.folder / order.tag, state, host, order)
+    # Once it is told of them, the first process may vouch for these files at any time.
+    part.write(order)
+    await_end(order)
+
+
+@contextlib.contextmanager
+def _undone(order: SaveOrder) -> Iterator[None]:
+    """What this process wrote inside is deleted when that fails, and nothing else."""
+    path = order.folder / order.tag
+    try:
+        yield
+    except BaseException:
+        # Whatever stood in the way of saving may stand in the way of this too.
+        with contextlib.suppress(OSError):
+            if committed_nonce(path) != order.nonce:
+                remove_written(path, nonce=order.nonce, process=order.process)
+        raise
 
 
 def _write_part(path: Path, state: TrainingState, host: bytes, order: SaveOrder) -> Part:
@@ -190,15 +227,3 @@ def _manifest(order: SaveOrder, parts: list[Part], saved_at: float) -> Manifest:
             for name, first in parts[0].tensors.items()
         },
     )
-
-
-def _undo(order: SaveOrder, error: BaseException) -> None:
-    path = order.folder / order.tag
-    # Whatever stood in the way of saving may stand in the way of this too.
-    with contextlib.suppress(OSError):
-        if order.processes > 1:
-            report_failure(path, order, error)
-        elif path.is_dir() and committed_nonce(path) != order.nonce:
-            remove_files(path, but=(committed_nonce(path),))
-            if not os.listdir(path):
-                os.rmdir(path)

@@ -1,9 +1,9 @@
 """`deepspeed.utils.logging`: log lines from some processes only."""
 
-import functools
 import logging
 
 from spmdzero import comm
+from spmdzero._logging import is_new
 from spmdzero.errors import SpmdZeroUsageError
 
 LEVELS = {
@@ -27,14 +27,10 @@ def log_dist(message: str, ranks: list[int] | None = None, level: int = logging.
         logger.log(level, "[Rank %d] %s", rank, message)
 
 
-@functools.cache
-def _log_once(message: str, ranks: tuple[int, ...] | None, level: int) -> None:
-    log_dist(message, list(ranks) if ranks is not None else None, level)
-
-
 def log_dist_once(message: str, ranks: list[int] | None = None, level: int = logging.INFO) -> None:
     """As `log_dist`, but each message once."""
-    _log_once(message, tuple(ranks) if ranks is not None else None, level)
+    if is_new((message, None if ranks is None else tuple(ranks), level)):
+        log_dist(message, ranks, level)
 
 
 def print_dist(message: str, ranks: list[int] | None = None) -> None:
@@ -45,10 +41,10 @@ def print_dist(message: str, ranks: list[int] | None = None) -> None:
         print(f"[Rank {rank}] {message}")
 
 
-@functools.cache
 def warning_once(message: str) -> None:
     """Logs a warning, each message once."""
-    logger.warning(message)
+    if is_new((message, logging.WARNING)):
+        logger.warning(message)
 
 
 def get_log_level_from_string(log_level_str: str) -> int:

@@ -115,6 +115,21 @@ def test_a_newer_format_says_so(good: Path) -> None:
     assert caught.value.newest == "step1"
 
 
+def test_naming_the_newest_tag_reads_none_of_its_tensors(good: Path) -> None:
+    save(good / "good", 3)
+    (tensors,) = (good / "good" / "step3").glob("tensors-*")
+    data = bytearray(tensors.read_bytes())
+    data[-1] ^= 1
+    tensors.write_bytes(data)
+    with pytest.raises(SpmdZeroCheckpointError) as caught:
+        number_in(good / "good", "step7")
+    assert caught.value.newest == "step3"
+    # It is checked by whoever loads it.
+    with pytest.raises(SpmdZeroCheckpointError, match="altered") as caught:
+        number_in(good / "good", "step3")
+    assert caught.value.newest == "step2"
+
+
 def test_another_folder_is_no_checkpoint(good: Path) -> None:
     foreign = good / "good" / "photos"
     foreign.mkdir()
@@ -163,7 +178,7 @@ def test_a_failed_load_leaves_the_engine_as_it_was(
 
 
 @pytest.mark.parametrize("content", [b"", b"no-such-tag", b"../other", b"\xff\xfe"])
-def test_a_damaged_latest_is_an_error_that_names_the_newest_good_tag(
+def test_a_damaged_latest_is_an_error_that_names_the_newest_complete_tag(
     engine: spmdzero.Engine, tmp_path: Path, content: bytes
 ) -> None:
     engine.save_checkpoint(tmp_path, tag="good")

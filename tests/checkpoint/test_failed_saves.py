@@ -1,5 +1,6 @@
 """A save that fails says why, and leaves the checkpoints before it and `latest` as they were."""
 
+import contextlib
 import os
 import resource
 import signal
@@ -12,7 +13,7 @@ import torch
 
 import spmdzero
 from spmdzero.errors import SpmdZeroCheckpointError
-from spmdzero.store import BackgroundSaver, Retention, complete_tags, latest_tag, newest_good
+from spmdzero.store import BackgroundSaver, Retention, complete_tags, latest_tag, newest_complete
 from tests.checkpoint.files import interrupted, number_in, save
 from tests.checkpoint.runs import config, start, train, whole_state
 
@@ -77,12 +78,38 @@ def test_no_space_at_any_operation_leaves_what_was_there(folder: Path, operation
             save(root, 2)
         assert number_in(root, "step1") == 1
         # Past the commit it is the new one that is complete, and only `latest` that was not moved.
-        good = newest_good(root)
+        good = newest_complete(root)
         assert good is not None
         assert number_in(root, good) in (1, 2)
         assert latest_tag(root) in ("step1", "step2")
         save(root, 3)
         assert latest_tag(root) == "step3"
+
+
+def test_a_failed_save_deletes_nothing_of_a_newer_format(folder: Path) -> None:
+    def contents() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (folder / "step1").iterdir()}
+
+    save(folder, 1)
+    commit = folder / "step1" / "COMMITTED"
+    commit.write_text(commit.read_text().replace("checkpoint 1:", "checkpoint 2:"))
+    before, failed = contents(), list[str]()
+    while commit.read_bytes() == before["COMMITTED"]:
+        assert contents() == before, f"after {failed}"
+        seen: list[str] = []
+
+        def fail(_: int, name: str, seen: list[str] = seen) -> None:
+            if name in ("mkdir", "open", "write", "fsync", "replace"):
+                seen.append(name)
+                if len(seen) > len(failed):
+                    raise OSError(28, "No space left on device", "the disk")
+
+        with interrupted(fail), contextlib.suppress(SpmdZeroCheckpointError):
+            save(folder, 2, tag="step1")
+        failed.append(seen[-1])
+    # Up to the one after the new commit, by which it is what was asked for.
+    assert len(failed) > 12
+    assert number_in(folder, "step1") == 2
 
 
 def test_a_folder_that_can_not_be_written_is_named(tmp_path: Path) -> None:

@@ -2,53 +2,221 @@
 
 import dataclasses
 import multiprocessing
+import shutil
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import filelock
 import pytest
 import torch
 
-from spmdzero.errors import SpmdZeroCheckpointError
-from spmdzero.store import complete_tags, open_state, save_native
-from spmdzero.store._parts import report_failure
-from tests.checkpoint.files import number_in, order_of, state_of
+from spmdzero.engine._checkpoints import agreed_tag
+from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
+from spmdzero.store import (
+    SaveOrder,
+    StoredTensor,
+    TrainingState,
+    complete_tags,
+    held_for,
+    latest_tag,
+    open_state,
+    save_native,
+)
+from spmdzero.store import _parts as parts
+from tests.checkpoint.files import number_in, order_of, save, state_of
+
+OWN, COMMON = "each host's own", "the same on all hosts"
+PROCESSES = 3
 
 
-def save_part(folder: Path, process: int) -> None:
-    """What one of two hosts does: of each tensor it has one of the two pieces."""
+def part_of(process: int) -> TrainingState:
+    """Of each tensor the first two hosts have one of the two pieces."""
     whole = state_of(1)
     mine = {
         name: dataclasses.replace(tensor, pieces=tensor.pieces[process : process + 1])
         for name, tensor in whole.tensors.items()
     }
-    host = dataclasses.replace(whole.host, rng={"torch": torch.tensor([process])})
-    state = dataclasses.replace(whole, tensors=mine, host=host)
-    save_native(state, order_of(folder, 1, process=process, processes=2))
-
-
-def test_two_processes_make_one_checkpoint_of_their_pieces(tmp_path: Path) -> None:
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        pool.starmap(save_part, [(tmp_path, 0), (tmp_path, 1)])
-    assert number_in(tmp_path, "step1") == 1
-    (manifest,) = complete_tags(tmp_path)
-    sizes = {name: entry.size for name, entry in manifest.files.items() if "tensors" in name}
-    assert len(sizes) == 2
-    for process in (0, 1):
-        found = open_state(tmp_path, "step1", process=process)
-        assert found.host.rng is not None
-        assert found.host.rng["torch"].item() == process
-    # A run on more hosts has no state of theirs: they continue the first one's generators.
-    later = open_state(tmp_path, "step1", process=7)
-    assert later.host.rng is not None
-    left = [path.name for path in (tmp_path / "step1").iterdir()]
-    assert not [name for name in left if name.endswith(".tmp")]
-
-
-def test_a_process_that_fails_ends_the_save_of_the_others(tmp_path: Path) -> None:
-    order = order_of(tmp_path, 1, processes=2)
-    (tmp_path / "step1").mkdir()
-    report_failure(
-        tmp_path / "step1", dataclasses.replace(order, process=1), OSError("its disk is full")
+    rng = {OWN: torch.tensor([process]), COMMON: [3, [1, 2], None]}
+    return dataclasses.replace(
+        whole, tensors=mine, host=dataclasses.replace(whole.host, applied=process, rng=rng)
     )
-    with pytest.raises(SpmdZeroCheckpointError, match="process 1: its disk is full"):
-        save_native(state_of(1), order)
-    assert complete_tags(tmp_path) == []
+
+
+def order_for(folder: Path, process: int, processes: int) -> SaveOrder:
+    return order_of(folder, 1, process=process, processes=processes)
+
+
+def save_part(folder: Path, process: int) -> None:
+    save_native(part_of(process), order_for(folder, process, 2))
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("of two")
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        pool.starmap(save_part, [(folder, 1), (folder, 0)], chunksize=1)
+    return folder
+
+
+def test_two_processes_make_one_checkpoint_of_their_pieces(of_two: Path) -> None:
+    assert number_in(of_two, "step1") == 1
+    (manifest,) = complete_tags(of_two)
+    kinds = sorted(path.name.split("-")[0] for path in (of_two / "step1").iterdir())
+    assert kinds == ["COMMITTED", "manifest", "state", "state", "tensors", "tensors"]
+    assert len(manifest.states) == 2
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_host_goes_on_with_its_own_generators(of_two: Path, process: int) -> None:
+    found = open_state(of_two, "step1", process=process).host
+    assert found.applied == process
+    assert found.rng is not None
+    assert found.rng[OWN].item() == process
+
+
+def test_a_host_that_was_not_there_gets_the_first_ones_state_and_no_generator_of_its_own(
+    of_two: Path,
+) -> None:
+    for process in (2, 7):
+        found = open_state(of_two, "step1", process=process).host
+        assert found.applied == 0
+        # Two hosts that draw the same numbers would repeat each other's noise.
+        assert found.rng == {COMMON: [3, [1, 2], None]}
+
+
+def test_a_run_of_one_host_hands_its_generators_to_all(tmp_path: Path) -> None:
+    save_native(part_of(0), order_for(tmp_path, 0, 1))
+    found = open_state(tmp_path, "step1", process=1).host
+    assert found.rng is not None
+    assert found.rng.keys() == {OWN, COMMON}
+
+
+def unreadable(state: TrainingState) -> TrainingState:
+    def fail(box: Any) -> torch.Tensor:
+        raise RuntimeError("the device is gone")
+
+    broken = StoredTensor(shape=(2,), dtype=torch.float32, read=fail, pieces=(((0, 2),),))
+    return dataclasses.replace(state, tensors={**state.tensors, "parameter/b": broken})
+
+
+def unsafe(state: TrainingState) -> TrainingState:
+    host = dataclasses.replace(state.host, client_state={"args": object()})
+    return dataclasses.replace(state, host=host)
+
+
+FAILURES: dict[str, tuple[int, Callable[[TrainingState], TrainingState], str]] = {
+    "the first before it begins": (0, unsafe, r"client_state\['args'\]"),
+    "the first while it writes": (0, unreadable, "the device is gone"),
+    "another before it begins": (2, unsafe, r"client_state\['args'\]"),
+    "another while it writes": (1, unreadable, "the device is gone"),
+}
+
+
+def save_in_all(
+    folder: Path,
+    change: Callable[[int, TrainingState], TrainingState] = lambda _, state: state,
+    nonce: str = "00000001",
+) -> list[Exception | None]:
+    """What each of three processes raises."""
+    raised: list[Exception | None] = [None] * PROCESSES
+
+    def run(process: int) -> None:
+        try:
+            state = change(process, part_of(process))
+            order = order_for(folder, process, PROCESSES)
+            save_native(state, dataclasses.replace(order, nonce=nonce))
+        except Exception as error:
+            raised[process] = error
+
+    threads = [threading.Thread(target=run, args=(process,)) for process in range(PROCESSES)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return raised
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Who isn't told says after a while that it waited, which is no reason that a test expects.
+    monkeypatch.setattr(parts, "PATIENCE", 60.0)
+
+
+@pytest.mark.parametrize("where", FAILURES)
+def test_what_one_process_fails_with_is_raised_by_all_of_them(tmp_path: Path, where: str) -> None:
+    save(tmp_path, 2)
+    failing, change, reason = FAILURES[where]
+    raised = save_in_all(tmp_path, lambda p, state: change(state) if p == failing else state)
+    own = raised.pop(failing)
+    assert isinstance(own, RuntimeError)
+    assert not isinstance(own, SpmdZeroCheckpointError)
+    for error in raised:
+        assert isinstance(error, SpmdZeroCheckpointError)
+        assert f"process {failing}: " in error.reason
+        assert error.newest == "step2"
+        with pytest.raises(SpmdZeroCheckpointError, match=reason):
+            raise error
+    assert [found.tag for found in complete_tags(tmp_path)] == ["step2"]
+    assert number_in(tmp_path, "step2") == 2
+    # Nothing of it stands in the way of the next.
+    assert save_in_all(tmp_path, nonce="0000000b") == [None] * PROCESSES
+
+
+def test_a_lock_that_is_taken_is_told_to_the_processes_that_need_no_lock(tmp_path: Path) -> None:
+    save(tmp_path, 2)
+    with filelock.FileLock(tmp_path / ".spmdzero.lock"):
+        raised = save_in_all(tmp_path)
+    for error in raised:
+        assert isinstance(error, SpmdZeroCheckpointError)
+        assert "another process is saving into this folder" in error.reason
+        assert (error.newest, error.fix) == ("step2", "Give each run a folder of its own")
+    # The other run may be saving this very tag.
+    assert not (tmp_path / "step1").exists()
+
+
+def test_a_failure_after_the_commit_is_raised_by_all_of_them_too(tmp_path: Path) -> None:
+    (tmp_path / "latest" / "folder").mkdir(parents=True)
+    raised = save_in_all(tmp_path)
+    assert all(isinstance(error, SpmdZeroCheckpointError) for error in raised)
+    assert all("Is a directory" in str(error) for error in raised)
+    shutil.rmtree(tmp_path / "latest")
+    save(tmp_path, 2)
+    assert sorted(found.tag for found in complete_tags(tmp_path)) == ["step1", "step2"]
+    assert not [path for path in (tmp_path / "step1").iterdir() if "part" in path.name]
+    assert latest_tag(tmp_path) == "step2"
+
+
+def test_a_report_of_a_failure_is_removed_once_nobody_can_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_in_all(tmp_path, lambda process, state: unsafe(state) if process == 0 else state)
+    (report,) = tmp_path.glob(".failed-*")
+    save(tmp_path, 2)
+    assert report.exists(), "another host may not have looked yet"
+    monkeypatch.setattr("spmdzero.store._folder.PATIENCE", -1.0)
+    save(tmp_path, 3)
+    assert not report.exists()
+
+
+def test_a_state_that_can_not_be_kept_for_a_background_save_fails_in_all_processes(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        held_for(order_for(tmp_path, 1, 2), unreadable(part_of(1)))
+    with pytest.raises(SpmdZeroCheckpointError, match="process 1: RuntimeError: the device"):
+        save_native(part_of(0), order_for(tmp_path, 0, 2))
+
+
+def test_tags_that_differ_between_processes_stop_all_of_them_or_none(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tags = ["a", "a", "b"]
+    for mine in tags:
+        with pytest.raises(SpmdZeroUsageError, match=r"the tags \['a', 'a', 'b'\]"):
+            agreed_tag(tags, mine=mine, validation="FAIL")
+        assert agreed_tag(tags, mine=mine, validation="WARN") == "a"
+        assert agreed_tag(tags, mine=mine, validation="IGNORE") == "a"
+    (warning,) = caplog.messages
+    assert "saves the tag 'b', the first one 'a'" in warning

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spmdzero.errors import SpmdZeroCheckpointError
-from spmdzero.store import Retention, complete_tags, latest_tag, newest_good
+from spmdzero.store import Retention, complete_tags, latest_tag, newest_complete
 from tests.checkpoint.files import interrupted, killed_at, number_in, save
 
 Scene = Callable[[Path], None]
@@ -73,7 +73,7 @@ def examine(folder: Path, scene: str) -> None:
             with pytest.raises(SpmdZeroCheckpointError, match="cut short"):
                 number_in(folder, path.name)
     newest = max(tags.values(), default=None)
-    good = newest_good(folder)
+    good = newest_complete(folder)
     assert (number_in(folder, good) if good else None) == newest
     latest = latest_tag(folder)
     if latest is not None:

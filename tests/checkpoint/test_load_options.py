@@ -155,7 +155,7 @@ def test_another_model_is_loaded_where_it_fits_and_the_rest_is_reported(
     before = whole_state(engine)
     with pytest.raises(spmdzero.SpmdZeroCheckpointError, match="another model") as caught:
         engine.load_checkpoint(folder)
-    assert caught.value.newest == "second"
+    assert caught.value.newest == "first"
     assert "tail.weight" in str(caught.value)
     assert "head.weight" in str(caught.value)
     assert all(torch.equal(found, before[name]) for name, found in whole_state(engine).items())

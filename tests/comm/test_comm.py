@@ -75,6 +75,8 @@ EXPECTED: dict[str, tuple[Any, Any]] = {
     "batch_isend_irecv": ([2, 4], [1, 2]),
     "new_group": ([-1, -1], [0, 1]),
     "ranks": ([0, 1], [0, 1]),
+    "everyones": (["tag0", "tag1"], ["tag0", "tag1"]),
+    "none fails": (True, True),
     "device tensor": (["xla:0", [3, 6]], ["xla:0", [3, 6]]),
 }
 
@@ -82,6 +84,16 @@ EXPECTED: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("name", EXPECTED)
 def test_two_processes_agree_with_torch_distributed(both: list[dict], name: str) -> None:
     assert (both[0][name], both[1][name]) == EXPECTED[name]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_what_one_host_fails_with_before_a_save_is_raised_by_both(
+    both: list[dict], failing: int
+) -> None:
+    assert both[failing][f"{failing} fails"] == ["ValueError", "no space"]
+    kind, message = both[1 - failing][f"{failing} fails"]
+    assert kind == "SpmdZeroCheckpointError"
+    assert message.startswith(f"runs: can't be saved: process {failing}: no space")
 
 
 def test_processes_that_the_device_runtime_does_not_connect_are_refused(both: list[dict]) -> None:

@@ -1,10 +1,12 @@
 """What each of two processes does; prints its results as JSON. Run by test_comm.py."""
 
 import json
+from pathlib import Path
 
 import torch
 
 from spmdzero import comm
+from spmdzero.engine._together import everyones, together
 
 
 def main() -> None:
@@ -82,6 +84,16 @@ def main() -> None:
     found["device tensor"] = [str(device.device), device.tolist()]
     comm.monitored_barrier()
     comm.barrier()
+    found["everyones"] = everyones(f"tag{rank}", processes=world)
+    for failing in range(world):
+        try:
+            with together(Path("runs"), doing="saved", processes=world):
+                if rank == failing:
+                    raise ValueError("no space")
+        except Exception as error:
+            found[f"{failing} fails"] = [type(error).__name__, str(error)]
+    with together(Path("runs"), doing="saved", processes=world):
+        found["none fails"] = True
     try:
         comm.connect(dist_init_required=None)
     except Exception as error:

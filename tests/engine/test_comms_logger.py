@@ -1,6 +1,9 @@
 """The comms logger counts what one step really sends."""
 
+import collections
+import gc
 import logging
+import weakref
 
 import pytest
 import torch
@@ -55,14 +58,38 @@ def test_the_summary_has_a_line_for_each_kind_of_message(engine: spmdzero.Engine
     ]
 
 
+def totals() -> collections.Counter[tuple[str, int]]:
+    """What `log_summary` counts of all engines of this process, other tests' among them."""
+    counts = spmdzero.comm.log_summary(return_dict=True)
+    assert counts is not None
+    return collections.Counter(
+        {(name, size): count for name, sizes in counts.items() for size, count in sizes.items()}
+    )
+
+
 def test_comm_log_summary_counts_what_the_engines_logged(
     engine: spmdzero.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
+    before = totals()
+    other = engine_with()
+    train_one_step(other)
+    sent = collections.Counter[tuple[str, int]]()
+    for message, count in comms.messages(other).items():
+        sent[message.operation, message.bytes] += count
+    assert sent["all_gather", BYTES] == 1
+    assert totals() - before == sent
     with caplog.at_level(logging.INFO, logger="spmdzero"):
-        counts = spmdzero.comm.log_summary(return_dict=True)
-    assert counts is not None
-    assert counts["all_gather"][BYTES] == 1
+        totals()
     assert comms.summary(engine) in caplog.messages
+    # As DeepSpeed's totals, they are the process's: an engine that is gone has sent what it sent.
+    gone = weakref.ref(other)
+    del other
+    gc.collect()
+    assert gone() is None
+    assert totals() - before == sent
+
+
+def test_comm_log_summary_has_no_times(engine: spmdzero.Engine) -> None:
     with pytest.raises(SpmdZeroUsageError, match="could time them"):
         spmdzero.comm.log_summary(show_straggler=True)
 
@@ -99,7 +126,10 @@ def test_another_number_of_micro_batches_is_counted_anew() -> None:
 
     train()
     assert reduced() == 1
+    before = totals()
     engine.set_train_batch_size(2 * ROWS)
     train()
     train()
     assert reduced() == 2
+    # In the place of what it sent before.
+    assert totals() - before == {("reduce_scatter", BYTES): 1, ("all_reduce", 4): 1}

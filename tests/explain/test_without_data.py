@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import spmdzero
-from spmdzero import Explanation, SpmdZeroUsageError
+from spmdzero import Explanation, SpmdZeroUsageError, replicated
+from spmdzero.explain._made_up import with_values
 from tests.support import contract
 from tests.support.processes import environment
 from tests.support.trajectory import ROOT
@@ -45,6 +46,54 @@ def test_a_meta_model_without_a_topology_is_refused_with_one(mesh: object) -> No
         spmdzero.explain(model, CONFIG, contract.make_batch(0, 0))
 
 
+def test_a_batch_of_shapes_is_explained_as_one_of_values(mesh: object) -> None:
+    def explanation(x: torch.Tensor) -> Explanation:
+        return spmdzero.explain(Squares(), CONFIG, {"input": x}, stages=())
+
+    real = torch.randn(8, 16, dtype=torch.bfloat16)
+    found = explanation(real.to("meta"))
+    expected = explanation(real)
+    assert found.fits == expected.fits
+    assert (found.tokens, found.audit.findings) == (expected.tokens, expected.audit.findings)
+
+
+class Squares(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(16, 16)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input).square().mean()
+
+
+def test_made_up_values_are_indices_and_draws_and_leave_real_ones_alone() -> None:
+    meta, real = torch.device("meta"), torch.ones(2)
+    with meta:  # where a meta model was made, a batch is made too
+        tokens, mask = torch.empty(4, 3, dtype=torch.int64), torch.empty(4, dtype=torch.bool)
+        noise, table = torch.empty(4, 3, dtype=torch.bfloat16), torch.empty(5)
+        filled = with_values(
+            {"tokens": tokens, "more": [mask, noise], "table": replicated(table), "real": real}
+        )
+    assert torch.equal(filled["tokens"], torch.zeros(4, 3, dtype=torch.int64))
+    assert torch.equal(filled["more"][0], torch.zeros(4, dtype=torch.bool))
+    assert filled["more"][1].dtype == torch.bfloat16
+    assert filled["more"][1].float().std() > 0.5
+    assert filled["table"].tensor.device.type == "cpu"
+    assert filled["real"] is real
+
+
+@pytest.mark.parametrize("call", ["engine(x)", "engine.train_batch", "engine.explain"])
+def test_an_engine_that_runs_refuses_a_batch_without_values(call: str, mesh: object) -> None:
+    engine, *_ = spmdzero.initialize(model=Squares(), config=CONFIG)
+    calls = {
+        "engine(x)": engine,
+        "engine.train_batch": lambda x: engine.train_batch(iter([x] * 2)),
+        "engine.explain": engine.explain,
+    }
+    message = r"'input' of shape \[8, 16\] is on meta, where it has no values"
+    with pytest.raises(SpmdZeroUsageError, match=message):
+        calls[call](torch.empty(8, 16, device="meta"))
+
+
 def collectives(explanation: Explanation) -> list[Any]:
     """What moves, without the names of operations, in which torch_xla counts them."""
     return [
@@ -61,13 +110,14 @@ def collectives(explanation: Explanation) -> list[Any]:
 
 @pytest.mark.slow
 def test_a_model_without_data_compiles_to_the_program_of_one_with_data(mesh: object) -> None:
-    def explanation(model: nn.Module) -> Explanation:
-        batch = contract.make_batch(0, 0)
+    def explanation(model: nn.Module, batch: Any) -> Explanation:
         return spmdzero.explain(model, CONFIG, batch, tpu=["v5e:2x4"], stages=())
 
+    batch = contract.make_batch(0, 0)
     with torch.device("meta"):
         hollow = contract.GPT()
-    real, without = explanation(contract.make_model()), explanation(hollow)
+    real = explanation(contract.make_model(), batch)
+    without = explanation(hollow, tuple(tensor.to("meta") for tensor in batch))
     assert all(parameter.is_meta for parameter in hollow.parameters())
     assert collectives(without) == collectives(real)
     assert without.fit_at(2).compiled == real.fit_at(2).compiled[1:]

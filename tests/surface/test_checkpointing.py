@@ -157,7 +157,7 @@ def test_partition_activations_is_without_meaning_as_in_the_config(
     assert "without meaning for checkpointing under XLA: partition_activations" in caplog.text
 
 
-def test_it_takes_no_part_in_the_backward_of_another_engine_once_its_own_is_done() -> None:
+def test_it_takes_no_part_in_the_backward_of_an_engine_whose_loss_does_not_come_from_it() -> None:
     class Bessel(nn.Linear):
         """Has an operation that runs on the CPU, which no replica region can."""
 
@@ -178,3 +178,10 @@ def test_it_takes_no_part_in_the_backward_of_another_engine_once_its_own_is_done
         engine.backward(engine(x))
         engine.step()
     assert recomputing.global_steps == other.global_steps == 1
+    # Nor before, or if it never comes: what was dropped may still be in memory.
+    waits = recomputing(x)
+    other.backward(other(x))
+    other.step()
+    recomputing.backward(waits)
+    recomputing.step()
+    assert recomputing.global_steps == other.global_steps == 2
