@@ -52,8 +52,8 @@ class ZeroDataLoader:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
     ) -> None:
-        self._mesh, self._placer, self._batch_dim = mesh, placer, batch_dim
-        self._rows = placer.micro_batch * runtime.local_device_count()
+        self._mesh, self._batch_dim = mesh, batch_dim
+        self._batch_rows, self._rows = placer.rows, placer.rows.whole
         self.sampler: ReplicaBatchSampler | None = None
         options: dict[str, Any] = {"collate_fn": collate_fn, "num_workers": num_workers}
         if isinstance(dataset, IterableDataset):
@@ -62,7 +62,7 @@ class ZeroDataLoader:
             first = runtime.process_index() * runtime.local_device_count()
             self.sampler = ReplicaBatchSampler(
                 length=_length(dataset),
-                micro_batch=placer.micro_batch,
+                micro_batch=placer.rows.micro_batch,
                 replicas=mesh.size,
                 local_replicas=range(first, first + runtime.local_device_count()),
                 shuffle=shuffle,
@@ -74,9 +74,9 @@ class ZeroDataLoader:
         self._generator = torch.Generator()
         self._loader = DataLoader(dataset, generator=self._generator, **options)
         # The placer's micro-batch may change, this loader's may not.
-        self._all_rows = placer.micro_batch * mesh.size
+        self._all_rows = placer.rows.micro_batch * mesh.size
         self._position = LoaderPosition(rows=self._all_rows, steps=steps)
-        self._passes = 0
+        self._passes, self._said_short = 0, False
 
     def __len__(self) -> int:
         """Global micro-batches in an epoch.
@@ -172,17 +172,20 @@ class ZeroDataLoader:
     def _iterate(self) -> Generator[Any, None, LoaderProgress]:
         with self._position.iteration(self.epoch) as current:
             ready: collections.deque[tuple[Any, int]] = collections.deque()
-            for batch in self._read(current.progress):
-                rows = self._count(batch)
-                if self._is_whole(rows):
-                    place = functools.partial(self._place, rows=rows)
-                    ready.append((map_tensors(batch, place), rows))
-                else:
-                    current.progress.drop()
-                if len(ready) > _AHEAD:
+            try:
+                for batch in self._read(current.progress):
+                    rows = self._count(batch)
+                    if self._is_whole(rows):
+                        place = functools.partial(self._place, rows=rows)
+                        ready.append((map_tensors(batch, place), rows))
+                    else:
+                        current.progress.drop()
+                    if len(ready) > _AHEAD:
+                        yield self._hand_out(ready, current)
+                while ready:
                     yield self._hand_out(ready, current)
-            while ready:
-                yield self._hand_out(ready, current)
+            finally:
+                self._batch_rows.announced = None
         return current.progress
 
     def _read(self, progress: LoaderProgress) -> Iterator[Any]:
@@ -212,12 +215,13 @@ class ZeroDataLoader:
 
     def _announce(self, rows: int) -> None:
         short = rows != self._rows
-        if short and self._placer.short_rows != rows:
+        if short and not self._said_short:
+            self._said_short = True
             logger.info(
                 "the last micro-batch of an epoch has %d rows instead of %d and compiles a "
                 'program of its own; "dataloader_drop_last": true leaves it out', rows, self._rows
             )  # fmt: skip
-        self._placer.short_rows = rows if short else None
+        self._batch_rows.announced = rows if short else None
 
     def _is_whole(self, rows: int) -> bool:
         if rows % runtime.local_device_count() == 0:

@@ -113,10 +113,10 @@ class ModuleMethods(nn.Module):
             raise SpmdZeroUsageError(
                 f"deepspeed_io takes a torch Dataset, got {type(dataset).__name__}"
             )
-        if batch_size not in (None, self._placer.micro_batch):
+        if batch_size not in (None, self._placer.rows.micro_batch):
             raise SpmdZeroUsageError(
                 f"deepspeed_io(batch_size={batch_size}): the engine's micro-batch has "
-                f"{self._placer.micro_batch} rows per device. Leave it out, or use a torch "
+                f"{self._placer.rows.micro_batch} rows per device. Leave it out, or use a torch "
                 "DataLoader of your own"
             )
         if data_sampler is not None:
