@@ -34,7 +34,7 @@ class BatchRows:
     In training a batch has all rows of a micro-batch, or fewer, as the last one of an epoch may:
     then the inputs are batches that were in the first whole micro-batch with the same inputs. A
     loader that hands out rows for one device instead of all never had a whole one, so its rows
-    are no short batch.
+    are no short batch. In evaluation a batch may have any number of rows.
 
     Each device trains on its share of the rows, and loss and gradient are the mean over devices
     of the mean over their rows, as over DeepSpeed's ranks whose loaders end with a short batch.
@@ -71,16 +71,18 @@ class BatchRows:
         if not inputs:
             return frozenset()
         whole = _with(self.whole, inputs)
-        if not training:
-            return whole or _with(self._shared(inputs[0]), inputs)
         kind = self.whole, tuple(item.path for item in inputs)
+        if whole and training:
+            self._whole.setdefault(kind, whole)
+        known = [item for item in inputs if item.path in self._whole.get(kind, ())]
+        if not training:
+            candidates = known or inputs
+            return whole or _with(self._shared(candidates[0]), candidates)
         if whole:
-            known = self._whole.setdefault(kind, whole)
-            self._refuse_mixed([item for item in inputs if item.path in known])
+            self._refuse_mixed(known)
             return whole
-        if kind in self._whole:
-            known = self._whole[kind]
-            return self._short([item for item in inputs if item.path in known])
+        if known:
+            return self._short(known)
         if inputs[0].count == self.announced:
             return _with(inputs[0].count, inputs)
         raise self._wrong(inputs[0])

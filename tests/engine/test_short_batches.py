@@ -34,7 +34,7 @@ class Table(nn.Module):
         super().__init__()
         self.linear = nn.Linear(6, 1)
 
-    def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    def forward(self, table: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return (self.linear(x) * table.sum()).mean()
 
 
@@ -155,24 +155,27 @@ def test_rows_that_devices_cannot_share_say_what_to_do() -> None:
         engine(torch.zeros(40, 6), torch.zeros(40))
 
 
+def table_mean(engine: spmdzero.Engine, table: torch.Tensor, x: torch.Tensor) -> float:
+    return (copy.deepcopy(engine.module.linear).cpu()(x) * table.sum()).mean().item()
+
+
 def test_only_what_was_a_batch_before_is_one_when_it_is_short() -> None:
     engine = make(Table())
     x, table = torch.rand(WHOLE, 6), torch.rand(WHOLE // 2, 3)
-    for rows in (WHOLE, WHOLE // 2):
-        linear = copy.deepcopy(engine.module.linear).cpu()
-        expected = (linear(x[:rows]) * table.sum()).mean()
-        assert engine(x[:rows], table).item() == pytest.approx(expected.item(), rel=1e-5)
+    for training, rows in ((True, WHOLE), (True, WHOLE // 2), (False, WHOLE // 2)):
+        engine.train(training)
+        expected = table_mean(engine, table, x[:rows])
+        assert engine(table, x[:rows]).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_an_input_that_only_looked_like_a_batch_is_refused_when_it_no_longer_does() -> None:
     engine = make(Table())
     x, table = torch.rand(WHOLE, 6), torch.rand(WHOLE, 3)
-    engine(x, table)
-    for bad in ((x[:16], table), (x, table[:16]), (x[:16], table[:8])):
+    engine(table, x)
+    for bad in ((table, x[:16]), (table[:16], x), (table[:8], x[:16])):
         with pytest.raises(SpmdZeroUsageError, match=r"both were batches.*spmdzero.replicated"):
             engine(*bad)
     engine = make(Table())
     for rows in (WHOLE, WHOLE // 2):
-        expected = (copy.deepcopy(engine.module.linear).cpu()(x[:rows]) * table.sum()).mean()
-        found = engine(x[:rows], replicated(table)).item()
-        assert found == pytest.approx(expected.item(), rel=1e-5)
+        found = engine(replicated(table), x[:rows]).item()
+        assert found == pytest.approx(table_mean(engine, table, x[:rows]), rel=1e-5)
