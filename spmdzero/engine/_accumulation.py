@@ -143,7 +143,7 @@ class Accumulation(EngineState):
         steps = self._batch.accumulation
         train = micro_batch_size * steps * self.mesh.size
         self._resize(BatchSizes(train=train, micro=micro_batch_size, accumulation=steps))
-        self._placer.micro_batch = micro_batch_size
+        self._placer.rows.micro_batch = micro_batch_size
 
     def _resize(self, batch: BatchSizes) -> None:
         if not self.is_first_micro_batch():

@@ -265,4 +265,4 @@ def _position(engine: "Engine") -> dict[str, int] | None:
     if engine.training_dataloader is None:
         return None
     state = engine.training_dataloader.state_dict()
-    return {key: state[key] for key in ("epoch", "rows", "handed_out")}
+    return {key: state[key] for key in ("epoch", "rows", "handed_out", "finished")}

@@ -91,16 +91,16 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
         Args:
             args, kwargs: the module's own. Tensors whose dim 0 has
                 `train_micro_batch_size_per_gpu x local devices` rows are batches and are split
-                over the devices; every other tensor goes to each device whole
-                (`spmdzero.replicated(t)` says so of one that only looks like a batch). Tensors
-                may be on the CPU or on `engine.device`.
+                over the devices, and so are the same inputs with fewer rows later; every other
+                tensor goes to each device whole (`spmdzero.replicated(t)` says so of one that
+                only looks like a batch). Tensors may be on the CPU or on `engine.device`.
 
         Returns what the module returns, as global tensors: batches with all rows, floating
         scalars as their mean over the devices.
 
         Raises:
-            SpmdZeroUsageError: there are tensors, and none has the expected number of rows (in
-                evaluation: rows that the devices can share equally).
+            SpmdZeroUsageError: there are tensors, and none has the rows of a whole micro-batch, or
+                of a short one after it (in evaluation: rows that the devices can share equally).
             ReplicaRegionError: the module does what can't be done per replica.
         """
         if self._backward_done and self._gradients.accumulators and not self._unreduced:

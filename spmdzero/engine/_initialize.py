@@ -218,6 +218,7 @@ def initialize(
             training_data,
             mesh=mesh,
             placer=placer,
+            steps=lambda: engine.micro_steps,
             batch_dim=rules.batch_dim,
             drop_last=settings.dataloader_drop_last,
             collate_fn=collate_fn,

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from spmdzero.engine._batch_rows import BatchRows, Rows
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.xla import Batch, DeviceMesh, RegionRules, Replicated, map_tensors, runtime
 from spmdzero.xla.mesh import fresh
@@ -20,14 +21,17 @@ class InputPlacer:
         module: whose forward names the positional inputs.
         rules: which dim of an input is its batch.
         micro_batch: rows that each device works on, `train_micro_batch_size_per_gpu`.
+
+    Attributes:
+        rows: which inputs are batches.
+        latest: path, shape and dtype of each input of the latest call.
     """
 
     def __init__(
         self, *, mesh: DeviceMesh, module: nn.Module, rules: RegionRules, micro_batch: int
     ) -> None:
-        self._mesh, self._rules, self.micro_batch = mesh, rules, micro_batch
+        self._mesh, self._rules, self.rows = mesh, rules, BatchRows(micro_batch)
         self.latest: tuple[tuple[str, tuple[int, ...], str], ...] = ()
-        self.short_rows: int | None = None  # the loader's last micro-batch of an epoch, see there
         parameters = inspect.signature(module.forward).parameters.values()
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
         strangers = set(rules.input_batch_dims) - {p.name for p in parameters}
@@ -48,21 +52,21 @@ class InputPlacer:
         """The inputs as global tensors, wrapped in `Batch` where they are one.
 
         Raises:
-            SpmdZeroUsageError: in training, no input has `micro_batch x local devices` rows; in
-                evaluation, the first tensor's rows can't be divided over the devices; an input is
-                on another device than the CPU and ours.
+            SpmdZeroUsageError: see `BatchRows`, or an input is on another device than the CPU and
+                ours.
         """
         named = {self._name(i): value for i, value in enumerate(args)} | dict(kwargs)
-        found: list[tuple[str, tuple[int, ...], int]] = []
+        found: list[Rows] = []
 
         def look(path: str, tensor: Any) -> Any:
-            if isinstance(tensor, torch.Tensor) and tensor.dim() > self.batch_dim(path):
-                found.append((path, tuple(tensor.shape), _host_rows(tensor, self.batch_dim(path))))
+            dim = self.batch_dim(path)
+            if isinstance(tensor, torch.Tensor) and tensor.dim() > dim:
+                rows = _host_rows(tensor, dim)
+                found.append(Rows(path=path, shape=tuple(tensor.shape), count=rows))
             return tensor
 
         map_tensors(named, look)
-        expected = self._expected_rows(found, training=training)
-
+        batches = self.rows.batches(found, training=training)
         seen: list[tuple[str, tuple[int, ...], str]] = []
 
         def put(path: str, tensor: Any) -> Any:
@@ -71,9 +75,9 @@ class InputPlacer:
             seen.append((path, tuple(whole.shape), str(whole.dtype).removeprefix("torch.")))
             if isinstance(tensor, Replicated):
                 return self._upload(tensor.tensor, None)
-            dim = self.batch_dim(path)
-            if tensor.dim() <= dim or _host_rows(tensor, dim) != expected:
+            if path not in batches:
                 return self._upload(tensor, None)
+            dim = self.batch_dim(path)
             return Batch(self._upload(tensor, dim), dim)
 
         placed = map_tensors(named, put)
@@ -89,7 +93,10 @@ class InputPlacer:
         Raises:
             SpmdZeroUsageError: no input has `count x micro_batch x local devices` rows.
         """
-        rows = self.micro_batch * runtime.local_device_count()
+        if count == 1:
+            yield args, dict(kwargs)
+            return
+        rows = self.rows.whole
         named = {self._name(i): value for i, value in enumerate(args)} | dict(kwargs)
         shapes: dict[str, list[int]] = {}
 
@@ -107,8 +114,9 @@ class InputPlacer:
                 raise SpmdZeroUsageError(
                     f"train_batch(batch) takes the rows of a whole step, {count * rows} = "
                     f"gradient_accumulation_steps ({count}) x train_micro_batch_size_per_gpu "
-                    f"({self.micro_batch}) x {rows // self.micro_batch} local devices; got "
-                    f"{shapes or 'no tensor with rows'}. An iterator yields micro-batches"
+                    f"({self.rows.micro_batch}) x {runtime.local_device_count()} local devices; "
+                    f"got {shapes or 'no tensor with rows'}. DataLoader(drop_last=True) leaves a "
+                    "short last batch out; an iterator yields micro-batches"
                 )
             yield tuple(cut.pop(self._name(i)) for i in range(len(args))), cut
 
@@ -118,29 +126,6 @@ class InputPlacer:
     def batch_dim(self, path: str) -> int:
         """The dim of the batch of the input at `path`."""
         return self._rules.input_batch_dims.get(path.split(".")[0], self._rules.batch_dim)
-
-    def _expected_rows(
-        self, found: list[tuple[str, tuple[int, ...], int]], *, training: bool
-    ) -> int:
-        devices = runtime.local_device_count()
-        full = self.micro_batch * devices
-        if not found or any(rows == full for _, _, rows in found):
-            return full
-        if self.short_rows is not None and found[0][2] == self.short_rows:
-            return self.short_rows
-        path, shape, rows = found[0]
-        if training:
-            raise SpmdZeroUsageError(
-                f"input {path!r} of shape {list(shape)} has {rows} rows, a micro-batch has {full} "
-                f"= train_micro_batch_size_per_gpu ({self.micro_batch}) x {devices} local devices. "
-                "Hand the engine all rows of this host's devices at once"
-            )
-        if rows % devices:
-            raise SpmdZeroUsageError(
-                f"input {path!r} of shape {list(shape)} has {rows} rows, which {devices} local "
-                "devices can't share equally. Pad the batch, or drop its last rows"
-            )
-        return rows
 
     def _upload(self, tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
         if tensor.device.type != "cpu":

@@ -3,14 +3,15 @@
 import collections
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from spmdzero.engine._inputs import InputPlacer
-from spmdzero.engine._loader_progress import LoaderProgress, drawn_seed
+from spmdzero.engine._loader_position import Iteration, LoaderPosition
+from spmdzero.engine._loader_progress import LoaderProgress, in_micro_batches_of
 from spmdzero.engine._loader_seeds import SeededBatches, SeededRows
 from spmdzero.engine._sampler import ReplicaBatchSampler
 from spmdzero.errors import SpmdZeroUsageError
@@ -30,6 +31,7 @@ class ZeroDataLoader:
         dataset: map-style, or iterable: then each host's iterator must yield its own part.
         mesh: the devices.
         placer: the engine's, which is told about a short last micro-batch.
+        steps: how many micro-batches the engine has trained so far.
         batch_dim: the dim that `collate_fn` makes the batch.
         shuffle: a new order for each epoch set by `set_epoch`; map-style datasets only.
         drop_last: leave out the last micro-batch of an epoch when it is short.
@@ -43,14 +45,15 @@ class ZeroDataLoader:
         *,
         mesh: DeviceMesh,
         placer: InputPlacer,
+        steps: Callable[[], int],
         batch_dim: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
     ) -> None:
-        self._mesh, self._placer, self._batch_dim = mesh, placer, batch_dim
-        self._rows = placer.micro_batch * runtime.local_device_count()
+        self._mesh, self._batch_dim = mesh, batch_dim
+        self._batch_rows, self._rows = placer.rows, placer.rows.whole
         self.sampler: ReplicaBatchSampler | None = None
         options: dict[str, Any] = {"collate_fn": collate_fn, "num_workers": num_workers}
         if isinstance(dataset, IterableDataset):
@@ -59,7 +62,7 @@ class ZeroDataLoader:
             first = runtime.process_index() * runtime.local_device_count()
             self.sampler = ReplicaBatchSampler(
                 length=_length(dataset),
-                micro_batch=placer.micro_batch,
+                micro_batch=placer.rows.micro_batch,
                 replicas=mesh.size,
                 local_replicas=range(first, first + runtime.local_device_count()),
                 shuffle=shuffle,
@@ -70,8 +73,10 @@ class ZeroDataLoader:
         # What torch draws for its workers is drawn here, so that a resumed epoch can repeat it.
         self._generator = torch.Generator()
         self._loader = DataLoader(dataset, generator=self._generator, **options)
-        self._progress = LoaderProgress()
-        self._resumed: LoaderProgress | None = None
+        # The placer's micro-batch may change, this loader's may not.
+        self._all_rows = placer.rows.micro_batch * mesh.size
+        self._position = LoaderPosition(rows=self._all_rows, steps=steps)
+        self._passes, self._said_short = 0, False
 
     def __len__(self) -> int:
         """Global micro-batches in an epoch.
@@ -81,18 +86,31 @@ class ZeroDataLoader:
         """
         return len(self._loader)
 
+    @property
+    def epoch(self) -> int:
+        """The epoch in whose order the next iteration is."""
+        return self._passes if self.sampler is None else self.sampler.epoch
+
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the order of the epochs that start from now on."""
-        if self.sampler is not None:
+        """Chooses the order of the epochs that start from now on.
+
+        A resumed epoch ends here unless it is this one.
+        """
+        if self.sampler is None:
+            self._passes = epoch
+        else:
             self.sampler.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """How far the latest epoch has come, for `load_state_dict` of a loader of this dataset."""
-        epoch = self.sampler.epoch if self.sampler is not None else 0
-        return (self._resumed or self._progress).state_dict(epoch=epoch, rows=self._all_rows)
+        return self._position.state_dict(self.epoch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Makes the next epoch the rest of the saved one, batch for batch.
+        """Makes the next iteration the rest of the saved epoch, batch for batch.
+
+        It is a whole epoch where the saved one had ended, or had not begun, and after a
+        `set_epoch` of another one. Saved after the last micro-batch but before the loop ended, the
+        rest is empty.
 
         With another number of rows in a micro-batch it begins at the same sample, or, where no
         micro-batch does, with up to one micro-batch that was seen already. An iterable dataset is
@@ -101,14 +119,27 @@ class ZeroDataLoader:
         Raises:
             SpmdZeroUsageError: the dataset has no such position.
         """
-        resumed = LoaderProgress.load(state, rows=self._all_rows)
-        if self.sampler is not None:
-            self.sampler.load_state_dict({"epoch": state["epoch"], "position": resumed.handed_out})
-        self._resumed = resumed
+        state = self.adapted(state)
+        self.set_epoch(state["epoch"])
+        self._position.resume(state)
 
-    @property
-    def _all_rows(self) -> int:
-        return self._placer.micro_batch * self._mesh.size
+    def adapted(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The state of another loader in micro-batches of this one's rows; changes nothing.
+
+        Raises:
+            SpmdZeroUsageError: the dataset has no such position.
+        """
+        sampler = self.sampler
+        state = in_micro_batches_of(
+            self._all_rows,
+            state,
+            samples=None if sampler is None else sampler.samples,
+            length=None if sampler is None else len(sampler),
+        )
+        if sampler is not None:
+            # Each iteration sets its own start.
+            sampler.skip(state["handed_out"])
+        return state
 
     def endless(self) -> Iterator[Any]:
         """Micro-batches of one epoch after another, each in its own order.
@@ -117,17 +148,12 @@ class ZeroDataLoader:
             SpmdZeroUsageError: the dataset has no micro-batch at all.
         """
         while True:
-            # A resumed epoch may have been at its end.
-            empty = self._resumed is None
-            for batch in self:
-                empty = False
-                yield batch
-            if empty:
+            progress = yield from self._iterate()
+            if not progress.handed_out:
                 raise SpmdZeroUsageError(
                     f"the dataset has not one whole micro-batch of {self._rows} rows"
                 )
-            if self.sampler is not None:
-                self.sampler.set_epoch(self.sampler.epoch + 1)
+            self.set_epoch(self.epoch + 1)
 
     def __iter__(self) -> Iterator[Any]:
         """One epoch, or the rest of a resumed one, read and uploaded a few micro-batches ahead.
@@ -136,28 +162,37 @@ class ZeroDataLoader:
         replicas' random numbers, and a thread of its own would make a run unrepeatable.
         Processes that read ahead are `num_workers`.
         """
-        resumed, self._resumed = self._resumed, None
-        progress = self._progress = resumed or LoaderProgress(seed=drawn_seed())
-        ready: collections.deque[tuple[Any, int]] = collections.deque()
-        try:
-            for batch in self._read(progress):
-                rows = self._count(batch)
-                if self._is_whole(rows):
-                    place = functools.partial(self._place, rows=rows)
-                    ready.append((map_tensors(batch, place), rows))
-                else:
-                    progress.drop()
-                if len(ready) > _AHEAD:
-                    yield self._hand_out(ready, progress)
-            while ready:
-                yield self._hand_out(ready, progress)
-        finally:
-            self._placer.short_rows = None
+        progress = yield from self._iterate()
+        if progress.handed_out == progress.start > 0:
+            logger.info(
+                "epoch %d was saved after its last micro-batch: the rest of it, which this "
+                "iteration is, has none. The next one is a whole epoch", progress.epoch
+            )  # fmt: skip
+
+    def _iterate(self) -> Generator[Any, None, LoaderProgress]:
+        with self._position.iteration(self.epoch) as current:
+            ready: collections.deque[tuple[Any, int]] = collections.deque()
+            try:
+                for batch in self._read(current.progress):
+                    rows = self._count(batch)
+                    if self._is_whole(rows):
+                        place = functools.partial(self._place, rows=rows)
+                        ready.append((map_tensors(batch, place), rows))
+                    else:
+                        current.progress.drop()
+                    if len(ready) > _AHEAD:
+                        yield self._hand_out(ready, current)
+                while ready:
+                    yield self._hand_out(ready, current)
+            finally:
+                self._batch_rows.announced = None
+        return current.progress
 
     def _read(self, progress: LoaderProgress) -> Iterator[Any]:
         self._generator.manual_seed(progress.seed)
         if self.sampler is not None:
             self._batches.seed = progress.seed
+            self.sampler.skip(progress.handed_out)
         unread = 0 if self.sampler is not None else progress.handed_out
         batches = iter(self._loader)
         while True:
@@ -171,23 +206,22 @@ class ZeroDataLoader:
             else:
                 yield batch
 
-    def _hand_out(
-        self, ready: "collections.deque[tuple[Any, int]]", progress: LoaderProgress
-    ) -> Any:
+    def _hand_out(self, ready: "collections.deque[tuple[Any, int]]", current: Iteration) -> Any:
         batch, rows = ready.popleft()
         # Before it is handed out: whoever holds it has it when he saves.
-        progress.hand_out()
+        self._position.hand_out(current)
         self._announce(rows)
         return batch
 
     def _announce(self, rows: int) -> None:
         short = rows != self._rows
-        if short and self._placer.short_rows != rows:
+        if short and not self._said_short:
+            self._said_short = True
             logger.info(
                 "the last micro-batch of an epoch has %d rows instead of %d and compiles a "
                 'program of its own; "dataloader_drop_last": true leaves it out', rows, self._rows
             )  # fmt: skip
-        self._placer.short_rows = rows if short else None
+        self._batch_rows.announced = rows if short else None
 
     def _is_whole(self, rows: int) -> bool:
         if rows % runtime.local_device_count() == 0:

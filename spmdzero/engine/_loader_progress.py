@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,20 +26,30 @@ class LoaderProgress:
     generators to the training as it finds them.
 
     Args:
+        epoch: in whose order they come.
         seed: of the epoch, for worker processes.
         handed_out: micro-batches that the caller has got.
         ahead: the generators before each that was read but not handed out.
 
     Attributes:
-        seed, handed_out: as given.
+        epoch, seed, handed_out: as given.
+        start: `handed_out` at the beginning.
+        finished: the caller was told that there are no more.
     """
 
     def __init__(
-        self, *, seed: int = 0, handed_out: int = 0, ahead: list[dict[str, Any]] | None = None
+        self,
+        *,
+        epoch: int,
+        seed: int = 0,
+        handed_out: int = 0,
+        ahead: Sequence[dict[str, Any]] = (),
     ) -> None:
-        self.seed, self.handed_out = seed, handed_out
+        self.epoch, self.seed = epoch, seed
+        self.start = self.handed_out = handed_out
+        self.finished = False
         self._ahead = deque[dict[str, Any]]()
-        self._again = deque(ahead or [])
+        self._again = deque(ahead)
 
     @contextlib.contextmanager
     def reading(self, *, seen: bool) -> Iterator[None]:
@@ -71,30 +81,48 @@ class LoaderProgress:
         self._ahead.popleft()
         self.handed_out += 1
 
-    def state_dict(self, *, epoch: int, rows: int) -> dict[str, Any]:
+    def state_dict(self, *, rows: int) -> dict[str, Any]:
         """What `load` continues from.
 
         Args:
-            epoch: the sampler's.
             rows: samples in a micro-batch of all devices.
         """
         return {
-            "epoch": epoch,
+            "epoch": self.epoch,
             "rows": rows,
             "handed_out": self.handed_out,
+            "finished": self.finished,
             "seed": self.seed,
             "ahead": [*self._ahead, *self._again],
         }
 
     @classmethod
-    def load(cls, state: Mapping[str, Any], *, rows: int) -> "LoaderProgress":
-        """The progress in micro-batches of `rows` samples."""
-        if state["rows"] == rows:
-            return cls(seed=state["seed"], handed_out=state["handed_out"], ahead=state["ahead"])
-        seen = state["handed_out"] * state["rows"]
-        if seen % rows:
-            logger.warning(
-                "the checkpoint was saved after %d samples of an epoch, which is no whole number "
-                "of micro-batches of %d: %d samples are seen again", seen, rows, seen % rows
-            )  # fmt: skip
-        return cls(seed=state["seed"], handed_out=seen // rows)
+    def load(cls, state: Mapping[str, Any]) -> "LoaderProgress":
+        """The saved progress."""
+        return cls(**{key: state[key] for key in ("epoch", "seed", "handed_out", "ahead")})
+
+
+def in_micro_batches_of(
+    rows: int, state: Mapping[str, Any], *, samples: int | None, length: int | None
+) -> dict[str, Any]:
+    """A state of `LoaderProgress` in micro-batches of `rows` samples.
+
+    Args:
+        rows: samples in a micro-batch of all devices.
+        state: the saved one.
+        samples, length: samples and micro-batches in an epoch; None where that is not known.
+    """
+    # A checkpoint of before this was noted has not finished.
+    state = {"finished": False, **state}
+    if state["rows"] == rows:
+        return state
+    seen = state["handed_out"] * state["rows"]
+    # The last micro-batch may have been a short one.
+    at_end = samples is not None and 0 <= seen - samples < state["rows"]
+    if seen % rows and not at_end:
+        logger.warning(
+            "the checkpoint was saved after %d samples of an epoch, which is no whole number "
+            "of micro-batches of %d: %d samples are seen again", seen, rows, seen % rows
+        )  # fmt: skip
+    handed_out = length if at_end and length is not None else seen // rows
+    return {**state, "rows": rows, "handed_out": handed_out, "ahead": []}

@@ -36,10 +36,11 @@ class SeededBatches(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """The rest of the epoch."""
-        first = self._batches.start_batch
+        # Those of this iteration: another may begin before it ends.
+        first, seed = self._batches.start_batch, self.seed
         for place, rows in enumerate(self._batches, start=first):
             seeded = SeededIndices(rows)
-            seeded.seed = (self.seed + place * _STRIDE) % 2**64
+            seeded.seed = (seed + place * _STRIDE) % 2**64
             yield seeded
 
 

@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from spmdzero.config import SpmdZeroConfig
+from spmdzero.engine._counters import Counters
 from spmdzero.engine._inputs import InputPlacer
 from spmdzero.engine._loader import ZeroDataLoader
 from spmdzero.engine._optimizer import ZeroOptimizer
@@ -22,6 +23,7 @@ class ModuleMethods(nn.Module):
     spmd_config: SpmdZeroConfig
     optimizer: ZeroOptimizer | None
     _placer: InputPlacer
+    _counters: Counters
 
     def module_state_dict(
         self,
@@ -111,10 +113,10 @@ class ModuleMethods(nn.Module):
             raise SpmdZeroUsageError(
                 f"deepspeed_io takes a torch Dataset, got {type(dataset).__name__}"
             )
-        if batch_size not in (None, self._placer.micro_batch):
+        if batch_size not in (None, self._placer.rows.micro_batch):
             raise SpmdZeroUsageError(
                 f"deepspeed_io(batch_size={batch_size}): the engine's micro-batch has "
-                f"{self._placer.micro_batch} rows per device. Leave it out, or use a torch "
+                f"{self._placer.rows.micro_batch} rows per device. Leave it out, or use a torch "
                 "DataLoader of your own"
             )
         if data_sampler is not None:
@@ -127,6 +129,7 @@ class ModuleMethods(nn.Module):
             dataset,
             mesh=self.mesh,
             placer=self._placer,
+            steps=lambda: self._counters.micro_steps,
             batch_dim=self._placer.batch_dim(""),
             shuffle=route == "train",
             drop_last=self.spmd_config.dataloader_drop_last,

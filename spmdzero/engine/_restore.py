@@ -109,10 +109,12 @@ def _take_over_tensors(engine: "Engine", targets: list[Target]) -> None:
 @contextlib.contextmanager
 def _progress(engine: "Engine", host: HostState, options: LoadOptions) -> Iterator[None]:
     """The schedule and the loader as saved; as they were when the body fails."""
-    before: list[tuple[Any, Any]] = []
+    schedule: Any = engine.lr_scheduler
+    loader = engine.training_dataloader
+    position = before = None
+    if loader is not None and host.loader is not None and not options.module_only:
+        position = loader.adapted(host.loader)
     try:
-        schedule: Any = engine.lr_scheduler
-        loader = engine.training_dataloader
         if options.scheduler and not options.module_only and hasattr(schedule, "load_state_dict"):
             if host.scheduler is None:
                 raise SpmdZeroCheckpointError(
@@ -121,17 +123,16 @@ def _progress(engine: "Engine", host: HostState, options: LoadOptions) -> Iterat
                     newest=None,
                     fix="Load it with load_lr_scheduler_states=False",
                 )
-            before.append((schedule, copy.deepcopy(schedule.state_dict())))
+            before = copy.deepcopy(schedule.state_dict())
             schedule.load_state_dict(copy.deepcopy(dict(host.scheduler)))
-        if loader is not None and host.loader is not None and not options.module_only:
-            before.append((loader, loader.state_dict()))
-            loader.load_state_dict(host.loader)
         yield
     except BaseException:
-        for owner, old in before:
-            owner.load_state_dict(old)
+        if before is not None:
+            schedule.load_state_dict(before)
         raise
     engine._own_data = None
+    if loader is not None and position is not None:
+        loader.load_state_dict(position)
 
 
 @contextlib.contextmanager

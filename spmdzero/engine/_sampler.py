@@ -73,6 +73,11 @@ class ReplicaBatchSampler(Sampler[list[int]]):
         whole, rest = divmod(self._rows_per_replica(), self.micro_batch)
         return whole + (rest > 0 and not self.drop_last)
 
+    @property
+    def samples(self) -> int:
+        """Samples of all replicas in an epoch, with those that fill up the last row."""
+        return self._rows_per_replica() * self.replicas
+
     def __iter__(self) -> Iterator[list[int]]:
         """The rest of the epoch after `skip` or `load_state_dict`, the whole epoch otherwise."""
         start, self.start_batch = self.start_batch, 0

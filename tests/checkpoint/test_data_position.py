@@ -149,4 +149,5 @@ def test_the_manifest_tells_the_position(tmp_path: Path) -> None:
         "epoch": 0,
         "rows": 16,
         "handed_out": 2,
+        "finished": False,
     }
