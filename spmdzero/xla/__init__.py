@@ -17,6 +17,7 @@ from spmdzero.xla._global import GlobalForward
 from spmdzero.xla._norm import global_norm
 from spmdzero.xla._outputs import RegionRules
 from spmdzero.xla._private import (
+    ProgramLostError,
     annotated_program,
     are_pending,
     buffer_handles,
@@ -71,6 +72,7 @@ __all__ = [
     "PendingProgram",
     "Placeholders",
     "ProgramInput",
+    "ProgramLostError",
     "RegionRules",
     "ReplicaRegion",
     "Replicated",

@@ -295,9 +295,23 @@ def compile_pending(roots: Sequence[torch.Tensor]) -> bytes:
     return program
 
 
+class ProgramLostError(Exception):
+    """A compiled program is no longer in torch_xla's cache, which keeps the latest used ones."""
+
+
 def run_compiled(program: bytes, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Starts a compiled program on other buffers; returns its outputs, which may be under way."""
-    return _C._run_cached_graph(program, inputs)
+    """Starts a compiled program on other buffers; returns its outputs, which may be under way.
+
+    Raises:
+        ProgramLostError: torch_xla has let go of the program; nothing was started or donated.
+    """
+    try:
+        return _C._run_cached_graph(program, inputs)
+    except RuntimeError as error:
+        # There is no call that asks for it, and none that keeps a program in the cache.
+        if "Failed to get computation by hash" not in str(error):
+            raise
+        raise ProgramLostError from None
 
 
 def output_ids(roots: Sequence[torch.Tensor]) -> list[str]:
