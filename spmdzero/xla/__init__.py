@@ -11,7 +11,7 @@ if "torch_xla" not in sys.modules:
     # XLA warns at each compile that GSPMD propagation will give way to Shardy; errors still show.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from spmdzero.xla import compile_cache, counters, flags, runtime, tracing
+from spmdzero.xla import compile_cache, counters, flags, memory_maps, runtime, tracing
 from spmdzero.xla._cpu_flags import leave_xnnpack_out
 from spmdzero.xla._global import GlobalForward
 from spmdzero.xla._norm import global_norm
@@ -29,6 +29,7 @@ from spmdzero.xla._private import (
     local_shapes,
     local_slices,
     optimized_hlo,
+    program_text,
     record_scopes,
     scope,
     set_pending_value,
@@ -97,8 +98,10 @@ __all__ = [
     "local_shards",
     "local_slices",
     "map_tensors",
+    "memory_maps",
     "no_stand_in_left",
     "optimized_hlo",
+    "program_text",
     "recomputed",
     "record_scopes",
     "record_uploads",

@@ -166,6 +166,11 @@ def has_compiled() -> bool:
     return _C._xla_computation_cache_is_initialized()
 
 
+def cached_programs() -> int:
+    """How many compiled programs torch_xla keeps; makes the cache if there is none yet."""
+    return _C._xla_get_num_cached_compilation_graph()
+
+
 def annotated_program(
     tensors: Sequence[torch.Tensor], *, inputs: Sequence[torch.Tensor] = ()
 ) -> tuple[bytes, list[int]]:
@@ -236,6 +241,14 @@ def set_pending_value(tensor: torch.Tensor, value: torch.Tensor) -> None:
 def computation(proto: bytes) -> Any:
     """A serialised HLO module as something that can be called inside of programs."""
     return _C._xla_op_computation_from_module_proto("folded", proto)
+
+
+def program_text(proto: bytes) -> str:
+    """A serialised HLO module as text, with the Python line of each operation if it was recorded.
+
+    Lines are recorded while `record_scopes(True)` is in force.
+    """
+    return _C._xla_computation_text(computation(proto))
 
 
 def call(computation: Any, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
