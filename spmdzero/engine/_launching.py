@@ -10,6 +10,7 @@ import torch
 from spmdzero._logging import log_once
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._folded import FoldedCalls
+from spmdzero.engine._folded_call import keep_waiting
 from spmdzero.engine._programs import Call, Compiled, ProgramLog
 from spmdzero.engine._snapshot import StepGraph
 from spmdzero.xla import (
@@ -63,6 +64,7 @@ class Launching(Accumulation):
         )
 
     def _launch(self, kind: str) -> None:
+        keep_waiting(cast("Engine", self) if kind == "boundary" else None)
         self.programs.launching(self.global_steps)
         if self._observers:
             outputs = self.named_tensors()
