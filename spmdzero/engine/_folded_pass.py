@@ -199,9 +199,7 @@ class PassTracer:
         finally:
             torch.set_rng_state(state)
 
-    def backward(
-        self, passage: Passage, grads: Mapping[int, torch.Tensor], *, folds: bool
-    ) -> None:
+    def backward(self, passage: Passage, grads: Mapping[int, torch.Tensor], *, folds: bool) -> None:
         """The backward pass of what `again` returned.
 
         Args:
