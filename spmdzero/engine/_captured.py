@@ -12,6 +12,7 @@ from spmdzero.engine._capture_kind import TRACES, Kind, modes
 from spmdzero.engine._capture_places import own_numbers
 from spmdzero.engine._capture_signature import Signature, UnknownInputError
 from spmdzero.engine._capture_watch import ModuleWatch
+from spmdzero.engine._folded_call import keep_waiting
 from spmdzero.engine._record import Record
 from spmdzero.engine._recording import Recording
 from spmdzero.engine._replay import current_state, replay
@@ -70,6 +71,8 @@ class CapturedSteps:
             self._trace(lambda: engine(*args, **kwargs), blocked, ends=ends)
             return
         placed = engine._place_inputs(args, kwargs)
+        # What another engine's backward will need belongs to what is pending now.
+        keep_waiting(engine if last else None)
         # It may depend on buffers that the program donates; a `clone` shares one until then.
         start_pending(engine.device)
         try:

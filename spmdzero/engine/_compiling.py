@@ -14,7 +14,7 @@ _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%\S+ = (\S+) ([\w-]+)\(([^%)]*).*", re
 _SOURCE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
 _NAME = re.compile(r"(%[\w-]+)\.\d+")
 _METADATA = re.compile(r", metadata=\{[^}]*\}")
-_LIBRARY = re.compile(r".*/(site-packages/|spmdzero/)")
+_LIBRARY = re.compile(r".*/site-packages/")
 _SLICES = ("slice", "dynamic-slice", "gather")
 logger = logging.getLogger("spmdzero")
 
@@ -131,9 +131,9 @@ def _operation(line: str) -> str:
 
 
 def _shape(line: str) -> str:
-    operands = re.search(r"\(([^)]*?)\{?[\d,]*\}? %", line)
-    shape = operands[1] if operands else line.split(" = ")[1].split("{")[0]
-    return shape.split("{")[0]
+    """Of what a slice is taken from, of others their own."""
+    found = re.search(r"\((\S+) %" if _operation(line) in _SLICES else r" = (\S+) ", line)
+    return found[1].split("{")[0] if found else "a tensor"
 
 
 def _attributes(line: str) -> str:

@@ -15,6 +15,7 @@ from spmdzero.xla.mesh import fresh
 
 if TYPE_CHECKING:
     from spmdzero.engine._engine import Engine
+    from spmdzero.engine._train_batch import TrainBatch
 
 _WRITTEN = (
     "a parameter or input was written between engine(...) and the backward of its loss. Call "
@@ -84,7 +85,7 @@ class FoldedCall:
 _waiting: "weakref.WeakSet[FoldedCall]" = weakref.WeakSet()
 
 
-def keep_waiting(ending: "Engine | None") -> None:
+def keep_waiting(ending: "TrainBatch | None") -> None:
     """Has the program that is about to start compute what later backwards need of its forwards.
 
     Args:

@@ -378,9 +378,7 @@ def test_an_error_in_the_forward_is_the_users_and_leaves_nothing_behind() -> Non
     assert engine.folding.reason is None
 
 
-def test_a_value_that_is_read_before_backward_is_a_program_of_its_own_and_the_step_stays_folded() -> (
-    None
-):
+def test_a_step_stays_folded_when_a_value_is_read_before_its_backward() -> None:
     def run(engine: spmdzero.Engine) -> list[float]:
         losses = []
         for (x,) in batches(4):

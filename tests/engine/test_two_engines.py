@@ -1,5 +1,6 @@
 """A GAN of two engines that reads values between `backward` and `step`."""
 
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ from torch import nn
 
 import spmdzero
 from spmdzero.xla import DeviceMesh, are_pending, optimized_hlo, runtime
-from tests.engine.captured import ROWS, make_engine, state
+from tests.engine.captured import ROWS, batches, make_engine, state
 
 NOISE, WIDTH = 12, 20
 
@@ -89,7 +90,7 @@ def test_a_gan_compiles_each_of_its_programs_once(mesh: DeviceMesh) -> None:
     gan = engines(capture=True)
     counts = [runtime.compile_count()]
     counts += [runtime.compile_count() for _ in train(gan, 4)]
-    made = [after - before for before, after in zip(counts, counts[1:], strict=False)]
+    made = [after - before for before, after in itertools.pairwise(counts)]
     # Three values that are read before their step ends, a loss after each of two, and two steps.
     assert made == [7, 0, 0, 0]
     assert gan[0].folding.traced == 0
@@ -129,5 +130,25 @@ def test_what_is_kept_for_a_backward_that_never_comes_is_let_go_of(mesh: DeviceM
         fakes, _ = half_a_step(gan, index)
         del fakes
     assert gan[0].folding.folded == 3
-    with pytest.raises(spmdzero.errors.SpmdZeroUsageError, match="before engine.backward"):
+    with pytest.raises(spmdzero.errors.SpmdZeroUsageError, match=r"before engine\.backward"):
         gan[0].step()
+
+
+def test_another_engines_whole_step_is_replayed_between_a_forward_and_its_backward(
+    mesh: DeviceMesh,
+) -> None:
+    found = []
+    for capture in (False, True):
+        one, other = make_engine(capture=capture), make_engine(capture=capture)
+        losses = []
+        for (x,) in batches(6):
+            loss = one(x)
+            losses.append(other.train_batch(iter([(x,)])).item())
+            one.backward(loss)
+            one.step()
+            losses.append(loss.item())
+        found.append((losses, state(one), state(other)))
+    assert found[0][0] == found[1][0]
+    for mine, its in zip(found[0][1:], found[1][1:], strict=True):
+        assert all(torch.equal(tensor, its[name]) for name, tensor in mine.items())
+    assert (one.folding.traced, other.capture.replayed) == (0, 3)
