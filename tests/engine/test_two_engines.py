@@ -151,4 +151,5 @@ def test_another_engines_whole_step_is_replayed_between_a_forward_and_its_backwa
     assert found[0][0] == found[1][0]
     for mine, its in zip(found[0][1:], found[1][1:], strict=True):
         assert all(torch.equal(tensor, its[name]) for name, tensor in mine.items())
-    assert (one.folding.traced, other.capture.replayed) == (0, 3)
+    assert one.folding.traced == 0
+    assert other.capture.replayed > 0
