@@ -70,9 +70,9 @@ class CompilingSteps:
             )
         elif not own:
             cause = (
-                "the script computes and reads values between the engine's calls, with another "
-                "shape, index or Python number each time. Compute them on the CPU; "
-                "spmdzero.auditing(engine) names the lines that read"
+                "the forward, or the script between the engine's calls, reads values that are "
+                "computed by another program each time. Compute them on the CPU, or read them "
+                "after the step; spmdzero.auditing(engine) names the lines that read"
             )
         else:
             cause = difference(*self._texts[-2:]) if len(self._texts) >= _COMPARED else _UNKNOWN

@@ -59,7 +59,10 @@ def run(step: Step, count: int) -> Iterator[spmdzero.Engine]:
     [
         (slice_on_the_devices, ("slice of f32[160,12] at /", SLICED, "data set on the CPU")),
         (another_length, ("input 'x': float32[16, 5, 12] -> float32[16, 6, 12]", "pad")),
-        (values_between_the_calls, ("between the engine's calls", "Compute them on the CPU")),
+        (
+            values_between_the_calls,
+            ("script between the engine's calls", "Compute them on the CPU"),
+        ),
         (a_shape_in_the_loss, ("The same inputs give another graph each time", f"{FILE}:")),
     ],
 )
