@@ -7,7 +7,7 @@ from spmdzero.audit._machine import machine_checks
 from spmdzero.audit._recompiles import recompilations
 from spmdzero.engine import Engine
 from spmdzero.inspect import measure
-from spmdzero.xla import counters, runtime
+from spmdzero.xla import counters, memory_maps, runtime
 
 
 def doctor(engine: Engine | None = None) -> Diagnosis:
@@ -28,7 +28,7 @@ def doctor(engine: Engine | None = None) -> Diagnosis:
     if engine is not None and engine.programs.launches:
         checks += _compilations(engine)
         checks.append(_host_reads(engine))
-    checks += _fallbacks()
+    checks += [*_memory_maps(), *_fallbacks()]
     return Diagnosis(checks=tuple(checks))
 
 
@@ -42,8 +42,17 @@ def _compilations(engine: Engine) -> Iterator[Check]:
         name="compilations",
         status="ok",
         said=f"{runtime.compile_count()} programs in {counters.compile_seconds():.1f} s in this "
-        f"process; this engine's: {own}; it launched {engine.programs.launches}",
+        f"process; this engine's: {own}; it launched {engine.programs.launches}, and "
+        f"{engine.programs.compiling.steps} of its steps compiled something",
     )
+    if engine.programs.compiling.said is not None:
+        yield Check(
+            name="compiling steps",
+            status="warning",
+            said=f"{engine.programs.compiling.steps} of {engine.global_steps} steps compiled: "
+            f"{engine.programs.compiling.said}",
+            fix="each step the same program: see the cause",
+        )
     for finding in recompilations(engine.programs.compilations):
         yield Check(
             name="recompilation",
@@ -51,6 +60,21 @@ def _compilations(engine: Engine) -> Iterator[Check]:
             said=f"{finding.subject}, {finding.evidence}: {finding.cause}",
             fix=finding.fix,
         )
+
+
+def _memory_maps() -> Iterator[Check]:
+    allowed = memory_maps.limit()
+    if allowed is None or runtime.platform() != "CPU":
+        return
+    held = memory_maps.count()
+    many = held > allowed * 3 // 4
+    yield Check(
+        name="memory maps",
+        status="warning" if many else "ok",
+        said=f"{held:,} of the {allowed:,} that Linux lets a process have (vm.max_map_count), "
+        "of which each compiled program takes dozens",
+        fix="keep fewer programs: XLA_COMPILATION_CACHE_SIZE=64 before the start" if many else "",
+    )
 
 
 def _host_reads(engine: Engine) -> Check:

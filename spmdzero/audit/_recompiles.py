@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from spmdzero.audit._finding import Finding
-from spmdzero.engine import Call, Compilation
+from spmdzero.engine import Compilation, changed_calls
 
 _SHOWN = 5
 _KINDS = {
@@ -71,28 +71,5 @@ def _change(compilation: Compilation, others: list[Compilation]) -> str:
     """How the calls differ from those of the earlier compilation that is most like it."""
     if compilation.known:
         return ""
-    found = [_difference(other.calls, compilation.calls) for other in others]
+    found = [changed_calls(other.calls, compilation.calls) for other in others]
     return min((f for f in found if f), key=len, default="")
-
-
-def _difference(old: tuple[Call, ...], new: tuple[Call, ...]) -> str:
-    if len(old) != len(new):
-        return f"{len(new)} different forwards in one micro-batch after {len(old)}"
-    said: list[str] = []
-    for before, after in zip(old, new, strict=True):
-        if before.training != after.training:
-            said.append(f"the module is in {'train' if after.training else 'eval'} mode")
-        if before.gradients != after.gradients:
-            said.append(f"autograd is {'on' if after.gradients else 'off'}")
-        was, now = ({path: rest for path, *rest in call.inputs} for call in (before, after))
-        for path in sorted(was.keys() | now.keys()):
-            if was.get(path) != now.get(path):
-                said.append(f"input {path!r}: {_shown(was.get(path))} -> {_shown(now.get(path))}")
-    return ", ".join(said)
-
-
-def _shown(seen: list | None) -> str:
-    if seen is None:
-        return "absent"
-    shape, dtype = seen
-    return f"{dtype}{list(shape)}"

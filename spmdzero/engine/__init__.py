@@ -16,7 +16,7 @@ from spmdzero.engine._loader import ZeroDataLoader
 from spmdzero.engine._loss import find_loss, inputs_of
 from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.engine._parameter import ZeroParameter, membership
-from spmdzero.engine._programs import Call, Compilation, ProgramLog
+from spmdzero.engine._programs import Call, Compilation, ProgramLog, changed_calls
 from spmdzero.engine._sampler import ReplicaBatchSampler
 from spmdzero.engine._snapshot import StepGraph
 
@@ -32,6 +32,7 @@ __all__ = [
     "ZeroDataLoader",
     "ZeroOptimizer",
     "ZeroParameter",
+    "changed_calls",
     "find_loss",
     "initialize",
     "inputs_of",

@@ -33,7 +33,8 @@ class Kind(Generic[Traced]):
     """What the traces of one kind of micro-batch came to.
 
     Attributes:
-        record: the latest, None where it can't stand for others.
+        record: the latest, or the first of those that are equal; None where it can't stand for
+            others.
         equal: how many traces in a row were the same.
         failures: how many in a row were not.
         given_up: why no more are looked at.
@@ -53,14 +54,23 @@ class Kind(Generic[Traced]):
         """Has the next micro-batch traced once more, and compared."""
         self.equal = min(self.equal, TRACES - 1)
 
-    def judge(self, outcome: Traced | NotCapturableError | None) -> str | None:
-        """Takes note of a trace; returns why it can't stand for others, None if it may."""
+    def judge(
+        self, outcome: Traced | NotCapturableError | None, *, keeps_first: bool = False
+    ) -> str | None:
+        """Takes note of a trace; returns why it can't stand for others, None if it may.
+
+        Args:
+            outcome: of the trace.
+            keeps_first: of equal ones the first stays the record, not the latest.
+        """
         if isinstance(outcome, NotCapturableError) or outcome is None:
             reason, self.equal, self.record = str(outcome), 0, None
         else:
-            reason = self.record.difference(outcome) if self.record is not None else None
+            known = self.record
+            reason = known.difference(outcome) if known is not None else None
             self.equal = self.equal + 1 if reason is None else 1
-            self.record = outcome
+            if known is None or reason is not None or not keeps_first:
+                self.record = outcome
         self.failures = 0 if reason is None else self.failures + 1
         if self.failures == _FAILURES:
             self.given_up = reason

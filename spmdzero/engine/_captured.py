@@ -1,8 +1,10 @@
 """Replaying a step: which micro-batches of `train_batch` are traced, and which are not."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from spmdzero.engine._capture_blocks import block
 from spmdzero.engine._capture_follow import Following
@@ -10,10 +12,11 @@ from spmdzero.engine._capture_kind import TRACES, Kind, modes
 from spmdzero.engine._capture_places import own_numbers
 from spmdzero.engine._capture_signature import Signature, UnknownInputError
 from spmdzero.engine._capture_watch import ModuleWatch
+from spmdzero.engine._folded_call import keep_waiting
 from spmdzero.engine._record import Record
 from spmdzero.engine._recording import Recording
 from spmdzero.engine._replay import current_state, replay
-from spmdzero.xla import start_pending
+from spmdzero.xla import ProgramLostError, start_pending
 
 if TYPE_CHECKING:
     from spmdzero.engine._train_batch import TrainBatch
@@ -68,6 +71,8 @@ class CapturedSteps:
             self._trace(lambda: engine(*args, **kwargs), blocked, ends=ends)
             return
         placed = engine._place_inputs(args, kwargs)
+        # What another engine's backward will need belongs to what is pending now.
+        keep_waiting(engine if last else None)
         # It may depend on buffers that the program donates; a `clone` shares one until then.
         start_pending(engine.device)
         try:
@@ -79,15 +84,36 @@ class CapturedSteps:
         reason = kind.given_up
         if reason is None and kind.ready and kind.record is not None:
             state = current_state(kind.record)
-            if not isinstance(state, str):
-                replay(engine, kind.record, state, signature.tensors, last=last, ends=ends)
-                self.replayed, self.reason = self.replayed + 1, None
+            if isinstance(state, str):
+                reason = state
+            elif self._replay(kind.record, state, signature, last=last, ends=ends):
                 return
-            reason = state
         if reason is not None:
             self._trace(lambda: engine._forward_placed(*placed), reason, ends=ends)
             return
         self._record(kind, placed, signature, ends=ends)
+
+    def _replay(
+        self,
+        record: Record,
+        state: Sequence[torch.Tensor],
+        signature: Signature,
+        *,
+        last: bool,
+        ends: bool,
+    ) -> bool:
+        """Whether the micro-batch could be replayed; if not, nothing has happened."""
+        try:
+            replay(self._engine, record, state, signature.tensors, last=last, ends=ends)
+        except ProgramLostError:
+            self._following.say(
+                logging.INFO,
+                "train_batch captures a program again: %s",
+                "torch_xla let go of it for others that were used since",
+            )
+            return False
+        self.replayed, self.reason = self.replayed + 1, None
+        return True
 
     def _follow_structure(self) -> str | None:
         engine = self._engine
@@ -129,7 +155,11 @@ class CapturedSteps:
         self, kind: Kind[Record], placed: tuple[Any, Any], signature: Signature, *, ends: bool
     ) -> None:
         engine = self._engine
-        self.reason = f"this kind of micro-batch was seen {kind.equal} of {TRACES} times"
+        self.reason = (
+            "torch_xla let go of its program for others that were used since"
+            if kind.ready
+            else f"this kind of micro-batch was seen {kind.equal} of {TRACES} times"
+        )
         self.traced += 1
         own_numbers(engine)
         engine._recording = recording = Recording(engine, signature.tensors, self._following.watch)

@@ -20,7 +20,7 @@ from spmdzero.engine._folded_call import FoldedCall
 from spmdzero.engine._folded_pass import FoldedPass, PassTracer
 from spmdzero.engine._folded_surroundings import Surroundings
 from spmdzero.engine._record import NotCapturableError
-from spmdzero.xla import draw_keys, map_tensors
+from spmdzero.xla import Passage, draw_keys, map_tensors
 
 if TYPE_CHECKING:
     from spmdzero.engine._engine import Engine
@@ -137,6 +137,7 @@ class FoldedCalls:
             record=record,
             step=self._engine.global_steps,
             surroundings=Surroundings.now(self._engine.module, self._following.watch),
+            again=functools.partial(self._again, tracer=forwards.tracer),
             backward=functools.partial(self._backward, forwards=forwards, verify=verify),
         )
         outputs = call(tensors, keys)
@@ -151,7 +152,8 @@ class FoldedCalls:
         outcome = attempt(
             lambda: forwards.tracer.forward(tensors), watch=self._following.watch, name="forward"
         )
-        reason = kind.judge(outcome)
+        # Each has constants of its own, and two records in one step would make it another program.
+        reason = kind.judge(outcome, keeps_first=True)
         if kind.given_up is not None:
             self._following.say(
                 logging.WARNING, "engine(...) goes on being traced: %s", kind.given_up
@@ -170,33 +172,32 @@ class FoldedCalls:
         verify: bool,
     ) -> None:
         store = self._engine._gradients
-        local = store.keeps_local
-        if call.was_started and forwards.kind.given_up is None:
-            forwards.kind.given_up = (
-                "a value of the forward was read before its backward, or another step ended, so "
-                "that a folded forward would run twice"
-            )
+        traced = store.keeps_local or call.passage is not None
         pattern = tuple((i, grad.shape, grad.dtype) for i, grad in grads.items())
         kind = forwards.backwards.setdefault(pattern, Kind())
-        inputs, keys = [*saved, *grads.values()], call.record.keys
-        if not local and (verify or kind.record is None) and not kind.given_up:
+        inputs = [*saved, *grads.values()]
+        if not traced and (verify or kind.record is None) and not kind.given_up:
             with self._engine.programs.own_reads():
                 outcome = fold_backward(forwards.tracer, call, inputs, tuple(grads))
-                reason = kind.judge(outcome)
+                reason = kind.judge(outcome, keeps_first=True)
             if reason is not None:
                 forwards.kind.given_up = reason
                 self._following.say(logging.WARNING, "engine(...) goes on being traced: %s", reason)
-        if local or kind.record is None:
-            end = len(saved) - keys
-            forwards.tracer.backward(
-                *(saved[:end], saved[end:], grads, store.add_local),
-                around=call.surroundings,
-                folds=False,
-            )
+        if traced or kind.record is None:
+            passage, call.passage = call.passage or call.again(call, saved), None
+            forwards.tracer.backward(passage, grads, folds=False)
             return
         values = kind.record.function(inputs)
         for name, value in zip(kind.record.names, values, strict=True):
             store.add_reduced(name, value)
+
+    def _again(
+        self, call: FoldedCall, saved: Sequence[torch.Tensor], *, tracer: PassTracer
+    ) -> Passage:
+        end = len(saved) - call.record.keys
+        return tracer.again(
+            saved[:end], saved[end:], self._engine._gradients.add_local, around=call.surroundings
+        )
 
     def _follow_structure(self) -> str | None:
         engine = self._engine

@@ -60,11 +60,10 @@ def fold_backward(
                 found.append(store.reduced(name, grad))
 
         given = dict(zip(differentiated, tensors[end:], strict=True))
-        tracer.backward(
-            *(tensors[: end - keys], tensors[end - keys : end], given, sink),
-            around=call.surroundings,
-            folds=True,
+        passage = tracer.again(
+            tensors[: end - keys], tensors[end - keys : end], sink, around=call.surroundings
         )
+        tracer.backward(passage, given, folds=True)
         if not found:
             raise NotCapturableError("no parameter has a gradient")
         return found

@@ -10,11 +10,12 @@ import torch
 from spmdzero.engine._folded_pass import FoldedPass
 from spmdzero.engine._folded_surroundings import Surroundings
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.xla import are_pending
+from spmdzero.xla import Passage
 from spmdzero.xla.mesh import fresh
 
 if TYPE_CHECKING:
     from spmdzero.engine._engine import Engine
+    from spmdzero.engine._train_batch import TrainBatch
 
 _WRITTEN = (
     "a parameter or input was written between engine(...) and the backward of its loss. Call "
@@ -23,31 +24,47 @@ _WRITTEN = (
 )
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass(kw_only=True, eq=False)
 class FoldedCall:
     """A folded forward, until its backward.
+
+    A folded backward computes what it needs of the forward once more, which is free in the program
+    that also holds the forward. Where another program comes in between, as another engine's step,
+    `keep` has that one compute it.
 
     Attributes:
         engine: whose.
         record: what is called.
         step: the engine's `global_steps` then.
         surroundings: what the forward depends on beside its inputs.
-        backward: takes this, what the forward took (tensors, then keys) and the gradient of each
-            output that has one, by its index; adds the parameters' gradients to the engine's.
+        again: takes this and what the forward took (tensors, then keys); traces it for `backward`.
+        backward: takes this, what the forward took and the gradient of each output that has one,
+            by its index; adds the parameters' gradients to the engine's.
+        passage: what `again` returned, None unless it was kept.
     """
 
     engine: "Engine"
     record: FoldedPass
     step: int
     surroundings: Surroundings
+    again: Callable[["FoldedCall", Sequence[torch.Tensor]], Passage]
     backward: Callable[["FoldedCall", Sequence[torch.Tensor], dict[int, torch.Tensor]], None]
-    _output: "weakref.ref[torch.Tensor] | None" = None
+    passage: Passage | None = None
+    _node: Callable[[], Any] = lambda: None
 
-    @property
-    def was_started(self) -> bool:
-        """Whether the devices have been told to compute what it returned."""
-        output = self._output() if self._output is not None else None
-        return output is not None and not any(are_pending([output]))
+    def keep(self) -> None:
+        """Traces what the backward needs, to be computed and kept by the program that is pending.
+
+        Does nothing where the forward's tensors were written meanwhile, which the backward refuses.
+        """
+        node = self._node()
+        if node is None or self.passage is not None:
+            return
+        try:
+            saved = node.saved_tensors
+        except RuntimeError:
+            return
+        self.passage = self.again(self, saved)
 
     def __call__(
         self, tensors: list[torch.Tensor], keys: list[torch.Tensor]
@@ -60,8 +77,23 @@ class FoldedCall:
         """
         anchor = next(tensor for tensor in tensors if tensor.requires_grad)
         outputs: Any = _Folded.apply(anchor, self, tensors, keys)
-        self._output = weakref.ref(outputs[0])
+        _waiting.add(self)
         return outputs
+
+
+# Forwards whose backward is still to come, of all engines.
+_waiting: "weakref.WeakSet[FoldedCall]" = weakref.WeakSet()
+
+
+def keep_waiting(ending: "TrainBatch | None") -> None:
+    """Has the program that is about to start compute what later backwards need of its forwards.
+
+    Args:
+        ending: an engine whose step ends with this program, and whose forwards are spent.
+    """
+    for call in [*_waiting]:
+        if call.engine is not ending:
+            call.keep()
 
 
 class _Folded(torch.autograd.Function):
@@ -93,6 +125,7 @@ class _Folded(torch.autograd.Function):
         engine._region.note_folded()
         ctx.save_for_backward(*tensors, *keys)
         ctx.call = call
+        call._node = weakref.ref(ctx)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(
             *(out for out, flows in zip(outputs, record.differentiable, strict=True) if not flows)
@@ -111,5 +144,6 @@ class _Folded(torch.autograd.Function):
         if call.step != call.engine.global_steps:
             raise SpmdZeroUsageError(_WRITTEN)
         given = {index: grad for index, grad in enumerate(grads) if grad is not None}
+        _waiting.discard(call)
         call.backward(call, saved, given)
         return None, None, None, None

@@ -172,22 +172,22 @@ class PassTracer:
             flags=tuple(passage.flags),
         )
 
-    def backward(
-        self, tensors: Sequence[torch.Tensor], keys: Sequence[torch.Tensor],
-        grads: Mapping[int, torch.Tensor], sink: Any, *, around: Surroundings, folds: bool,
-    ) -> None:  # fmt: skip
-        """Forward and backward in one: gradients of the parameters go to `sink`.
+    def again(
+        self,
+        tensors: Sequence[torch.Tensor],
+        keys: Sequence[torch.Tensor],
+        sink: Any,
+        *,
+        around: Surroundings,
+    ) -> Passage:
+        """Traces the forward once more, for its backward: gradients of the parameters go to `sink`.
 
         The compiler finds the forward's operations twice in the program, and keeps one of each.
 
         Args:
             tensors, keys: what the forward took.
-            grads: of the loss, for each output that has one.
+            sink: takes a parameter's name and its gradient.
             around: what the forward saw.
-            folds: the tensors are stand-ins.
-
-        Raises:
-            NotCapturableError: `folds`, and it can't be one operation.
         """
         left = iter(keys)
         # What the forward drew was drawn when it ran first; what the backward draws comes on top.
@@ -195,9 +195,21 @@ class PassTracer:
         try:
             # Recorded only to have fixed values read as in the forward.
             with torch.enable_grad(), around.restored(), record_uploads():
-                passage = self._trace([t.detach() for t in tensors], lambda _: next(left), sink)
+                return self._trace([t.detach() for t in tensors], lambda _: next(left), sink)
         finally:
             torch.set_rng_state(state)
+
+    def backward(self, passage: Passage, grads: Mapping[int, torch.Tensor], *, folds: bool) -> None:
+        """The backward pass of what `again` returned.
+
+        Args:
+            passage: traced.
+            grads: of the loss, for each output that has one.
+            folds: the tensors are stand-ins.
+
+        Raises:
+            NotCapturableError: `folds`, and it can't be one operation.
+        """
         outputs: list[torch.Tensor] = []
         map_tensors(passage.output, lambda _, tensor: outputs.append(tensor))
         refusing: Any = {"key": _refuse_draw, "read": _refuse_read} if folds else {}

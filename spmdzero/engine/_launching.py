@@ -7,11 +7,21 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from spmdzero._logging import log_once
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._folded import FoldedCalls
+from spmdzero.engine._folded_call import keep_waiting
 from spmdzero.engine._programs import Call, Compiled, ProgramLog
 from spmdzero.engine._snapshot import StepGraph
-from spmdzero.xla import ReplicaRegion, record_scopes, runtime
+from spmdzero.xla import (
+    ReplicaRegion,
+    annotated_program,
+    are_pending,
+    memory_maps,
+    program_text,
+    record_scopes,
+    runtime,
+)
 
 if TYPE_CHECKING:
     from spmdzero.engine._engine import Engine
@@ -54,6 +64,7 @@ class Launching(Accumulation):
         )
 
     def _launch(self, kind: str) -> None:
+        keep_waiting(cast("Engine", self) if kind == "boundary" else None)
         self.programs.launching(self.global_steps)
         if self._observers:
             outputs = self.named_tensors()
@@ -63,6 +74,7 @@ class Launching(Accumulation):
             graph = StepGraph(kind=kind, outputs=outputs)
             for observer in self._observers:
                 observer(graph)
+        self.programs.compiling.look(self._program_text)
         before = Compiled.so_far()
         launched = f"folded {kind}" if self.folding.launching() else kind
         if self._recording is not None:
@@ -74,9 +86,24 @@ class Launching(Accumulation):
         self.programs.launched(launched, self.global_steps, compiled)
         if compiled.count:
             self.donated_inputs[kind] = runtime.aliased_inputs()
+            self._make_room()
         if self._region is not None and self._counters.micro_steps < 2:
             # Later disagreements are read at the print steps, so as not to stall every step.
             self._region.check_agreement()
+
+    def _program_text(self) -> str:
+        tensors = [*self.named_tensors().values(), *self._losses]
+        roots = [t for t, pends in zip(tensors, are_pending(tensors), strict=True) if pends]
+        return program_text(annotated_program(roots)[0])
+
+    def _make_room(self) -> None:
+        before = Compiled.so_far()
+        if memory_maps.make_room():
+            self.programs.made_room(Compiled.so_far() - before)
+            log_once(
+                "compiled programs had taken three quarters of the memory maps that Linux lets a "
+                "process have (vm.max_map_count), so the least used ones were let go of"
+            )
 
     def named_tensors(self) -> dict[str, torch.Tensor]:
         """Every live tensor under ``<role>/<name>``: parameters, buffers, accumulators, states."""

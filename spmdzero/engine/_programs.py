@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import ClassVar
 
+from spmdzero.engine._compiling import CompilingSteps
 from spmdzero.xla import counters
 
 # A script that recompiles at every step would otherwise keep them all.
@@ -25,6 +26,30 @@ class Call:
     inputs: tuple[tuple[str, tuple[int, ...], str], ...]
     training: bool
     gradients: bool
+
+
+def changed_calls(old: tuple[Call, ...], new: tuple[Call, ...]) -> str:
+    """How the calls of one micro-batch differ from those of another, "" if they don't."""
+    if len(old) != len(new):
+        return f"{len(new)} different forwards in one micro-batch after {len(old)}"
+    said: list[str] = []
+    for before, after in zip(old, new, strict=True):
+        if before.training != after.training:
+            said.append(f"the module is in {'train' if after.training else 'eval'} mode")
+        if before.gradients != after.gradients:
+            said.append(f"autograd is {'on' if after.gradients else 'off'}")
+        was, now = ({path: rest for path, *rest in call.inputs} for call in (before, after))
+        for path in sorted(was.keys() | now.keys()):
+            if was.get(path) != now.get(path):
+                said.append(f"input {path!r}: {_shown(was.get(path))} -> {_shown(now.get(path))}")
+    return ", ".join(said)
+
+
+def _shown(seen: list | None) -> str:
+    if seen is None:
+        return "absent"
+    shape, dtype = seen
+    return f"{dtype}{list(shape)}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,6 +108,7 @@ class ProgramLog:
         initial: the program that made the states, compiled by `initialize`.
         compilations: the latest 256 launches that compiled something.
         launches: micro-batches launched.
+        compiling: how many steps compiled something, and the warning if many in a row did.
         engine_reads: values read by `engine.step` itself: fp16's overflow, `check_finite`,
             printed lines.
     """
@@ -98,6 +124,10 @@ class ProgramLog:
         self._seen: set[tuple[str, tuple[Call, ...]]] = set()
         self._window: Compiled | None = None
         self._reads_before: int | None = None
+        self.compiling = CompilingSteps()
+        self._own = 0
+        # Of the latest step: its calls, and what had been compiled outside of launches by then.
+        self._latest: tuple[tuple[Call, ...], Compiled] | None = None
 
     @property
     def script_reads(self) -> int:
@@ -124,7 +154,22 @@ class ProgramLog:
         ProgramLog._launched = ProgramLog._launched + compiled
         self._note(kind, step, compiled)
         self.launches += 1
+        self._own += compiled.count
+        if kind.endswith("boundary"):
+            self._end_step()
         self._calls, self._window = {}, None
+
+    def made_room(self, compiled: Compiled) -> None:
+        """Takes note of what was compiled for `memory_maps.make_room`, which nobody asked for."""
+        ProgramLog._launched = ProgramLog._launched + compiled
+
+    def _end_step(self) -> None:
+        calls, elsewhere = tuple(self._calls), self._elsewhere()
+        before, then = self._latest or (calls, elsewhere)
+        self.compiling.step_ended(
+            own=self._own, elsewhere=(elsewhere - then).count, change=changed_calls(before, calls)
+        )
+        self._own, self._latest = 0, (calls, elsewhere)
 
     def stepped(self) -> None:
         """Takes note of the end of `engine.step`, which read what was read since the launch."""

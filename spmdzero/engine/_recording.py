@@ -12,6 +12,7 @@ from spmdzero.engine._capture_watch import ModuleWatch
 from spmdzero.engine._record import NotCapturableError, Record, forms_of, refuse_strangers
 from spmdzero.xla import (
     PendingProgram,
+    ProgramLostError,
     Uploads,
     are_pending,
     buffer_handles,
@@ -68,6 +69,9 @@ class Recording:
             self.outcome = self._record()
         except NotCapturableError as reason:
             self.outcome = reason
+        except ProgramLostError:
+            # It is still pending, and `sync` compiles it.
+            self.outcome = NotCapturableError("torch_xla keeps no program until it is started")
 
     def _refuse_changes(self) -> None:
         if counters.host_reads() - self._reads > self._uploads.fixed_reads:
@@ -102,10 +106,11 @@ class Recording:
             [sources.get(found.handle) for found in pending.inputs],
             sources=len(read) + len(self._input_buffers) + sum(count for _, count in hosts),
         )
+        values = pending.run()
         for i in set(read) - written:
             # From now on known to torch_xla as the other tensor.
             set_value(self._state[i][1], used[self._state_buffers[i]])
-        for root, value in zip(roots, pending.run(), strict=True):
+        for root, value in zip(roots, values, strict=True):
             set_pending_value(root, value)
         return Record(
             program=program,

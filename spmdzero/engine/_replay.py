@@ -47,19 +47,40 @@ def replay(
         inputs: the placed inputs of its forward.
         last: it is the last of its step.
         ends: it ends with `engine.step`.
+
+    Raises:
+        ProgramLostError: torch_xla no longer has the program. After this or any other error of
+            the start, the engine and the generators are what they were.
     """
     kind = "boundary" if last else "micro"
     if last:
         require_metrics(engine.lr_scheduler, {})
+    results = start(engine, record, [*state, *inputs])
     engine._note_call()
     engine.programs.launching(engine.global_steps)
-    hosts = engine.mesh.place_all([*host_numbers(engine, record)])
-    engine._losses.append(put(record, record.program.run([*state, *inputs, *hosts])))
+    engine._losses.append(put(record, results))
     engine._gradients.adopt(record.summed)
     engine._counters.backwards += 1
     engine.programs.launched(f"captured {kind}", engine.global_steps, Compiled())
     if ends:
         engine._end_micro_batch(boundary=last, optimizer=engine.optimizer, lr_kwargs={})
+
+
+def start(
+    engine: "TrainBatch", record: Record, sources: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Uploads what the host adds to `sources` and starts the program of `record`.
+
+    Of the host's state only the generator moves, and only if the program was started: `hold.table`
+    takes down the same row again when it is asked again.
+    """
+    generator = torch.get_rng_state()
+    try:
+        hosts = engine.mesh.place_all([*host_numbers(engine, record)])
+        return record.program.run([*sources, *hosts])
+    except BaseException:
+        torch.set_rng_state(generator)
+        raise
 
 
 def put(record: Record, results: Sequence[torch.Tensor]) -> torch.Tensor:

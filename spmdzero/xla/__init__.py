@@ -11,12 +11,13 @@ if "torch_xla" not in sys.modules:
     # XLA warns at each compile that GSPMD propagation will give way to Shardy; errors still show.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from spmdzero.xla import compile_cache, counters, flags, runtime, tracing
+from spmdzero.xla import compile_cache, counters, flags, memory_maps, runtime, tracing
 from spmdzero.xla._cpu_flags import leave_xnnpack_out
 from spmdzero.xla._global import GlobalForward
 from spmdzero.xla._norm import global_norm
 from spmdzero.xla._outputs import RegionRules
 from spmdzero.xla._private import (
+    ProgramLostError,
     annotated_program,
     are_pending,
     buffer_handles,
@@ -28,6 +29,7 @@ from spmdzero.xla._private import (
     local_shapes,
     local_slices,
     optimized_hlo,
+    program_text,
     record_scopes,
     scope,
     set_pending_value,
@@ -71,6 +73,7 @@ __all__ = [
     "PendingProgram",
     "Placeholders",
     "ProgramInput",
+    "ProgramLostError",
     "RegionRules",
     "ReplicaRegion",
     "Replicated",
@@ -95,8 +98,10 @@ __all__ = [
     "local_shards",
     "local_slices",
     "map_tensors",
+    "memory_maps",
     "no_stand_in_left",
     "optimized_hlo",
+    "program_text",
     "recomputed",
     "record_scopes",
     "record_uploads",

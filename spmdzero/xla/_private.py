@@ -166,6 +166,11 @@ def has_compiled() -> bool:
     return _C._xla_computation_cache_is_initialized()
 
 
+def cached_programs() -> int:
+    """How many compiled programs torch_xla keeps; makes the cache if there is none yet."""
+    return _C._xla_get_num_cached_compilation_graph()
+
+
 def annotated_program(
     tensors: Sequence[torch.Tensor], *, inputs: Sequence[torch.Tensor] = ()
 ) -> tuple[bytes, list[int]]:
@@ -238,6 +243,14 @@ def computation(proto: bytes) -> Any:
     return _C._xla_op_computation_from_module_proto("folded", proto)
 
 
+def program_text(proto: bytes) -> str:
+    """A serialised HLO module as text, with the Python line of each operation if it was recorded.
+
+    Lines are recorded while `record_scopes(True)` is in force.
+    """
+    return _C._xla_computation_text(computation(proto))
+
+
 def call(computation: Any, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """One pending operation: `computation` of `arguments`, which are as many as it takes."""
     return _C._xla_user_computation("xla::folded", list(arguments), computation)
@@ -295,9 +308,23 @@ def compile_pending(roots: Sequence[torch.Tensor]) -> bytes:
     return program
 
 
+class ProgramLostError(Exception):
+    """A compiled program is no longer in torch_xla's cache, which keeps the latest used ones."""
+
+
 def run_compiled(program: bytes, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Starts a compiled program on other buffers; returns its outputs, which may be under way."""
-    return _C._run_cached_graph(program, inputs)
+    """Starts a compiled program on other buffers; returns its outputs, which may be under way.
+
+    Raises:
+        ProgramLostError: torch_xla has let go of the program; nothing was started or donated.
+    """
+    try:
+        return _C._run_cached_graph(program, inputs)
+    except RuntimeError as error:
+        # There is no call that asks for it, and none that keeps a program in the cache.
+        if "Failed to get computation by hash" not in str(error):
+            raise
+        raise ProgramLostError from None
 
 
 def output_ids(roots: Sequence[torch.Tensor]) -> list[str]:

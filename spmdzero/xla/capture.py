@@ -45,6 +45,9 @@ class CapturedProgram:
                 program was compiled for.
 
         Returns a tensor for each root; the devices may still be computing them.
+
+        Raises:
+            ProgramLostError: torch_xla no longer has the program; nothing has changed.
         """
         device = runtime.device()
         pool = [*sources, *self.constants]
@@ -132,6 +135,9 @@ class PendingProgram:
         """Starts what `compile` compiled; returns a tensor for each root, to be put in its place.
 
         The roots are still pending, on buffers that are gone.
+
+        Raises:
+            ProgramLostError: torch_xla no longer has the program; the buffers are still there.
         """
         results = _private.run_compiled(self._program, [found.tensor for found in self.inputs])
         return [results[place] for place in self._outputs]

@@ -10,7 +10,7 @@ import torch_xla.debug.metrics as met
 import torch_xla.runtime as xr
 
 from spmdzero.errors import SpmdZeroRuntimeError
-from spmdzero.xla import _chips, _private, counters
+from spmdzero.xla import _chips, _private, counters, memory_maps
 from spmdzero.xla._cpu_flags import leave_xnnpack_out
 
 
@@ -25,6 +25,7 @@ def start() -> None:
         # torch.utils.checkpoint looks its device's module up under torch.<device type>.
         torch._register_device_module("xla", _CheckpointDevice)
     leave_xnnpack_out()
+    memory_maps.bound_cache()
     if xr.is_spmd():
         return
     if _private.spmd_is_locked():

@@ -1,0 +1,149 @@
+"""Noticing a loop that compiles at every step, and naming what is another each time."""
+
+import logging
+import re
+from collections.abc import Callable
+
+from spmdzero.xla import record_scopes
+
+# First steps compile too: their programs, without states first, and again while they are compared.
+_STEPS = 6
+# The latest of them, whose programs are compared.
+_COMPARED = 2
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%\S+ = (\S+) ([\w-]+)\(([^%)]*).*", re.MULTILINE)
+_SOURCE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
+_NAME = re.compile(r"(%[\w-]+)\.\d+")
+_METADATA = re.compile(r", metadata=\{[^}]*\}")
+_LIBRARY = re.compile(r".*/site-packages/")
+_SLICES = ("slice", "dynamic-slice", "gather")
+logger = logging.getLogger("spmdzero")
+
+
+class CompilingSteps:
+    """Follows how many steps compiled something; warns once when many in a row did.
+
+    Attributes:
+        steps: how many did, the first ones among them.
+        in_a_row: how many of the latest.
+        said: the warning, None as long as there was none.
+    """
+
+    def __init__(self) -> None:
+        self.steps = self.in_a_row = 0
+        self.said: str | None = None
+        self._texts: list[str] = []
+        self._records = False
+
+    def look(self, text: Callable[[], str]) -> None:
+        """Takes down the program that is about to be compiled, if it is to be compared."""
+        if self._records:
+            self._texts.append(text())
+
+    def step_ended(self, *, own: int, elsewhere: int, change: str) -> None:
+        """Takes note of a step.
+
+        Args:
+            own: programs that were compiled for the engine's own launches.
+            elsewhere: programs that the script had compiled between them.
+            change: how the inputs differ from those of the step before, "" if they don't.
+        """
+        compiled = own + elsewhere
+        self.steps += bool(compiled)
+        self.in_a_row = self.in_a_row + 1 if compiled else 0
+        if self.said is None and self.in_a_row == _STEPS:
+            self.said = self._message(own, change)
+            logger.warning("%s", self.said)
+        self._record(self.said is None and self.in_a_row >= _STEPS - _COMPARED)
+
+    def _record(self, wanted: bool) -> None:
+        if wanted != self._records:
+            self._records = wanted
+            record_scopes(wanted)
+        if not wanted:
+            self._texts = []
+
+    def _message(self, own: int, change: str) -> str:
+        if change:
+            cause = (
+                f"{change}. Give each step the same shapes and dtypes, or a few: pad, cast before "
+                "the engine, drop_last"
+            )
+        elif not own:
+            cause = (
+                "the forward, or the script between the engine's calls, reads values that are "
+                "computed by another program each time. Compute them on the CPU, or read them "
+                "after the step; spmdzero.auditing(engine) names the lines that read"
+            )
+        else:
+            cause = difference(*self._texts[-2:]) if len(self._texts) >= _COMPARED else _UNKNOWN
+        return (
+            f"each of the last {_STEPS} steps compiled a program, which takes far longer than "
+            f"running it: {cause}. engine.doctor() counts them"
+        )
+
+
+_UNKNOWN = (
+    "the same inputs give another graph each time. Keep what changes from step to step in tensors, "
+    "not in Python numbers or branches"
+)
+_SAME = (
+    "the same operations are compiled again. Either torch_xla keeps fewer programs than the loop "
+    "uses (XLA_COMPILATION_CACHE_SIZE), or a parameter or state is replaced by a new tensor each "
+    "time: write into it in place"
+)
+
+
+def difference(before: str, after: str) -> str:
+    """What the second of two programs computes otherwise than the first, and what to do.
+
+    Args:
+        before, after: HLO as text, with the Python line of each operation.
+    """
+    known = [_stripped(line) for line in before.splitlines()]
+    lines = after.splitlines()
+    changed = [
+        (old, line) for old, line in zip(known, lines, strict=False) if old != _stripped(line)
+    ]
+    found = [(old, line) for old, line in changed if _INSTRUCTION.match(line)]
+    if not found:
+        return _SAME if len(known) == len(lines) else _UNKNOWN
+    # A slice or a number is the cause; what is computed from it differs by shape only.
+    old, new = next(((o, n) for o, n in found if _operation(n) in (*_SLICES, "constant")), found[0])
+    at = f" at {_place(new)}" if _SOURCE.search(new) else ""
+    was, now = (_attributes(line) for line in (old, new))
+    what = f"{_operation(new)} of {_shape(new)}{at} is another each time ({was}, then {now})"
+    if _operation(new) in _SLICES:
+        return (
+            f"{what}. Each index or slice of a tensor on the devices is a program of its own: keep "
+            "the data set on the CPU, from where the engine uploads each batch, or index with a "
+            "tensor (x.index_select(0, indices))"
+        )
+    return f"{what}. {_UNKNOWN[0].upper()}{_UNKNOWN[1:]}"
+
+
+def _stripped(line: str) -> str:
+    return _METADATA.sub("", _NAME.sub(r"\1", line))
+
+
+def _operation(line: str) -> str:
+    found = _INSTRUCTION.match(line)
+    return found[2] if found else ""
+
+
+def _shape(line: str) -> str:
+    """Of what a slice is taken from, of others their own."""
+    found = re.search(r"\((\S+) %" if _operation(line) in _SLICES else r" = (\S+) ", line)
+    return found[1].split("{")[0] if found else "a tensor"
+
+
+def _attributes(line: str) -> str:
+    """What sets an operation apart from others of its kind: its bounds, or its value."""
+    if "constant(" in line:
+        return line.split("constant(")[1].split(")")[0]
+    return ", ".join(re.findall(r"\w+=\{?\[?[^=]*?\}(?=,|$)", _stripped(line))) or "other operands"
+
+
+def _place(line: str) -> str:
+    found = _SOURCE.search(line)
+    assert found is not None
+    return f"{_LIBRARY.sub('', found[1])}:{found[2]}"
