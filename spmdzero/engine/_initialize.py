@@ -207,9 +207,8 @@ def initialize(
         lr_scheduler=make_schedule(settings.scheduler, lr_scheduler, zero, groups),
         health=health,
     )
-    if zero is not None and engine.lr_scheduler is not None and zero.can_skip:
-        # fp16 reads whether a step was skipped, nothing else does.
-        zero.hold = None if zero.loss_scaler else ScheduleHold()
+    if zero is not None and engine.lr_scheduler is not None:
+        zero.hold = ScheduleHold()
     engine.client_optimizer = groups.client if groups is not None else None
     set_up_reports(engine)
     if training_data is not None:

@@ -53,7 +53,13 @@ class Launching(Accumulation):
             )
         )
 
-    def _launch(self, kind: str) -> None:
+    def _launch(self, kind: str) -> Exception | None:
+        """Compiles and starts what is pending; returns what an observer raised.
+
+        The update is pending by then, and would run with whatever comes next: the step has to be
+        ended before its error is raised.
+        """
+        failure: Exception | None = None
         self.programs.launching(self.global_steps)
         if self._observers:
             outputs = self.named_tensors()
@@ -62,7 +68,10 @@ class Launching(Accumulation):
                 outputs["norm/global"] = self.optimizer.grad_norm
             graph = StepGraph(kind=kind, outputs=outputs)
             for observer in self._observers:
-                observer(graph)
+                try:
+                    observer(graph)
+                except Exception as error:
+                    failure = failure or error
         before = Compiled.so_far()
         launched = f"folded {kind}" if self.folding.launching() else kind
         if self._recording is not None:
@@ -74,9 +83,7 @@ class Launching(Accumulation):
         self.programs.launched(launched, self.global_steps, compiled)
         if compiled.count:
             self.donated_inputs[kind] = runtime.aliased_inputs()
-        if self._region is not None and self._counters.micro_steps < 2:
-            # Later disagreements are read at the print steps, so as not to stall every step.
-            self._region.check_agreement()
+        return failure
 
     def named_tensors(self) -> dict[str, torch.Tensor]:
         """Every live tensor under ``<role>/<name>``: parameters, buffers, accumulators, states."""
@@ -87,7 +94,10 @@ class Launching(Accumulation):
 
     @contextlib.contextmanager
     def observe(self, observer: Callable[[StepGraph], None]) -> Iterator[None]:
-        """Hands `observer` each program's pending graph just before it is compiled and run."""
+        """Hands `observer` each program's pending graph just before it is compiled and run.
+
+        An `Exception` of its own is raised once the micro-batch is done.
+        """
         self._observers.append(observer)
         try:
             record_scopes(True)
