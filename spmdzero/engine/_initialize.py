@@ -10,7 +10,13 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from spmdzero import comm
-from spmdzero.config import NO_MEANING, SpmdZeroConfig, load_config, resolve_batch_sizes
+from spmdzero.config import (
+    NO_MEANING,
+    SpmdZeroConfig,
+    load_config,
+    require_scaled_loss,
+    resolve_batch_sizes,
+)
 from spmdzero.engine._accumulation import planned_micro_batches
 from spmdzero.engine._autocast import autocast_wire
 from spmdzero.engine._engine import Engine
@@ -106,6 +112,7 @@ def initialize(
                 'parallelism. Leave it out; "spmd": {"mesh": ...} shapes the data axes'
             )
     settings = load_config(config if config is not None else config_params, args=args)
+    require_scaled_loss(settings, optimizer=optimizer or settings.optimizer)
     if settings.log_level is not None:
         logger.setLevel(settings.log_level.upper())
     if settings.spmd.forward == "global" and settings.communication_data_type is not None:
