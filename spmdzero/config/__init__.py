@@ -2,6 +2,7 @@
 
 from spmdzero.config._activation import ActivationCheckpointingConfig
 from spmdzero.config._classes import KeyClass, key_class
+from spmdzero.config._combinations import require_scaled_loss
 from spmdzero.config._keys import NO_MEANING
 from spmdzero.config._load import load_config
 from spmdzero.config._models import OptimizerConfig, SchedulerConfig, SpmdZeroConfig
@@ -40,5 +41,6 @@ __all__ = [
     "ZeroConfig",
     "key_class",
     "load_config",
+    "require_scaled_loss",
     "resolve_batch_sizes",
 ]

@@ -67,7 +67,7 @@ class SpmdZeroConfig(Section):
         gradient_accumulation_steps: micro-batches between two optimizer steps.
         managed_gradient_accumulation: whether the engine counts micro-batches; else each step()
             is a gradient accumulation boundary.
-        steps_per_print: optimizer steps between two progress lines, where it is also checked that
+        steps_per_print: optimizer steps between two progress lines, where it is also read whether
             the replicas agree; None prints none.
         gradient_clipping: largest global L2 norm of the gradient; 0 turns clipping off.
         prescale_gradients: whether gradients are divided by the data-parallel size before they

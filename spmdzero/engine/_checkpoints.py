@@ -83,9 +83,14 @@ class Checkpoints(ModuleMethods):
                 on whichever host that was.
             SpmdZeroUsageError: between backward and step, no folder, a tag that is no name of
                 one, or a client state that can't be read back safely.
+            ReplicaRegionError: an integer output or buffer differs between replicas.
         """
         engine = cast("Engine", self)
         engine._refuse_inside("save_checkpoint")
+        if engine._region is not None and engine._region.disagreements:
+            # What an evaluation left pending is compiled as a whole, not for its flags alone.
+            runtime.sync()
+            engine._region.check_agreement()
         if not save_dir:
             raise SpmdZeroUsageError(f"save_dir must be a non-empty string, got {save_dir!r}")
         settings, processes = engine.spmd_config.checkpoint, runtime.process_count()

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from spmdzero.config import BatchSizes, SpmdZeroConfig
+from spmdzero.engine._agreement import AgreementRhythm
 from spmdzero.engine._backward import BackwardWatch
 from spmdzero.engine._checkpoints import Checkpoints
 from spmdzero.engine._counters import Counters
@@ -23,7 +24,7 @@ from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.engine._refused import RefusedMethods
 from spmdzero.engine._schedule import Scheduler, require_metrics
 from spmdzero.engine._train_batch import TrainBatch
-from spmdzero.errors import NonFiniteError, SpmdZeroUsageError
+from spmdzero.errors import NonFiniteError, SpmdZeroRuntimeError, SpmdZeroUsageError
 from spmdzero.plan import ShardingPlan
 from spmdzero.xla import DeviceMesh, GlobalForward, ReplicaRegion, map_tensors, runtime
 
@@ -81,6 +82,7 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
         )
         self._backward_done = False
         self._step_applied = False
+        self._agreement = AgreementRhythm()
         self.after_step: list[Callable[[Engine], None]] = []
 
     # -- the three calls -------------------------------------------------------------------
@@ -119,8 +121,10 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
         return self._watch.watch(output) if torch.is_grad_enabled() else output
 
     def _end_unstepped(self) -> None:
-        self._launch("micro")
+        failure = self._launch("micro")
         self._backward_done = False
+        if failure is not None:
+            raise failure
 
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
@@ -182,9 +186,12 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
         Raises:
             SpmdZeroUsageError: no `backward` since the last step, or no optimizer.
             NonFiniteError: `"spmd": {"check_finite": true}` and a loss or the gradient norm is
-                not finite; parameters and states are as before.
-            ReplicaRegionError: an integer output or buffer differs between replicas.
+                not finite; parameters and states are as before, and the step starts anew.
+            SpmdZeroRuntimeError: an overflow at fp16's smallest loss scale; likewise.
+            ReplicaRegionError: an integer output or buffer differs between replicas, which is
+                read now and then (`AgreementRhythm`); the micro-batch counts all the same.
         """
+        self._step_applied = False
         self._refuse_inside("step")
         optimizer = self._require_optimizer("step")
         self._collect_global_gradients()
@@ -197,11 +204,18 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
         if boundary:
             require_metrics(self.lr_scheduler, lr_kwargs or {})
             optimizer.folds.wanted = self.folding.before_update()
-            optimizer.step()
-        # An observer may end the step here by an error of its own; its gradients are spent.
+            try:
+                optimizer.step()
+            except BaseException:
+                # Some gradients are spent already, and the rest would be half of a step.
+                self._restart_step()
+                raise
+        # `explain` leaves here, before the program is run; its gradients are spent.
         self._backward_done = False
-        self._launch("boundary" if boundary else "micro")
+        failure = self._launch("boundary" if boundary else "micro")
         self._end_micro_batch(boundary=boundary, optimizer=optimizer, lr_kwargs=lr_kwargs or {})
+        if failure is not None:
+            raise failure
 
     # -- what the three calls are made of --------------------------------------------------
 
@@ -210,42 +224,56 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
     ) -> None:
         self._backward_done = self._step_applied = False
         try:
-            # A dynamic loss scale finds its size by overflows: they are no failure.
-            checked = boundary and not optimizer.dynamic_loss_scale
-            self._health.raise_if_asked(optimizer.grad_norm if checked else None)
-        except NonFiniteError:
+            skipped = self._was_skipped(optimizer, boundary=boundary)
+        except (NonFiniteError, SpmdZeroRuntimeError):
             if boundary:
                 optimizer.forget_skip()
             self._restart_step()
             raise
-        self._step_applied = boundary
-        self._counters.micro_steps += 1
-        if boundary:
-            self._finish_step(optimizer, lr_kwargs)
-        self._losses = [] if boundary else self._losses
-        self.programs.stepped()
+        self._step_applied = boundary and not skipped
+        self._counters.pass_micro_batch()
+        try:
+            if boundary:
+                self._finish_step(optimizer, lr_kwargs, skipped=skipped)
+            if self._region is not None and self._agreement.is_due():
+                self._region.check_agreement()
+        finally:
+            # The step is done, whatever a schedule, a monitor or a check has to say about it.
+            self._losses = [] if boundary else self._losses
+            self.programs.stepped()
+
+    def _was_skipped(self, optimizer: ZeroOptimizer, *, boundary: bool) -> bool:
+        """Whether an overflow skipped the step, as far as the host asks; updates the loss scale.
+
+        Raises:
+            NonFiniteError, SpmdZeroRuntimeError: see `step`.
+        """
+        # A dynamic loss scale finds its size by overflows: they are no failure.
+        checked = boundary and not optimizer.dynamic_loss_scale
+        self._health.raise_if_asked(optimizer.grad_norm if checked else None)
+        if not boundary or optimizer.loss_scaler is None:
+            return False
+        # The one read of a step: the scale and the schedule depend on it.
+        skipped = optimizer.overflow
+        optimizer.loss_scaler.update_scale(skipped)
+        return skipped
 
     def _restart_step(self) -> None:
         self._gradients.clear()
         self._backward_done = False
-        self._counters.micro_steps -= self._within_step()
+        self._counters.restart_step()
         self._losses = []
 
-    def _finish_step(self, optimizer: ZeroOptimizer, lr_kwargs: dict[str, Any]) -> None:
-        skipped = False
-        if optimizer.loss_scaler is not None:
-            # The one read of a step: the scale and the schedule depend on it.
-            skipped = optimizer.overflow
-            optimizer.loss_scaler.update_scale(skipped)
-            self._counters.skipped_steps += skipped
-            self._step_applied = not skipped
-        self._counters.global_steps += 1
-        self._counters.global_samples += self._samples_of_step()
-        self._counters.backwards = 0
-        if self.lr_scheduler is not None and not skipped:
-            hold = optimizer.hold
-            if hold is None or hold.advance():
-                self.lr_scheduler.step(**lr_kwargs)
+    def _finish_step(
+        self, optimizer: ZeroOptimizer, lr_kwargs: dict[str, Any], *, skipped: bool
+    ) -> None:
+        self._counters.pass_step(samples=self._samples_of_step(), skipped=skipped)
+        hold = optimizer.hold
+        if skipped:
+            if hold is not None:
+                hold.stand_still()
+        elif self.lr_scheduler is not None and (hold is None or hold.advance()):
+            self.lr_scheduler.step(**lr_kwargs)
         every = self.spmd_config.steps_per_print
         if every and self.global_steps % every == 0:
             self._report()

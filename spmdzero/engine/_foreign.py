@@ -48,8 +48,6 @@ def _fitted(
     host = dataclasses.replace(
         host,
         param_groups=_with_lr(engine, host, _in_order(host, trained, order)),
-        # DeepSpeed's schedule stood still when a step was skipped: nothing is owed.
-        hold={"numbers": [], "groups": [], "moved": True, "debt": 0, "held": host.skipped or 0},
     )
     return dataclasses.replace(
         state, host=host, tensors=dict(_unwritten(engine, optimizer, host)) | dict(state.tensors)

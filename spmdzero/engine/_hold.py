@@ -1,7 +1,7 @@
 """Holding a learning-rate schedule back for skipped steps that nobody has read from the devices."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,9 @@ class ScheduleHold:
     the host makes up for them by standing still.
 
     More than `ROWS - 1` skipped steps that nobody looks at leave the schedule that much ahead.
+
+    fp16 reads at each step whether it was skipped, and owes nothing; but the checkpoint of a run
+    that does owe steps may be loaded into it, so every schedule has one of these.
 
     Attributes:
         held: steps for which the host's schedule stood still.
@@ -57,6 +60,10 @@ class ScheduleHold:
         self._moved = True
         return True
 
+    def stand_still(self) -> None:
+        """Ends a step of which the host knows that it was skipped, without moving the schedule."""
+        self.held += 1
+
     def settle(self, skipped: int) -> None:
         """Takes note of the count of skipped steps, as read from the devices."""
         self._debt = skipped - self.held
@@ -70,6 +77,30 @@ class ScheduleHold:
             "debt": self._debt,
             "held": self.held,
         }
+
+    @property
+    def owed(self) -> int:
+        """Steps by which the schedule is ahead, as far as `settle` was told."""
+        return self._debt
+
+    def owe(self, steps: int, *, skipped: int) -> None:
+        """Leaves the schedule where it is, `steps` ahead of a run that has skipped `skipped`."""
+        self.held, self._debt = skipped - steps, steps
+
+    @property
+    def positions(self) -> Sequence[list[dict[str, Any]]]:
+        """The lr and momentum of the param groups at the positions passed, the latest first."""
+        return self._groups
+
+    def forget(self) -> None:
+        """Drops the positions passed: they are those of another schedule or optimizer."""
+        self._numbers.clear()
+        self._groups.clear()
+        self._moved = True
+
+    def renumber(self, numbers: Callable[[list[dict[str, Any]]], list[float]]) -> None:
+        """Computes the numbers of the positions passed anew, from the lr and momentum there."""
+        self._numbers = deque((numbers(groups) for groups in self._groups), maxlen=ROWS)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a saved state."""

@@ -10,6 +10,8 @@ from torch import nn
 
 from spmdzero.engine._counters import Counters
 from spmdzero.engine._generators import generators
+from spmdzero.engine._hold import ScheduleHold
+from spmdzero.engine._hyper import numbers_at
 from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.store import HostState
 
@@ -44,11 +46,13 @@ def host_state(
     )
     if optimizer is None:
         return state
-    counts = optimizer.named_states()
+    skipped = optimizer.skipped_steps
     return dataclasses.replace(
         state,
-        applied=int(counts["counter/applied"].item()),
-        skipped=int(counts["counter/skipped"].item()),
+        # The count of the devices: without fp16 the host's own lags behind.
+        counters=dict(state.counters) | {"skipped_steps": skipped},
+        applied=int(optimizer.named_states()["counter/applied"].item()),
+        skipped=skipped,
         param_groups=group_numbers(engine, optimizer),
         hold=optimizer.hold.state_dict() if optimizer.hold else None,
         scaler=dataclasses.asdict(optimizer.loss_scaler) if optimizer.loss_scaler else None,
@@ -94,22 +98,75 @@ def extra_states(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def take_over_optimizer(engine: "Engine", optimizer: ZeroOptimizer, state: HostState) -> None:
-    """Sets the numbers of the param groups, the counts of updates and the loss scale."""
+    """Sets the numbers of the param groups, the count of updates and the loss scale."""
     for group, saved in zip(optimizer.param_groups, state.param_groups or [], strict=False):
         group.update({key: value for key, value in saved.items() if key != "params"})
-    counts = {"counter/applied": state.applied, "counter/skipped": state.skipped}
-    for name, count in counts.items():
-        if count is not None:
-            held = optimizer.named_states()[name]
-            held.copy_(engine.mesh.place(torch.tensor(count, dtype=held.dtype)))
-            engine.mesh.mark(held)
+    if state.applied is not None:
+        _set_count(engine, optimizer, "counter/applied", state.applied)
     if optimizer.loss_scaler is not None and state.scaler is not None:
         known = {item.name for item in dataclasses.fields(optimizer.loss_scaler)}
         for key, value in state.scaler.items():
             if key in known:
                 setattr(optimizer.loss_scaler, key, value)
-    if optimizer.hold is not None and state.hold is not None:
-        optimizer.hold.load_state_dict(state.hold)
+
+
+def _set_count(engine: "Engine", optimizer: ZeroOptimizer, name: str, count: int) -> None:
+    held = optimizer.named_states()[name]
+    held.copy_(engine.mesh.place(torch.tensor(count, dtype=held.dtype)))
+    engine.mesh.mark(held)
+
+
+def take_over_skips(
+    engine: "Engine", state: HostState, *, with_optimizer: bool, with_schedule: bool
+) -> None:
+    """Sets the count of skipped steps, and for how many of them the schedule stood still.
+
+    A schedule owes a step for each skipped one that it was not held back for. What the loaded one
+    owes stands in the hold that was saved with it; one that was saved by a run that always knew
+    (fp16, DeepSpeed) owes nothing. One that stays, or is new, owes what it owed before.
+
+    Args:
+        engine: whose.
+        state: the saved one.
+        with_optimizer: whether the optimizer's numbers were taken over.
+        with_schedule: whether the schedule was.
+    """
+    optimizer, skipped = engine.optimizer, _skipped(state)
+    if optimizer is None:
+        engine._counters.skipped_steps = skipped or 0
+        return
+    # Read in any case: it settles what the schedule of this engine owes.
+    before = optimizer.skipped_steps
+    after = before if skipped is None else skipped
+    engine._counters.skipped_steps = after
+    _set_count(engine, optimizer, "counter/skipped", after)
+    hold = optimizer.hold
+    if hold is None:
+        return
+    if not with_schedule:
+        hold.owe(hold.owed, skipped=after)
+    elif state.hold is None:
+        hold.forget()
+        hold.owe(0, skipped=after)
+    else:
+        hold.load_state_dict(state.hold)
+        hold.settle(after)
+        if not with_optimizer:
+            _fit_to_groups(hold, optimizer)
+
+
+def _fit_to_groups(hold: ScheduleHold, optimizer: ZeroOptimizer) -> None:
+    """Makes the positions passed those of an optimizer whose numbers were not loaded."""
+    groups = optimizer.param_groups
+    if any(len(then) != len(groups) for then in hold.positions):
+        hold.forget()
+    else:
+        hold.renumber(lambda then: numbers_at(optimizer._rules, groups, then))
+
+
+def _skipped(state: HostState) -> int | None:
+    """The steps that were skipped before; None where the checkpoint doesn't say."""
+    return state.skipped if state.skipped is not None else state.counters.get("skipped_steps")
 
 
 def take_over_progress(engine: "Engine", state: HostState, *, unfinished: bool) -> None:
@@ -123,6 +180,8 @@ def take_over_progress(engine: "Engine", state: HostState, *, unfinished: bool) 
     names = {item.name for item in dataclasses.fields(Counters)}
     counters = {key: int(value) for key, value in state.counters.items() if key in names}
     engine._counters = Counters(**counters)
+    # Checkpoints of before have no such count.
+    engine._counters.in_step = counters.get("in_step", engine._within_step())
     engine._backward_done, engine._losses = False, []
     saved = state.accumulation
     if unfinished and saved is not None:
@@ -130,6 +189,6 @@ def take_over_progress(engine: "Engine", state: HostState, *, unfinished: bool) 
         losses = [torch.tensor(loss, dtype=torch.float32) for loss in saved["losses"]]
         engine._losses = [engine.mesh.place(loss) for loss in losses]
     else:
-        engine._counters.backwards = 0
+        engine._counters.backwards = engine._counters.in_step = 0
         # The next micro-batch is the first of a step.
         engine._counters.counted_from = engine.micro_steps

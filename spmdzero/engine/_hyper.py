@@ -53,6 +53,14 @@ def group_numbers(
     return _hosts(_hypers(rules, groups), groups, hold)
 
 
+def numbers_at(
+    rules: Sequence[UpdateRule], groups: list[dict[str, Any]], then: list[dict[str, Any]]
+) -> list[float]:
+    """The numbers of `groups` with the lr and momentum that they had at another position."""
+    merged = [group | held for group, held in zip(groups, then, strict=True)]
+    return [value for hyper in _hypers(rules, merged) for value in hyper.values()]
+
+
 def fixed_numbers(rules: Sequence[UpdateRule], groups: list[dict[str, Any]]) -> Hashable:
     """Of groups whose rule reads them itself the values, which are constants of its program."""
     return tuple(

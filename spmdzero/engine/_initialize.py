@@ -11,7 +11,13 @@ from torch.utils.data import Dataset
 
 from spmdzero import comm
 from spmdzero._logging import is_new
-from spmdzero.config import NO_MEANING, SpmdZeroConfig, load_config, resolve_batch_sizes
+from spmdzero.config import (
+    NO_MEANING,
+    SpmdZeroConfig,
+    load_config,
+    require_scaled_loss,
+    resolve_batch_sizes,
+)
 from spmdzero.engine._accumulation import planned_micro_batches
 from spmdzero.engine._autocast import autocast_wire
 from spmdzero.engine._engine import Engine
@@ -107,6 +113,7 @@ def initialize(
                 'parallelism. Leave it out; "spmd": {"mesh": ...} shapes the data axes'
             )
     settings = load_config(config if config is not None else config_params, args=args)
+    require_scaled_loss(settings, optimizer=optimizer or settings.optimizer)
     if settings.log_level is not None:
         logger.setLevel(settings.log_level.upper())
     if settings.spmd.forward == "global" and settings.communication_data_type is not None:
@@ -208,9 +215,8 @@ def initialize(
         lr_scheduler=make_schedule(settings.scheduler, lr_scheduler, zero, groups),
         health=health,
     )
-    if zero is not None and engine.lr_scheduler is not None and zero.can_skip:
-        # fp16 reads whether a step was skipped, nothing else does.
-        zero.hold = None if zero.loss_scaler else ScheduleHold()
+    if zero is not None and engine.lr_scheduler is not None:
+        zero.hold = ScheduleHold()
     engine.client_optimizer = groups.client if groups is not None else None
     set_up_reports(engine)
     if training_data is not None:

@@ -63,8 +63,14 @@ class Launching(Accumulation):
             )
         )
 
-    def _launch(self, kind: str) -> None:
+    def _launch(self, kind: str) -> Exception | None:
+        """Compiles and starts what is pending; returns what an observer raised.
+
+        The update is pending by then, and would run with whatever comes next: the step has to be
+        ended before its error is raised.
+        """
         keep_waiting(cast("Engine", self) if kind == "boundary" else None)
+        failure: Exception | None = None
         self.programs.launching(self.global_steps)
         if self._observers:
             outputs = self.named_tensors()
@@ -73,7 +79,10 @@ class Launching(Accumulation):
                 outputs["norm/global"] = self.optimizer.grad_norm
             graph = StepGraph(kind=kind, outputs=outputs)
             for observer in self._observers:
-                observer(graph)
+                try:
+                    observer(graph)
+                except Exception as error:
+                    failure = failure or error
         self.programs.compiling.look(self._program_text)
         before = Compiled.so_far()
         launched = f"folded {kind}" if self.folding.launching() else kind
@@ -87,9 +96,7 @@ class Launching(Accumulation):
         if compiled.count:
             self.donated_inputs[kind] = runtime.aliased_inputs()
             self._make_room()
-        if self._region is not None and self._counters.micro_steps < 2:
-            # Later disagreements are read at the print steps, so as not to stall every step.
-            self._region.check_agreement()
+        return failure
 
     def _program_text(self) -> str:
         tensors = [*self.named_tensors().values(), *self._losses]
@@ -114,7 +121,10 @@ class Launching(Accumulation):
 
     @contextlib.contextmanager
     def observe(self, observer: Callable[[StepGraph], None]) -> Iterator[None]:
-        """Hands `observer` each program's pending graph just before it is compiled and run."""
+        """Hands `observer` each program's pending graph just before it is compiled and run.
+
+        An `Exception` of its own is raised once the micro-batch is done.
+        """
         self._observers.append(observer)
         try:
             record_scopes(True)

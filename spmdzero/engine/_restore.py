@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spmdzero.engine._generators import set_generators
-from spmdzero.engine._host_state import extra_states, take_over_optimizer, take_over_progress
+from spmdzero.engine._host_state import (
+    extra_states,
+    take_over_optimizer,
+    take_over_progress,
+    take_over_skips,
+)
 from spmdzero.engine._live_state import persistent_buffers
 from spmdzero.engine._match import LoadReport, Target, match, needed_parts
 from spmdzero.engine._upload import overwrite
@@ -87,6 +92,12 @@ def restore(engine: "Engine", state: TrainingState, options: LoadOptions) -> Loa
         engine._gradients.adopt(saved["summed"])
     if not options.module_only:
         take_over_progress(engine, state.host, unfinished=with_optimizer)
+        take_over_skips(
+            engine,
+            state.host,
+            with_optimizer=with_optimizer,
+            with_schedule=_loads_schedule(engine, options),
+        )
         # Last: nothing above may draw from them any more.
         set_generators(state.host.rng or {})
     runtime.sync()
@@ -106,6 +117,11 @@ def _take_over_tensors(engine: "Engine", targets: list[Target]) -> None:
     runtime.sync()
 
 
+def _loads_schedule(engine: "Engine", options: LoadOptions) -> bool:
+    can = hasattr(engine.lr_scheduler, "load_state_dict")
+    return can and options.scheduler and not options.module_only
+
+
 @contextlib.contextmanager
 def _progress(engine: "Engine", host: HostState, options: LoadOptions) -> Iterator[None]:
     """The schedule and the loader as saved; as they were when the body fails."""
@@ -115,7 +131,7 @@ def _progress(engine: "Engine", host: HostState, options: LoadOptions) -> Iterat
     if loader is not None and host.loader is not None and not options.module_only:
         position = loader.adapted(host.loader)
     try:
-        if options.scheduler and not options.module_only and hasattr(schedule, "load_state_dict"):
+        if _loads_schedule(engine, options):
             if host.scheduler is None:
                 raise SpmdZeroCheckpointError(
                     file="the checkpoint",

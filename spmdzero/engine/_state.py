@@ -59,10 +59,10 @@ class EngineState(EngineSettings):
     @property
     def skipped_steps(self) -> int:
         """Steps that a non-finite gradient kept from the weights; reads one scalar but in fp16."""
-        if self.optimizer is None or not self.optimizer.can_skip:
-            return 0
-        known = self.optimizer.loss_scaler is not None
-        return self._counters.skipped_steps if known else self.optimizer.skipped_steps
+        optimizer = self.optimizer
+        if optimizer is None or optimizer.loss_scaler is not None or not optimizer.can_skip:
+            return self._counters.skipped_steps
+        return optimizer.skipped_steps
 
     @property
     def config(self) -> dict[str, Any]:

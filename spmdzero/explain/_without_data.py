@@ -8,8 +8,11 @@ from spmdzero.explain._trace import Batch, TracedProgram
 from spmdzero.xla import Placeholders, runtime
 
 
-class _StepTracedError(Exception):
-    """Ends a step where its program would be compiled and run."""
+class _StepTracedError(BaseException):
+    """Ends a step where its program would be compiled and run.
+
+    No `Exception`: the engine keeps those of an observer until the step is done.
+    """
 
 
 def is_without_data(model: nn.Module) -> bool:

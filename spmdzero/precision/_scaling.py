@@ -37,7 +37,6 @@ class GradientScaling:
             return cls(seed=devices)
         if not config.fp16.enabled:
             return cls()
-        # Stage 0 too: what DeepSpeed's does in fp16 is a defect, ours follows its stage 1.
         if config.prescale_gradients or config.zero_optimization.reduce_scatter:
             return cls(seed=devices, before=1 / devices)
         first = config.gradient_predivide_factor

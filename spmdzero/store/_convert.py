@@ -16,7 +16,7 @@ from spmdzero.store._locate import locate
 from spmdzero.store._open import open_state
 from spmdzero.store._state import StoredTensor, TrainingState
 from spmdzero.store._write import SaveOrder, save_native
-from spmdzero.store.deepspeed import NUMBER, Target, write_regular, write_universal
+from spmdzero.store.deepspeed import NUMBER, Target, without_debt, write_regular, write_universal
 from spmdzero.store.export import (
     Weights,
     frozen_names,
@@ -176,11 +176,15 @@ def write_for_deepspeed(
 
     Raises:
         SpmdZeroCheckpointError: no space, or no permission.
-        SpmdZeroUsageError: the state is of no run that could go on.
+        SpmdZeroUsageError: the state is of no run that could go on, or not yet of one that
+            DeepSpeed could (`without_debt`).
     """
     universal = conversion.to == "universal"
     target = Target(
-        state=state, ranks=conversion.ranks or 1, stage=conversion.stage, config=config or {}
+        state=without_debt(state),
+        ranks=conversion.ranks or 1,
+        stage=conversion.stage,
+        config=config or {},
     )
     tag = tag.removesuffix("_universal") + ("_universal" if universal else "")
     (write_universal if universal else write_regular)(target, folder / tag)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import spmdzero
+from spmdzero.engine._agreement import EVERY, AgreementRhythm
 from spmdzero.xla import runtime
 
 ROWS, LENGTH, WIDTH = 16, 4, 16
@@ -46,6 +47,14 @@ def batches(count: int, length: int = LENGTH, first: int = 0) -> Iterator[tuple[
 
 def rows(index: int) -> torch.Tensor:
     return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(index))
+
+
+def between_checks(engine: spmdzero.Engine) -> spmdzero.Engine:
+    """The same, which reads no agreement in its next 31 micro-batches."""
+    engine._agreement = AgreementRhythm()
+    for _ in range(EVERY // 2):
+        engine._agreement.is_due()
+    return engine
 
 
 def make_engine(

@@ -14,6 +14,7 @@ from tests.engine.captured import (
     WIDTH,
     assert_same_state,
     batches,
+    between_checks,
     captured,
     make_engine,
     state,
@@ -105,6 +106,7 @@ def test_a_value_computed_from_old_weights_outlives_their_buffers(engine: spmdze
 
 
 def test_replaying_compiles_and_reads_nothing(engine: spmdzero.Engine) -> None:
+    between_checks(engine)
     compiled, reads = runtime.compile_count(), counters.host_reads()
     source = batches(5)
     for _ in range(5):
@@ -115,6 +117,7 @@ def test_replaying_compiles_and_reads_nothing(engine: spmdzero.Engine) -> None:
 
 
 def test_a_progress_bar_costs_one_read_each_time_that_it_is_drawn(engine: spmdzero.Engine) -> None:
+    between_checks(engine)
     source, reads = batches(15), counters.host_reads()
     for step in range(15):
         loss = engine.train_batch(source)

@@ -116,6 +116,19 @@ def test_a_loss_scale_at_its_minimum_ends_the_run() -> None:
         step(engine, float("inf"))
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["the config's", "the caller's"])
+def test_fp16_at_stage_0_is_refused_with_an_optimizer(own: bool) -> None:
+    model = nn.Linear(4, 4)
+    adam = {"type": "AdamW", "params": {"lr": 1e-3}}
+    with pytest.raises(spmdzero.SpmdZeroConfigError, match=r"fp16\.enabled.*stage 0.*stage\": 1"):
+        spmdzero.initialize(
+            model=model,
+            optimizer=torch.optim.AdamW(model.parameters()) if own else None,
+            config={"train_micro_batch_size_per_gpu": 1, "fp16": {"enabled": True}}
+            | ({} if own else {"optimizer": adam}),
+        )
+
+
 def test_fp16_reads_one_scalar_a_step() -> None:
     engine = start(fp16={"enabled": True, "initial_scale_power": 4})
     for _ in range(2):

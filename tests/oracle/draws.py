@@ -139,7 +139,8 @@ def draw(count: int, *, seed: int) -> list[Case]:
     while len(cases) < count:
         drawn = {option: deck.take() for option, deck in decks.items()}
         if drawn["stage"] == 0 and drawn["precision"] != "fp32":
-            drawn["stage"] = rng.choice([1, 2])  # DeepSpeed's stage 0 is defective there
+            # DeepSpeed's stage 0 is defective there; of fp16 it is refused.
+            drawn["stage"] = rng.choice([1, 2])
         if drawn["optimizer"] in ("adagrad", "muon"):
             # DeepSpeed's own ZeRO makes Adagrad's states and orthogonalises Muon's gradients. What
             # is not it (stage 0, and stage 1 with fp32 accumulation of bf16) fails, or clips first.

@@ -1,0 +1,91 @@
+"""Integers that have to be the same on all devices: read seldom, missed never."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch_xla.debug.metrics as met
+from torch import nn
+
+import spmdzero
+from spmdzero.engine._agreement import EVERY, AgreementRhythm
+
+SAME = torch.ones(8, 4)
+# The devices count different numbers of positive rows.
+DIFFERENT = torch.linspace(-1, 1, 8)[:, None].expand(8, 4).contiguous()
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+        self.register_buffer("positive", torch.zeros((), dtype=torch.int32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.positive += (x > 0).sum().to(torch.int32)
+        return self.line(x).mean()
+
+
+def start(**more: Any) -> spmdzero.Engine:
+    settings = {
+        "train_micro_batch_size_per_gpu": 1,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "zero_optimization": {"stage": 2},
+    }
+    return spmdzero.initialize(model=Counting(), config=settings | more)[0]
+
+
+def reads() -> int:
+    data = met.metric_data("TransferFromDeviceTime")
+    return data[0] if data else 0
+
+
+def three_calls(engine: spmdzero.Engine, batch: torch.Tensor) -> None:
+    engine.backward(engine(batch))
+    engine.step()
+
+
+def one_call(engine: spmdzero.Engine, batch: torch.Tensor) -> None:
+    engine.train_batch(iter([batch]))
+
+
+def test_the_rhythm_is_powers_of_two_and_then_a_fixed_number() -> None:
+    rhythm = AgreementRhythm()
+    due = [number for number in range(1, 3 * EVERY + 1) if rhythm.is_due()]
+    assert due == [1, 2, 4, 8, 16, 32, EVERY, 2 * EVERY, 3 * EVERY]
+
+
+@pytest.mark.parametrize(
+    ("run", "more"),
+    [(three_calls, {}), (three_calls, {"spmd": {"capture": False}}), (one_call, {})],
+    ids=["folded", "traced", "captured"],
+)
+def test_a_late_disagreement_is_found_and_few_values_are_read(run: Any, more: Any) -> None:
+    engine = start(**more)
+    for _ in range(EVERY):
+        run(engine, SAME)
+    before = reads()
+    for _ in range(EVERY // 2):
+        run(engine, SAME)
+    run(engine, DIFFERENT)
+    for _ in range(EVERY // 2 - 2):
+        run(engine, SAME)
+    assert reads() == before
+    assert engine.global_steps == 2 * EVERY - 1
+    with pytest.raises(spmdzero.ReplicaRegionError, match="differs between replicas"):
+        run(engine, SAME)
+    assert (engine.global_steps, engine.micro_losses) == (2 * EVERY, ())
+    assert engine.was_step_applied()
+    run(engine, SAME)
+    assert engine.folding.folded or engine.capture.replayed or more
+
+
+def test_a_disagreement_is_found_before_a_checkpoint_is_written(tmp_path: Path) -> None:
+    engine = start()
+    for batch in (SAME, SAME, DIFFERENT):
+        three_calls(engine, batch)
+    with pytest.raises(spmdzero.ReplicaRegionError, match="positive"):
+        engine.save_checkpoint(tmp_path)
+    assert not list(tmp_path.iterdir())
+    engine.save_checkpoint(tmp_path)

@@ -1,0 +1,183 @@
+"""A step that raises: it is done again from its first micro-batch, or it is done."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import spmdzero
+
+ROWS = 8
+GOOD, BAD = torch.ones(ROWS, 4), torch.full((ROWS, 4), math.inf)
+AT_THE_SMALLEST_SCALE = {
+    "fp16": {"enabled": True, "auto_cast": True, "initial_scale_power": 0, "hysteresis": 1}
+}
+CHECKED = {"spmd": {"check_finite": True}}
+
+
+class Mean(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.line(x).float().mean()
+
+
+def start(**more: Any) -> spmdzero.Engine:
+    settings = {
+        "train_micro_batch_size_per_gpu": 1,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-1}},
+        "zero_optimization": {"stage": 2},
+    }
+    return spmdzero.initialize(model=Mean(), config=settings | more)[0]
+
+
+def three_calls(engine: spmdzero.Engine, *batches: torch.Tensor) -> None:
+    for batch in batches:
+        engine.backward(engine(batch))
+        engine.step()
+
+
+def one_call(engine: spmdzero.Engine, *batches: torch.Tensor) -> None:
+    engine.train_batch(iter(batches))
+
+
+Run = Callable[..., None]
+
+
+@pytest.fixture(params=[three_calls, one_call], ids=["three calls", "train_batch"])
+def run(request: pytest.FixtureRequest) -> Run:
+    return request.param
+
+
+def counts(engine: spmdzero.Engine) -> tuple[int, ...]:
+    return (
+        engine.micro_steps,
+        engine.global_steps,
+        engine.global_samples,
+        engine.skipped_steps,
+        len(engine.micro_losses),
+    )
+
+
+def weights(engine: spmdzero.Engine) -> torch.Tensor:
+    return engine.module.line.weight.detach().cpu().clone()
+
+
+def assert_starts_anew(
+    engine: spmdzero.Engine, run: Run, *failing: torch.Tensor, error: type[Exception]
+) -> None:
+    """A failing step leaves no trace, and the next one is a whole one; traced, then replayed."""
+    good = [GOOD] * engine.gradient_accumulation_steps()
+    for step in range(1, 6):
+        before, at = counts(engine), weights(engine)
+        with pytest.raises(error):
+            run(engine, *failing)
+        assert (counts(engine), engine.was_step_applied()) == (before, False)
+        assert torch.equal(weights(engine), at)
+        run(engine, *good)
+        passed = (step * len(good), step, step * ROWS * len(good), 0, 0)
+        assert (counts(engine), engine.was_step_applied()) == (passed, True)
+        assert not torch.equal(weights(engine), at)
+
+
+def test_an_overflow_at_the_smallest_scale_starts_the_step_anew(run: Run) -> None:
+    engine = start(**AT_THE_SMALLEST_SCALE, gradient_accumulation_steps=2)
+    assert_starts_anew(engine, run, GOOD, BAD, error=spmdzero.SpmdZeroRuntimeError)
+    assert engine.optimizer.skipped_steps == 0
+    if run is one_call:
+        assert engine.capture.replayed
+
+
+def test_a_loss_that_is_not_finite_starts_the_step_anew(run: Run) -> None:
+    engine = start(**CHECKED, gradient_accumulation_steps=2)
+    assert_starts_anew(engine, run, GOOD, BAD, error=spmdzero.NonFiniteError)
+    # At its first micro-batch, too.
+    assert_restarts_at_the_first(engine, run)
+
+
+def assert_restarts_at_the_first(engine: spmdzero.Engine, run: Run) -> None:
+    before = counts(engine)
+    with pytest.raises(spmdzero.NonFiniteError):
+        run(engine, BAD, GOOD)
+    assert counts(engine) == before
+
+
+def test_a_failed_step_of_the_callers_own_accumulation_counts_no_samples() -> None:
+    engine = start(**CHECKED, managed_gradient_accumulation=False)
+    assert_starts_anew(engine, three_calls, BAD, error=spmdzero.NonFiniteError)
+
+
+def test_a_failed_step_whose_end_the_caller_named_counts_no_micro_batch() -> None:
+    engine = start(**CHECKED)
+    for batch in (GOOD, GOOD):
+        engine.set_gradient_accumulation_boundary(False)
+        three_calls(engine, batch)
+    engine.set_gradient_accumulation_boundary(True)
+    with pytest.raises(spmdzero.NonFiniteError):
+        three_calls(engine, BAD)
+    assert counts(engine) == (0, 0, 0, 0, 0)
+
+
+def test_an_update_that_raises_leaves_no_half_of_a_step() -> None:
+    engine = start(gradient_accumulation_steps=2)
+    three_calls(engine, GOOD, GOOD)
+    at = weights(engine)
+    stranger = nn.Parameter(torch.zeros(4, device=engine.device))
+    engine.optimizer.param_groups[0]["params"].append(stranger)
+    with pytest.raises(spmdzero.SpmdZeroUsageError, match="was not given"):
+        three_calls(engine, GOOD, GOOD)
+    assert (counts(engine), engine.was_step_applied()) == ((2, 1, 16, 0, 0), False)
+    assert torch.equal(weights(engine), at)
+    engine.optimizer.param_groups[0]["params"].pop()
+    three_calls(engine, GOOD, GOOD)
+    assert (counts(engine), engine.was_step_applied()) == ((4, 2, 32, 0, 0), True)
+
+
+class FaultError(Exception):
+    """What somebody else's code raises."""
+
+
+def fail(*_: Any, **__: Any) -> None:
+    raise FaultError
+
+
+def watch(engine: spmdzero.Engine, run: Run) -> None:
+    with engine.observe(fail):
+        run(engine, GOOD)
+
+
+def hook(engine: spmdzero.Engine, run: Run) -> None:
+    engine.after_step.append(fail)
+    try:
+        run(engine, GOOD)
+    finally:
+        engine.after_step.remove(fail)
+
+
+def schedule(engine: spmdzero.Engine, run: Run) -> None:
+    own, engine.lr_scheduler.step = engine.lr_scheduler.step, fail
+    try:
+        run(engine, GOOD)
+    finally:
+        engine.lr_scheduler.step = own
+
+
+@pytest.mark.parametrize("faulty", [watch, hook, schedule])
+def test_a_step_is_done_whatever_an_observer_a_hook_or_a_schedule_raises(
+    run: Run, faulty: Callable[[spmdzero.Engine, Run], None]
+) -> None:
+    engine = start(scheduler={"type": "WarmupLR", "params": {"warmup_min_lr": 1e-2}})
+    for step in range(1, 6):
+        at = weights(engine)
+        with pytest.raises(FaultError):
+            faulty(engine, run)
+        passed = (2 * step - 1, 2 * step - 1, (2 * step - 1) * ROWS, 0, 0)
+        assert (counts(engine), engine.was_step_applied()) == (passed, True)
+        assert not torch.equal(weights(engine), at)
+        run(engine, GOOD)
+        assert counts(engine)[1] == 2 * step
