@@ -1,7 +1,7 @@
 """What an engine tells about itself, by DeepSpeed's names."""
 
 import math
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -14,6 +14,8 @@ from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.engine._settings import EngineSettings
 from spmdzero.plan import ShardingPlan
 from spmdzero.xla import runtime
+
+_Engine = TypeVar("_Engine", bound="EngineState")
 
 
 class EngineState(EngineSettings):
@@ -142,13 +144,13 @@ class EngineState(EngineSettings):
         """Forgets the gradients summed so far."""
         self._gradients.forget(self.module.parameters())
 
-    def train(self, mode: bool = True) -> Self:
+    def train(self: _Engine, mode: bool = True) -> _Engine:
         """Puts the module into training (or evaluation) mode."""
         self.training = mode
         self.module.train(mode)
         return self
 
-    def eval(self) -> Self:
+    def eval(self: _Engine) -> _Engine:
         """Puts the module into evaluation mode."""
         return self.train(False)
 
