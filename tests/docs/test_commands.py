@@ -24,7 +24,7 @@ def commands(page: Path) -> str:
 
 
 PAGES_WITH_COMMANDS = [pytest.param(page, id=named(page)) for page in PAGES if commands(page)]
-PROGRAMS = {"python": [sys.executable], "spmdzero": [sys.executable, "-m", "spmdzero.cli"]}
+PROGRAMS = {"python": [sys.executable], "spmdzero": [sys.executable, "-m", "spmdzero"]}
 
 
 def exists(words: list[str]) -> bool:
