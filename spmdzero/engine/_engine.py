@@ -22,6 +22,7 @@ from spmdzero.engine._module_methods import ModuleMethods
 from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.engine._refused import RefusedMethods
 from spmdzero.engine._schedule import Scheduler, require_metrics
+from spmdzero.engine._skip_log import SkipLog
 from spmdzero.engine._train_batch import TrainBatch
 from spmdzero.errors import NonFiniteError, SpmdZeroUsageError
 from spmdzero.plan import ShardingPlan
@@ -74,6 +75,7 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
         self._region = forward if isinstance(forward, ReplicaRegion) else None
         self._gradients, self._health = gradients, health
         self._counters = Counters()
+        self._skip_log = SkipLog()
         self._watch = BackwardWatch(
             region=self._region,
             accumulation=self.gradient_accumulation_steps,
@@ -242,6 +244,11 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
         self._counters.global_steps += 1
         self._counters.global_samples += self._samples_of_step()
         self._counters.backwards = 0
+        if skipped:
+            # A dynamic loss scale is found by such steps.
+            self._skip_log.tell(
+                self._counters.skipped_steps, step=self.global_steps, level=logging.INFO
+            )
         if self.lr_scheduler is not None and not skipped:
             hold = optimizer.hold
             if hold is None or hold.advance():

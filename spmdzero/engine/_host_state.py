@@ -45,10 +45,12 @@ def host_state(
     if optimizer is None:
         return state
     counts = optimizer.named_states()
+    skipped = int(counts["counter/skipped"].item())
+    engine._skip_log.tell(skipped, step=engine.global_steps)
     return dataclasses.replace(
         state,
         applied=int(counts["counter/applied"].item()),
-        skipped=int(counts["counter/skipped"].item()),
+        skipped=skipped,
         param_groups=group_numbers(engine, optimizer),
         hold=optimizer.hold.state_dict() if optimizer.hold else None,
         scaler=dataclasses.asdict(optimizer.loss_scaler) if optimizer.loss_scaler else None,
@@ -73,10 +75,15 @@ def group_numbers(engine: "Engine", optimizer: ZeroOptimizer) -> list[dict[str, 
     """The param groups, their parameters by name."""
     names = {parameter: name for name, parameter in engine.module.named_parameters()}
     return [
-        {key: value for key, value in group.items() if key != "params"}
+        {key: _number(value) for key, value in group.items() if key != "params"}
         | {"params": [names[parameter] for parameter in group["params"]]}
         for group in optimizer.param_groups
     ]
+
+
+def _number(value: Any) -> Any:
+    # A schedule fills a lr that is a tensor in place, perhaps while this is written.
+    return value.item() if isinstance(value, torch.Tensor) and value.ndim == 0 else value
 
 
 def tied_names(module: nn.Module) -> dict[str, str]:
@@ -96,13 +103,19 @@ def extra_states(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def take_over_optimizer(engine: "Engine", optimizer: ZeroOptimizer, state: HostState) -> None:
     """Sets the numbers of the param groups, the counts of updates and the loss scale."""
     for group, saved in zip(optimizer.param_groups, state.param_groups or [], strict=False):
-        group.update({key: value for key, value in saved.items() if key != "params"})
+        for key, value in saved.items():
+            if isinstance(group.get(key), torch.Tensor) and key != "params":
+                # It stays the tensor that somebody else holds.
+                group[key].fill_(value)
+            elif key != "params":
+                group[key] = value
     counts = {"counter/applied": state.applied, "counter/skipped": state.skipped}
     for name, count in counts.items():
         if count is not None:
             held = optimizer.named_states()[name]
             held.copy_(engine.mesh.place(torch.tensor(count, dtype=held.dtype)))
             engine.mesh.mark(held)
+    engine._skip_log.restart(state.skipped or 0, step=int(state.counters.get("global_steps", 0)))
     if optimizer.loss_scaler is not None and state.scaler is not None:
         known = {item.name for item in dataclasses.fields(optimizer.loss_scaler)}
         for key, value in state.scaler.items():

@@ -12,6 +12,7 @@ from spmdzero.engine._gradients import GradientStore
 from spmdzero.engine._health import LossHealth
 from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.engine._settings import EngineSettings
+from spmdzero.engine._skip_log import SkipLog
 from spmdzero.plan import ShardingPlan
 from spmdzero.xla import runtime
 
@@ -29,6 +30,7 @@ class EngineState(EngineSettings):
     _counters: Counters
     _gradients: GradientStore
     _health: LossHealth
+    _skip_log: SkipLog
     _losses: list[torch.Tensor]
     _backward_done: bool
     _step_applied: bool
@@ -63,8 +65,11 @@ class EngineState(EngineSettings):
         """Steps that a non-finite gradient kept from the weights; reads one scalar but in fp16."""
         if self.optimizer is None or not self.optimizer.can_skip:
             return 0
-        known = self.optimizer.loss_scaler is not None
-        return self._counters.skipped_steps if known else self.optimizer.skipped_steps
+        if self.optimizer.loss_scaler is not None:
+            return self._counters.skipped_steps
+        skipped = self.optimizer.skipped_steps
+        self._skip_log.tell(skipped, step=self.global_steps)
+        return skipped
 
     @property
     def config(self) -> dict[str, Any]:
@@ -82,7 +87,7 @@ class EngineState(EngineSettings):
 
         With a schedule this reads one scalar, but in fp16: skipped steps hold the schedule back.
         """
-        return [group["lr"] for group in self._groups_now()]
+        return [float(group["lr"]) for group in self._groups_now()]
 
     def get_mom(self) -> list[Any]:
         """The betas of each param group, or its momentum (SGD, RMSprop); 0.0 where it has none.

@@ -81,6 +81,11 @@ def test_a_lone_process_reads_its_place_from_the_environment_as_with_deepspeed(
     }
 
 
+def test_each_module_is_an_attribute_of_its_package_without_an_import(first: First) -> None:
+    assert first.found["modules"] > 20
+    assert first.found["missing modules"] == []
+
+
 def test_xla_compiles_without_xnnpack_although_no_variable_says_so(first: First) -> None:
     assert "xla_cpu_use_xnnpack: false" in first.options
 

@@ -3,6 +3,7 @@
 `python tests/support/first_import.py`, and what spmdzero prints by itself is seen around the JSON.
 """
 
+import functools
 import json
 import logging
 import multiprocessing
@@ -11,10 +12,16 @@ import random
 import signal
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+
+DEEPSPEEDS = {
+    *("accelerator", "checkpoint", "checkpointing", "comm", "launcher", "monitor", "ops"),
+    *("profiling", "runtime", "utils", "zero"),
+}
 
 
 def state() -> dict[str, Any]:
@@ -40,12 +47,29 @@ def changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in after.items() if before.get(name) != value}
 
 
+def modules() -> list[str]:
+    """The public modules of the packages that DeepSpeed has too."""
+    root = Path(__file__).parents[2] / "spmdzero"
+    paths = [path.relative_to(root).with_suffix("") for path in root.rglob("*.py")]
+    names = (".".join(path.parts).removesuffix(".__init__") for path in paths)
+    return sorted(name for name in names if name.split(".")[0] in DEEPSPEEDS and "._" not in name)
+
+
+def reachable(package: Any, path: str) -> bool:
+    try:
+        functools.reduce(getattr, path.split("."), package)
+    except AttributeError:
+        return False
+    return True
+
+
 def main() -> None:
     os.environ.pop("PJRT_DEVICE", None)
     before, variables = state(), dict(os.environ)
     import spmdzero
 
     imported, with_it = state(), dict(os.environ)
+    missing = [path for path in modules() if not reachable(spmdzero, path)]
     print("imported")
     spmdzero.init_distributed()
     spmdzero.comm.new_group([0])
@@ -57,6 +81,8 @@ def main() -> None:
         "at the start": changed(imported, state()),
         "variables at the start": changed(with_it, dict(os.environ)),
         "sum": x.sum().item(),
+        "modules": len(modules()),
+        "missing modules": missing,
     }
     print(json.dumps(found))
 
