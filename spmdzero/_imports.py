@@ -6,8 +6,8 @@ from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import Any
 
-from spmdzero import refusals
 from spmdzero.errors import RefusedImportError
+from spmdzero.refusals import REFUSALS
 
 
 class _RefusedModules(MetaPathFinder):
@@ -17,13 +17,20 @@ class _RefusedModules(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> Any:
         package, _, rest = fullname.partition(".")
-        refused = refusals.refused_prefix(rest) if package == "spmdzero" else None
+        refused = _refused_prefix(rest) if package == "spmdzero" else None
         if refused is None:
             return None
-        refusal = refusals.REFUSALS[refused]
+        refusal = REFUSALS[refused]
         error = RefusedImportError(f"deepspeed.{rest}: {refusal.reason}. {refusal.instead}")
         error.name = fullname
         raise error
+
+
+def _refused_prefix(path: str) -> str | None:
+    """The name of the table that a path below `deepspeed` is, or is inside of."""
+    parts = path.split(".")
+    prefixes = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+    return next((prefix for prefix in prefixes if prefix in REFUSALS), None)
 
 
 def refuse_modules() -> None:

@@ -109,8 +109,7 @@ REFUSALS: dict[str, Refusal] = {
     **_under("", "init_inference default_inference_config InferenceEngine", _INFERENCE),
     **_under("", "DeepSpeedInferenceConfig DeepSpeedHybridEngine", _INFERENCE),
     **_under("", "DeepSpeedTransformerLayer DeepSpeedTransformerConfig", _INFERENCE),
-    **_under("", "replace_transformer_layer", _INFERENCE),
-    **_under("", "inference", _INFERENCE),
+    **_under("", "replace_transformer_layer inference", _INFERENCE),
     **_under("", "tp_model_init set_autotp_mode merge_tp_model_init_into_config", _PARALLEL),
     **_under("", "record_tp_model_init_args PipelineModule PipelineEngine pipe moe", _PARALLEL),
     **_under("", "DualPipeVModule DualPipeVEngine linear", _PARALLEL),
@@ -207,8 +206,7 @@ REFUSALS: dict[str, Refusal] = {
     **_under("DeepSpeedEngine", "buffered_allreduce_fallback", _BUFFERS),
     **_under("DeepSpeedEngine", "get_optimizer_configuration", _BUFFERS),
     **_under("DeepSpeedEngine", "sparse_all_gather sparse_allreduce", _SPARSE),
-    **_under("DeepSpeedEngine", "sparse_allreduce_bucket", _SPARSE),
-    **_under("DeepSpeedEngine", "sparse_allreduce_no_retain", _SPARSE),
+    **_under("DeepSpeedEngine", "sparse_allreduce_bucket sparse_allreduce_no_retain", _SPARSE),
     **_under("DeepSpeedEngine", "compile_autosp compile_autotp get_autosp_backend", _COMPILE),
     **_under("DeepSpeedEngine", "get_autotp_backend get_deepcompile_backend", _COMPILE),
     **_under("DeepSpeedEngine", "get_deepspeed_compile_backend", _COMPILE),
@@ -270,17 +268,18 @@ def attribute(package: str, name: str) -> Any:
             refuse(path)
 
         return _Refused(name, (), {"__new__": new, "__doc__": _said(path), "__qualname__": path})
-    if not name.startswith("_") and importlib.util.find_spec(f"spmdzero.{path}") is not None:
+    if not name.startswith("_") and _is_module(f"spmdzero.{path}"):
         return importlib.import_module(f"spmdzero.{path}")
     module = f"spmdzero.{package}".rstrip(".")
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
-def refused_prefix(path: str) -> str | None:
-    """The name of the table that a path below `deepspeed` is, or is inside of."""
-    parts = path.split(".")
-    prefixes = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
-    return next((prefix for prefix in prefixes if prefix in REFUSALS), None)
+def _is_module(path: str) -> bool:
+    try:
+        return importlib.util.find_spec(path) is not None
+    except ModuleNotFoundError:
+        # Its parent is a module without any.
+        return False
 
 
 def refused_methods(path: str) -> type:

@@ -175,6 +175,7 @@ def test_a_lr_that_is_a_tensor_stays_that_tensor(tmp_path: Path) -> None:
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "zero_allow_untested_optimizer": 1,
+        "zero_optimization": {"stage": 2},
         "scheduler": {
             "type": "WarmupLR",
             "params": {"warmup_num_steps": 4, "warmup_max_lr": 0.4, "warmup_type": "linear"},
