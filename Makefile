@@ -1,16 +1,19 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# The oldest and the newest Python that torch_xla 2.9.0 has wheels for; python3.10 has to be on the path.
+PYTHONS ?= 3.10 3.13
 BIN := .venv/bin
 # What the demo is run with, e.g. make demo DEMO_ARGS="--size tiny"
 DEMO_ARGS ?=
 SOAK_MINUTES ?= 30
 
-.PHONY: help demo test test-all lint bench soak docs goldens notebooks clean
+.PHONY: help demo test test-all test-pythons lint bench soak docs goldens notebooks clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    train a GPT on 8 virtual devices, under 5 minutes (DEMO_ARGS=\"--size tiny\": about 1)"
 	@echo "make test    lint, types, tests"
 	@echo "make test-all    those, and the combinations of models, configs and topologies that it leaves out"
+	@echo "make test-pythons    install it as a user does into a fresh 3.10 and 3.13, run the README there"
 	@echo "make lint    ruff and pyrefly"
 	@echo "make goldens     compile the recorded models for TPUs again, write their ledgers anew"
 	@echo "make notebooks   run the notebooks, write their outputs anew"
@@ -19,8 +22,14 @@ help:
 	@echo "make soak    30 minutes of saving, kills and resuming on other device counts (SOAK_MINUTES=5)"
 	@echo "make clean   remove the virtual environment and everything generated"
 
-demo: .venv/installed
+demo: .venv/demo-installed
 	$(BIN)/python examples/train_gpt.py $(DEMO_ARGS)
+
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# What the README says, and a part of what each layer does.
+FRESH_TESTS := tests/docs/test_commands.py tests/docs/test_docs.py tests/unit/test_config.py \
+	tests/unit/test_plan_render.py tests/unit/test_region_gradients.py \
+	tests/engine/test_engine.py tests/checkpoint/test_resume.py
 
 # A worker for each core of the smallest machine; a file's tests share what it compiles.
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile
@@ -30,6 +39,17 @@ test: lint
 
 test-all: lint
 	$(PYTEST)
+
+# Not part of `make test`: torch is a download of minutes for each Python. Nothing but spmdzero and
+# pytest is installed, and what is tested is the installed copy: --import-mode=append.
+test-pythons: $(PYTHONS:%=test-python-%)
+
+test-python-%:
+	@test -x .venv-$*/bin/python || python$* -m venv .venv-$*
+	@echo "Python $*: pip install . (torch and what it needs: 7 GB, 10 minutes) and pytest"
+	@rm -rf build
+	@$(PIP_INSTALL:$(BIN)%=.venv-$*/bin%) . pytest
+	.venv-$*/bin/pytest --import-mode=append -k "README or not docs" $(FRESH_TESTS)
 
 lint: .venv/installed
 	$(BIN)/ruff check
@@ -53,11 +73,18 @@ docs: .venv/installed
 	@echo "wrote out/site/index.html"
 
 clean:
-	rm -rf .venv build out .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-* build out .pytest_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/installed: pyproject.toml
+.venv/demo-installed: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "Installing spmdzero and its tools into .venv"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@echo "Installing spmdzero and what the demo draws with into .venv"
+	@echo "torch and torch_xla are most of it: 2 to 10 minutes by the connection, 7 GB on disk, once"
+	@$(PIP_INSTALL) -e '.[examples]'
+	@touch $@
+
+# Adds to what the demo installed.
+.venv/installed: .venv/demo-installed
+	@echo "Installing the tools of tests, docs and notebooks: some minutes, once"
+	@$(PIP_INSTALL) -e '.[test]'
 	@touch $@

@@ -16,6 +16,7 @@ from spmdzero import (
     zero,
 )
 from spmdzero._arguments import add_config_arguments
+from spmdzero._imports import refuse_modules
 from spmdzero._initialize import initialize
 from spmdzero._logging import show_log_lines
 from spmdzero.accelerator import get_accelerator
@@ -44,6 +45,7 @@ from spmdzero.xla import local_shards, replicated
 
 __version__ = version("spmdzero")
 show_log_lines()
+refuse_modules()
 
 __all__ = [
     "AuditError",
@@ -96,4 +98,4 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    return refusals.placeholder("", name)
+    return refusals.attribute("", name)

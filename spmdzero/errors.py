@@ -24,6 +24,14 @@ class SpmdZeroUsageError(SpmdZeroError, RuntimeError):
     """A call in the wrong order, or an input of the wrong kind or size."""
 
 
+class RefusedNameError(SpmdZeroUsageError, AttributeError):
+    """A name of DeepSpeed's that spmdzero refuses, looked up in something that isn't here."""
+
+
+class RefusedImportError(SpmdZeroUsageError, ModuleNotFoundError):
+    """A module of DeepSpeed's that spmdzero refuses: says why, and what to use instead."""
+
+
 class SpmdZeroRuntimeError(SpmdZeroError, RuntimeError):
     """The device runtime is not in the state that spmdzero needs (SPMD too late, wrong version)."""
 

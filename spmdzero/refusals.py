@@ -1,9 +1,11 @@
 """DeepSpeed's names that spmdzero refuses: why, and what to use instead."""
 
 import dataclasses
+import importlib
+import importlib.util
 from typing import Any, NoReturn
 
-from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.errors import RefusedNameError, SpmdZeroUsageError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +93,10 @@ _ENGINE_DATA = Refusal(
     "curriculum learning, data sampling and random-LTD are not part of ZeRO-1/2",
     "Order the data in your own dataset or sampler",
 )
+_ELASTICITY = Refusal(
+    "DeepSpeed removed elastic training in 0.19.8",
+    "Load a checkpoint on another number of devices: every checkpoint of spmdzero can be",
+)
 _AUTOTUNING = Refusal("spmdzero has no autotuner", "Set the batch sizes in the config")
 
 
@@ -103,14 +109,29 @@ REFUSALS: dict[str, Refusal] = {
     **_under("", "init_inference default_inference_config InferenceEngine", _INFERENCE),
     **_under("", "DeepSpeedInferenceConfig DeepSpeedHybridEngine", _INFERENCE),
     **_under("", "DeepSpeedTransformerLayer DeepSpeedTransformerConfig", _INFERENCE),
-    **_under("", "replace_transformer_layer module_inject model_implementations", _INFERENCE),
-    **_under("", "inference", _INFERENCE),
+    **_under("", "replace_transformer_layer inference", _INFERENCE),
     **_under("", "tp_model_init set_autotp_mode merge_tp_model_init_into_config", _PARALLEL),
     **_under("", "record_tp_model_init_args PipelineModule PipelineEngine pipe moe", _PARALLEL),
     **_under("", "DualPipeVModule DualPipeVEngine linear", _PARALLEL),
     **_under("", "resolve_per_head_muon_after_sharding set_optimizer_flags", _BUFFERS),
     **_under("", "compile", _COMPILE),
     **_under("", "autotuning", _AUTOTUNING),
+    **_under("", "module_inject model_implementations", _INFERENCE),
+    **_under("", "sequence compression nvme", _TUNING),
+    **_under("", "elasticity", _ELASTICITY),
+    **_under("ops", "op_builder csrc compile triton_ops", _BUILD),
+    **_under("ops", "transformer quantizer fp_quantizer deepspeed4science", _INFERENCE),
+    **_under("ops", "aio gds pin_memory", _HOST),
+    **_under("ops", "random_ltd", _ENGINE_DATA),
+    **_under("runtime", "pipe domino sequence_parallel tensor_parallel", _PARALLEL),
+    **_under("runtime", "swap_tensor superoffload zenflow", _HOST),
+    **_under("runtime", "hybrid_engine hybrid_engine_graph rollout", _INFERENCE),
+    **_under("runtime", "data_pipeline", _ENGINE_DATA),
+    **_under("runtime", "fp16 bf16_optimizer comm sparse_tensor weight_quantizer", _BUFFERS),
+    **_under("runtime", "compiler", _COMPILE),
+    **_under("runtime", "checkpoint_engine model_checkpointing state_dict_factory", _WRITERS),
+    **_under("runtime.zero", "stage3 partitioned_param_coordinator parameter_offload", _STAGE_3),
+    **_under("runtime.zero", "tiling linear mics", _STAGE_3),
     **_under("", "datastates io load_ds_config DeepSpeedDataLoader", _TUNING),
     **_under("accelerator", "is_current_accelerator_supported set_accelerator", _BUILD),
     **_under("comm", "reset_log has_comm_data get_comm_operation_count", _COMM_LOG),
@@ -180,14 +201,12 @@ REFUSALS: dict[str, Refusal] = {
     **_under("accelerator.DeepSpeedAccelerator", "set_visible_devices_envs", _BUILD),
     **_under("accelerator.DeepSpeedAccelerator", "visible_devices_envs", _BUILD),
     **_under("DeepSpeedEngine", "offload_states reload_states", _OFFLOAD_STATES),
-    **_under("DeepSpeedEngine", "empty_partition_cache", _STAGE_3),
     **_under("DeepSpeedEngine", "all_gather_scalar allreduce_and_copy", _BUFFERS),
     **_under("DeepSpeedEngine", "allreduce_bucket allreduce_no_retain", _BUFFERS),
     **_under("DeepSpeedEngine", "buffered_allreduce_fallback", _BUFFERS),
     **_under("DeepSpeedEngine", "get_optimizer_configuration", _BUFFERS),
     **_under("DeepSpeedEngine", "sparse_all_gather sparse_allreduce", _SPARSE),
-    **_under("DeepSpeedEngine", "sparse_allreduce_bucket", _SPARSE),
-    **_under("DeepSpeedEngine", "sparse_allreduce_no_retain", _SPARSE),
+    **_under("DeepSpeedEngine", "sparse_allreduce_bucket sparse_allreduce_no_retain", _SPARSE),
     **_under("DeepSpeedEngine", "compile_autosp compile_autotp get_autosp_backend", _COMPILE),
     **_under("DeepSpeedEngine", "get_autotp_backend get_deepcompile_backend", _COMPILE),
     **_under("DeepSpeedEngine", "get_deepspeed_compile_backend", _COMPILE),
@@ -216,27 +235,51 @@ REFUSALS: dict[str, Refusal] = {
 
 def refuse(path: str) -> NoReturn:
     """Raises SpmdZeroUsageError for a name of the table."""
-    refusal = REFUSALS[path]
-    raise SpmdZeroUsageError(f"deepspeed.{path}: {refusal.reason}. {refusal.instead}")
+    raise SpmdZeroUsageError(f"deepspeed.{path}: {_said(path)}")
 
 
-def placeholder(package: str, name: str) -> Any:
-    """What `deepspeed.<package>.<name>` is here: a class that raises when it is called.
+def _said(path: str) -> str:
+    return f"{REFUSALS[path].reason}. {REFUSALS[path].instead}"
 
-    A class, so that `isinstance` and `issubclass` checks of scripts go on working.
+
+class _Refused(type):
+    """The class of what a refused name is: it has none of the names that DeepSpeed's has."""
+
+    def __getattr__(cls, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise RefusedNameError(f"deepspeed.{cls.__qualname__}.{name}: {_said(cls.__qualname__)}")
+
+
+def attribute(package: str, name: str) -> Any:
+    """What `spmdzero.<package>.<name>` is where the package itself doesn't say.
+
+    A module of the package, which nobody has imported before: DeepSpeed imports its own, and
+    scripts write `deepspeed.runtime.lr_schedules.WarmupLR`. Or for a name that is refused a class
+    that raises when it is called; a class, so that `isinstance` and `issubclass` go on working.
 
     Raises:
-        AttributeError: the name is not in the table.
+        AttributeError: neither.
     """
     path = f"{package}.{name}".lstrip(".")
-    if path not in REFUSALS:
-        module = f"spmdzero.{package}".rstrip(".")
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    if path in REFUSALS:
 
-    def new(*_: Any, **__: Any) -> NoReturn:
-        refuse(path)
+        def new(*_: Any, **__: Any) -> NoReturn:
+            refuse(path)
 
-    return type(name, (), {"__new__": new, "__doc__": REFUSALS[path].reason})
+        return _Refused(name, (), {"__new__": new, "__doc__": _said(path), "__qualname__": path})
+    if not name.startswith("_") and _is_module(f"spmdzero.{path}"):
+        return importlib.import_module(f"spmdzero.{path}")
+    module = f"spmdzero.{package}".rstrip(".")
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+def _is_module(path: str) -> bool:
+    try:
+        return importlib.util.find_spec(path) is not None
+    except ModuleNotFoundError:
+        # Its parent is a module without any.
+        return False
 
 
 def refused_methods(path: str) -> type:

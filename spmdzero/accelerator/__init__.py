@@ -11,4 +11,4 @@ __all__ = ["DeepSpeedAccelerator", "XlaAccelerator", "get_accelerator"]
 
 
 def __getattr__(name: str) -> Any:
-    return refusals.placeholder("accelerator", name)
+    return refusals.attribute("accelerator", name)

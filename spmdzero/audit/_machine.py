@@ -50,7 +50,7 @@ def _versions() -> Iterator[Check]:
             status="note",
             said=f"{' and '.join(missing)} not installed; only compiling for TPU without a TPU "
             "needs it",
-            fix="pip install 'spmdzero[tpu]'",
+            fix="pip install 'spmdzero[tpu]', on Python 3.11 or 3.12",
         )
 
 
@@ -98,8 +98,7 @@ def _flags(settings: SpmdZeroConfig | None) -> Iterator[Check]:
             else "",
         )
     else:
-        xla = os.environ.get("XLA_FLAGS", "").split()
-        yield Check(name="flags", status="ok", said=" ".join(xla) or "none")
+        yield Check(name="flags", status="ok", said=" ".join(runtime.cpu_flags()) or "none")
     debugging = [name for name in _DEBUGGING if os.environ.get(name, "0") not in ("", "0")]
     if debugging:
         yield Check(

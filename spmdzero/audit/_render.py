@@ -5,10 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from spmdzero._rich import Console, Table, Text, box
 
 _WIDTH = 100
 _MARKS = {"error": "✗", "warning": "!", "ok": "✓", "note": "·"}

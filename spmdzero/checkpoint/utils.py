@@ -28,4 +28,4 @@ def clone_tensors_for_torch_save(
 
 
 def __getattr__(name: str) -> Any:
-    return refusals.placeholder("checkpoint.utils", name)
+    return refusals.attribute("checkpoint.utils", name)

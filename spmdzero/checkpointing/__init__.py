@@ -35,4 +35,4 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    return refusals.placeholder("checkpointing", name)
+    return refusals.attribute("checkpointing", name)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from spmdzero.errors import SpmdZeroError
-from spmdzero.explain import Explanation, Topology, _passes, page
+from spmdzero.explain import Explanation, Topology, _passes, page, require_tpu_compiler
 
 _WORKER = "spmdzero.cli._explain_worker"
 _DEFAULT_DEVICES = 8
@@ -49,11 +49,13 @@ def explain(
     ] = False,
 ) -> None:
     """Does a step fit, what does it move, what is wrong, what does it wait for? No TPU needed."""
-    if meta and tpu and _passes.FOLDER not in os.environ:
-        # A model too large for this machine's memory takes the TPU's compiler the rest of it.
-        again = [sys.executable, "-m", "spmdzero.cli", *sys.argv[1:]]
-        os.execv(sys.executable, [sys.executable, "-P", str(_passes.__file__), *again])
     try:
+        if meta and tpu and _passes.FOLDER not in os.environ:
+            require_tpu_compiler()
+            # A model too large for this machine's memory takes the TPU's compiler the rest of it.
+            again = [sys.executable, "-m", "spmdzero", *sys.argv[1:]]
+            # The Pythons that have this compiler have -P.
+            os.execv(sys.executable, [sys.executable, "-P", str(_passes.__file__), *again])
         explanations = [
             _explain_on(
                 count,

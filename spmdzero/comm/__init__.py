@@ -112,4 +112,4 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    return refusals.placeholder("comm", name)
+    return refusals.attribute("comm", name)

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from spmdzero.comm import _alone
 from spmdzero.errors import SpmdZeroRuntimeError, SpmdZeroUsageError
 from spmdzero.xla import runtime
 
 logger = logging.getLogger("spmdzero")
-_LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _BACKEND = "gloo"
 _TIMEOUT = datetime.timedelta(minutes=int(os.environ.get("DEEPSPEED_TIMEOUT", "10")))
 
@@ -35,9 +35,14 @@ def init_distributed(
     environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), by `init_method`, or by the TPU
     runtime. Does nothing where torch.distributed is initialised already.
 
+    A lone process, which no launcher started, gets a group of its own, and in its environment what
+    scripts read of a launcher: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+
     Args:
         dist_backend: gloo is used whatever it says: device tensors don't travel by it.
-        auto_mpi_discovery, distributed_port, verbose, config: without meaning here.
+        auto_mpi_discovery: whether that environment is set.
+        distributed_port: its MASTER_PORT.
+        verbose, config: without meaning here.
         timeout: of one collective.
         init_method: as in `torch.distributed.init_process_group`, with `rank` and `world_size`.
         dist_init_required: False requires that it was done before.
@@ -60,15 +65,18 @@ def init_distributed(
         dist.init_process_group(
             _BACKEND, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size
         )
-    elif all(name in os.environ for name in _LAUNCHER):
+    elif _alone.has_peers():
         dist.init_process_group(_BACKEND, timeout=timeout)
     elif runtime.process_count() > 1:
         dist.init_process_group(_BACKEND, init_method=runtime.rendezvous(), timeout=timeout)
     else:
         # No port is opened for a process that has nobody to talk to.
-        dist.init_process_group(
-            _BACKEND, store=dist.HashStore(), timeout=timeout, rank=0, world_size=1
-        )
+        with _alone.without_gloos_line():
+            dist.init_process_group(
+                _BACKEND, store=dist.HashStore(), timeout=timeout, rank=0, world_size=1
+            )
+        if auto_mpi_discovery:
+            _alone.name_the_only_process(port=distributed_port)
 
 
 def connect(*, dist_init_required: bool | None) -> None:
@@ -92,8 +100,8 @@ def connect(*, dist_init_required: bool | None) -> None:
 
 
 def _is_alone() -> bool:
-    launched = dist.is_initialized() or all(name in os.environ for name in _LAUNCHER)
-    return not launched and runtime.process_count() == 1
+    connected = dist.is_initialized() or _alone.has_peers()
+    return not connected and runtime.process_count() == 1
 
 
 def is_initialized() -> bool:
@@ -172,7 +180,10 @@ def get_world_group() -> dist.ProcessGroup:
 def new_group(ranks: list[int]) -> Any:
     """A group of some processes; every process calls it, members or not."""
     ensure_initialized()
-    return dist.new_group(ranks)
+    if dist.get_world_size() > 1:
+        return dist.new_group(ranks)
+    with _alone.without_gloos_line():
+        return dist.new_group(ranks)
 
 
 def get_global_rank(group: dist.ProcessGroup | None = None, group_rank: int = 0) -> int:

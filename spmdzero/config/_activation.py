@@ -1,9 +1,9 @@
 """The section ``activation_checkpointing``."""
 
-from spmdzero.config._types import Natural, Section
+from spmdzero.config._types import DeepSpeedSection, Natural
 
 
-class ActivationCheckpointingConfig(Section):
+class ActivationCheckpointingConfig(DeepSpeedSection):
     """Where DeepSpeed keeps checkpointed activations; here the compiler decides.
 
     What is recomputed is the model's choice. `NO_MEANING` tells why no key has an effect, and

@@ -5,16 +5,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from spmdzero.config._errors import RefusedValueError
-from spmdzero.config._types import Count, NullIsEmpty, Section, upper
+from spmdzero.config._types import Count, DeepSpeedSection, NullIsEmpty, upper
 
 
-class ParallelWriteConfig(Section):
+class ParallelWriteConfig(DeepSpeedSection):
     """Which of DeepSpeed's ranks write a checkpoint."""
 
     pipeline_stage: bool = False
 
 
-class CheckpointConfig(Section):
+class CheckpointConfig(DeepSpeedSection):
     """How checkpoints are written. The first three keys are ours, the others DeepSpeed's.
 
     Attributes:

@@ -8,9 +8,13 @@ from pydantic import ValidationError
 from spmdzero.errors import SpmdZeroConfigError
 
 _EXPECTED = {
+    "bool_parsing": "true or false",
     "bool_type": "true or false",
     "dict_type": "an object",
+    "float_parsing": "a number",
     "float_type": "a number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
     "int_type": "a whole number",
     "model_type": "an object",
     "string_type": "a string",

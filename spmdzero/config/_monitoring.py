@@ -2,12 +2,12 @@
 
 from pydantic import Field
 
-from spmdzero.config._types import Count, Natural, Rate, Section
+from spmdzero.config._types import Count, DeepSpeedSection, Natural, Rate
 
 _JOB = "DeepSpeedJobName"
 
 
-class TensorBoardConfig(Section):
+class TensorBoardConfig(DeepSpeedSection):
     """Scalars as TensorBoard event files.
 
     Attributes:
@@ -21,7 +21,7 @@ class TensorBoardConfig(Section):
     job_name: str = _JOB
 
 
-class WandbConfig(Section):
+class WandbConfig(DeepSpeedSection):
     """Scalars in Weights & Biases.
 
     Attributes:
@@ -37,7 +37,7 @@ class WandbConfig(Section):
     project: str = "deepspeed"
 
 
-class CsvConfig(Section):
+class CsvConfig(DeepSpeedSection):
     """Scalars as CSV files, one for each.
 
     Attributes:
@@ -51,7 +51,7 @@ class CsvConfig(Section):
     job_name: str = _JOB
 
 
-class FlopsProfilerConfig(Section):
+class FlopsProfilerConfig(DeepSpeedSection):
     """The profile of one step's floating-point operations.
 
     Attributes:
@@ -73,7 +73,7 @@ class FlopsProfilerConfig(Section):
     output_file: str | None = None
 
 
-class CommsLoggerConfig(Section):
+class CommsLoggerConfig(DeepSpeedSection):
     """The log of collectives.
 
     Attributes:

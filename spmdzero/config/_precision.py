@@ -5,10 +5,10 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, model_validator
 
 from spmdzero.config._errors import RefusedValueError
-from spmdzero.config._types import Count, Dtype, Natural, Rate, Section, whole
+from spmdzero.config._types import Count, DeepSpeedSection, Dtype, Natural, Rate, whole
 
 
-class Bf16Config(Section):
+class Bf16Config(DeepSpeedSection):
     """bf16 parameters and gradients, with fp32 master weights unless they are turned off.
 
     Attributes:
@@ -45,7 +45,7 @@ class Bf16Config(Section):
         return self
 
 
-class Fp16Config(Section):
+class Fp16Config(DeepSpeedSection):
     """fp16 parameters and gradients, fp32 master weights, and a loss scale.
 
     The rules are those of DeepSpeed's runtime/precision_config.py and fp16/loss_scaler.py.
@@ -87,7 +87,7 @@ class Fp16Config(Section):
         return self
 
 
-class TorchAutocastConfig(Section):
+class TorchAutocastConfig(DeepSpeedSection):
     """Forward under torch.autocast, over fp32 parameters.
 
     Attributes:
@@ -103,7 +103,7 @@ class TorchAutocastConfig(Section):
     lower_precision_safe_modules: list[str] | None = None
 
 
-class DataTypesConfig(Section):
+class DataTypesConfig(DeepSpeedSection):
     """Dtypes of the tensors that live between micro-batches.
 
     Attributes:

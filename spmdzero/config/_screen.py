@@ -7,6 +7,7 @@ from spmdzero.config._deprecated import holder_of
 from spmdzero.config._errors import unknown_key
 from spmdzero.config._keys import NO_MEANING, REMOVED
 from spmdzero.config._off import OFF_ONLY, OffSection
+from spmdzero.config._types import flag
 from spmdzero.errors import SpmdZeroConfigError
 
 
@@ -44,13 +45,14 @@ def off_names(section: str) -> set[str]:
 
 def _check_removed(value: object, *, key: str, reason: str) -> None:
     # A section without "enabled" is off only when it is empty.
-    off = value.get("enabled") is False if isinstance(value, Mapping) and value else not value
+    section = isinstance(value, Mapping) and value
+    off = flag(value.get("enabled")) is False if section else not value
     if not off:
         raise SpmdZeroConfigError(key=key, value=value, reason=reason, fix="Remove the key.")
 
 
 def _check_section(value: object, *, key: str, rule: OffSection) -> None:
-    if value is None or value is False:
+    if value is None or flag(value) is False:
         return
     if not isinstance(value, Mapping):
         raise SpmdZeroConfigError(key=key, value=value, reason=rule.reason, fix=rule.fix)
@@ -68,6 +70,8 @@ def _check_section(value: object, *, key: str, rule: OffSection) -> None:
 def _asks_nothing(value: object, *, off: object) -> bool:
     if isinstance(off, tuple):
         return any(_asks_nothing(value, off=one) for one in off)
+    if isinstance(off, bool):
+        value = flag(value)
     if isinstance(value, str) and isinstance(off, str):
         return value.lower() == off.lower()
     # In Python True equals 1, in a config it doesn't.

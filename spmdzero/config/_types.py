@@ -1,19 +1,56 @@
 """The base of every section, and the number types that a config may hold."""
 
-from typing import Annotated, Literal
+import types
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 
 class Section(BaseModel):
-    """A frozen section that takes no unknown key and coerces nothing."""
+    """A frozen section that takes no unknown key and coerces nothing but 0 and 1 to a boolean."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _flags_and_numbers(cls, value: object, info: ValidationInfo) -> object:
+        kinds = _kinds(cls.model_fields[info.field_name or ""].annotation)
+        if bool in kinds:
+            return flag(value)
+        if isinstance(value, bool) and kinds & {int, float}:
+            # Python's True equals 1, and a section that coerces would take it.
+            raise PydanticCustomError("int_type" if int in kinds else "float_type", "a number")
+        return value
 
     @classmethod
     def json_keys(cls) -> dict[str, str]:
         """The keys as JSON writes them -> the attributes: ``async`` is no name in Python."""
         return {field.alias or name: name for name, field in cls.model_fields.items()}
+
+
+class DeepSpeedSection(Section):
+    """A section that DeepSpeed reads with pydantic, which coerces: "3" is 3 and "false" is false.
+
+    Not so the top level, `optimizer.params` and `scheduler.params`, whose values DeepSpeed takes as
+    they are (runtime/config_utils.py).
+    """
+
+    model_config = ConfigDict(strict=False)
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The types that a field may hold: `int | None` is both."""
+    if get_origin(annotation) is Annotated:
+        return _kinds(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return {kind for member in get_args(annotation) for kind in _kinds(member)}
+    return {get_origin(annotation) or annotation}
+
+
+def flag(value: object) -> object:
+    """The value, as a boolean if it is 0 or 1, as old files have it."""
+    return bool(value) if type(value) is int and value in (0, 1) else value
 
 
 def whole(value: object) -> object:

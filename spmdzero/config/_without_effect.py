@@ -2,10 +2,10 @@
 
 from typing import Annotated
 
-from spmdzero.config._types import Natural, NullIsEmpty, Section
+from spmdzero.config._types import DeepSpeedSection, Natural, NullIsEmpty
 
 
-class AioConfig(Section):
+class AioConfig(DeepSpeedSection):
     """DeepSpeed's asynchronous reads and writes of offloaded tensors."""
 
     block_size: Natural = 1_048_576
@@ -16,14 +16,14 @@ class AioConfig(Section):
     use_gds: bool = False
 
 
-class ThroughputTimerConfig(Section):
+class ThroughputTimerConfig(DeepSpeedSection):
     """DeepSpeed's timer of samples per second."""
 
     enabled: bool = True
     synchronized: bool = True
 
 
-class TimersConfig(Section):
+class TimersConfig(DeepSpeedSection):
     """DeepSpeed's timers."""
 
     throughput: Annotated[ThroughputTimerConfig, NullIsEmpty] = ThroughputTimerConfig()

@@ -6,10 +6,10 @@ from typing import Any
 from pydantic import field_validator
 
 from spmdzero.config._errors import RefusedValueError
-from spmdzero.config._types import Natural, Section
+from spmdzero.config._types import DeepSpeedSection, Natural
 
 
-class ZeroKeysWithoutMeaning(Section):
+class ZeroKeysWithoutMeaning(DeepSpeedSection):
     """Keys of a hand-written communication engine; `NO_MEANING` tells why each has no effect."""
 
     allgather_bucket_size: Natural = 500_000_000

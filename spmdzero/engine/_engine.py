@@ -23,6 +23,7 @@ from spmdzero.engine._module_methods import ModuleMethods
 from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.engine._refused import RefusedMethods
 from spmdzero.engine._schedule import Scheduler, require_metrics
+from spmdzero.engine._skip_log import SkipLog
 from spmdzero.engine._train_batch import TrainBatch
 from spmdzero.errors import NonFiniteError, SpmdZeroRuntimeError, SpmdZeroUsageError
 from spmdzero.plan import ShardingPlan
@@ -75,6 +76,7 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
         self._region = forward if isinstance(forward, ReplicaRegion) else None
         self._gradients, self._health = gradients, health
         self._counters = Counters()
+        self._skip_log = SkipLog()
         self._watch = BackwardWatch(
             region=self._region,
             accumulation=self.gradient_accumulation_steps,
@@ -270,6 +272,8 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
         self._counters.pass_step(samples=self._samples_of_step(), skipped=skipped)
         hold = optimizer.hold
         if skipped:
+            # A dynamic loss scale is found by such steps.
+            self._skip_log.tell(self.skipped_steps, step=self.global_steps, level=logging.INFO)
             if hold is not None:
                 hold.stand_still()
         elif self.lr_scheduler is not None and (hold is None or hold.advance()):

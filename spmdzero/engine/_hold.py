@@ -117,4 +117,8 @@ class ScheduleHold:
 
 
 def _schedulable(group: dict[str, Any]) -> dict[str, Any]:
-    return {key: group[key] for key in ("lr", "betas", "momentum", "use_muon") if key in group}
+    numbers = {key: group[key] for key in ("lr", "betas", "momentum", "use_muon") if key in group}
+    if isinstance(numbers.get("lr"), torch.Tensor):
+        # A schedule fills it in place.
+        numbers["lr"] = float(numbers["lr"])
+    return numbers

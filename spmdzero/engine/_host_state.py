@@ -47,6 +47,7 @@ def host_state(
     if optimizer is None:
         return state
     skipped = optimizer.skipped_steps
+    engine._skip_log.tell(skipped, step=engine.global_steps)
     return dataclasses.replace(
         state,
         # The count of the devices: without fp16 the host's own lags behind.
@@ -77,10 +78,15 @@ def group_numbers(engine: "Engine", optimizer: ZeroOptimizer) -> list[dict[str, 
     """The param groups, their parameters by name."""
     names = {parameter: name for name, parameter in engine.module.named_parameters()}
     return [
-        {key: value for key, value in group.items() if key != "params"}
+        {key: _number(value) for key, value in group.items() if key != "params"}
         | {"params": [names[parameter] for parameter in group["params"]]}
         for group in optimizer.param_groups
     ]
+
+
+def _number(value: Any) -> Any:
+    # A schedule fills a lr that is a tensor in place, perhaps while this is written.
+    return value.item() if isinstance(value, torch.Tensor) and value.ndim == 0 else value
 
 
 def tied_names(module: nn.Module) -> dict[str, str]:
@@ -100,7 +106,12 @@ def extra_states(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def take_over_optimizer(engine: "Engine", optimizer: ZeroOptimizer, state: HostState) -> None:
     """Sets the numbers of the param groups, the count of updates and the loss scale."""
     for group, saved in zip(optimizer.param_groups, state.param_groups or [], strict=False):
-        group.update({key: value for key, value in saved.items() if key != "params"})
+        for key, value in saved.items():
+            if isinstance(group.get(key), torch.Tensor) and key != "params":
+                # It stays the tensor that somebody else holds.
+                group[key].fill_(value)
+            elif key != "params":
+                group[key] = value
     if state.applied is not None:
         _set_count(engine, optimizer, "counter/applied", state.applied)
     if optimizer.loss_scaler is not None and state.scaler is not None:
@@ -140,6 +151,7 @@ def take_over_skips(
     after = before if skipped is None else skipped
     engine._counters.skipped_steps = after
     _set_count(engine, optimizer, "counter/skipped", after)
+    engine._skip_log.restart(after, step=engine.global_steps)
     hold = optimizer.hold
     if hold is None:
         return

@@ -242,8 +242,9 @@ def initialize(
 def _log_keys_without_meaning(settings: SpmdZeroConfig) -> None:
     new = [key for key in settings.no_meaning if is_new(("without meaning", key))]
     if new:
-        reasons = "; ".join(sorted({NO_MEANING[key] for key in new}))
-        logger.info("without meaning under SPMD: %s (%s)", ", ".join(new), reasons)
+        logger.info("config keys without effect here: %d (docs/config.md)", len(new))
+        for key in new:
+            logger.debug("%s has no effect here: %s", key, NO_MEANING[key])
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -41,6 +41,9 @@ class ModuleMethods(nn.Module):
                     state.pop(prefix + name, None)
         return state
 
+    def empty_partition_cache(self) -> None:
+        """Nothing: below stage 3 no parameter is gathered and kept (as in DeepSpeed)."""
+
     def load_module_state_dict(
         self,
         checkpoint: Mapping[str, Any],

@@ -1,7 +1,7 @@
 """What an engine tells about itself, by DeepSpeed's names."""
 
 import math
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -12,8 +12,11 @@ from spmdzero.engine._gradients import GradientStore
 from spmdzero.engine._health import LossHealth
 from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.engine._settings import EngineSettings
+from spmdzero.engine._skip_log import SkipLog
 from spmdzero.plan import ShardingPlan
 from spmdzero.xla import runtime
+
+_Engine = TypeVar("_Engine", bound="EngineState")
 
 
 class EngineState(EngineSettings):
@@ -27,6 +30,7 @@ class EngineState(EngineSettings):
     _counters: Counters
     _gradients: GradientStore
     _health: LossHealth
+    _skip_log: SkipLog
     _losses: list[torch.Tensor]
     _backward_done: bool
     _step_applied: bool
@@ -62,7 +66,9 @@ class EngineState(EngineSettings):
         optimizer = self.optimizer
         if optimizer is None or optimizer.loss_scaler is not None or not optimizer.can_skip:
             return self._counters.skipped_steps
-        return optimizer.skipped_steps
+        skipped = optimizer.skipped_steps
+        self._skip_log.tell(skipped, step=self.global_steps)
+        return skipped
 
     @property
     def config(self) -> dict[str, Any]:
@@ -80,7 +86,7 @@ class EngineState(EngineSettings):
 
         With a schedule this reads one scalar, but in fp16: skipped steps hold the schedule back.
         """
-        return [group["lr"] for group in self._groups_now()]
+        return [float(group["lr"]) for group in self._groups_now()]
 
     def get_mom(self) -> list[Any]:
         """The betas of each param group, or its momentum (SGD, RMSprop); 0.0 where it has none.
@@ -142,13 +148,13 @@ class EngineState(EngineSettings):
         """Forgets the gradients summed so far."""
         self._gradients.forget(self.module.parameters())
 
-    def train(self, mode: bool = True) -> Self:
+    def train(self: _Engine, mode: bool = True) -> _Engine:
         """Puts the module into training (or evaluation) mode."""
         self.training = mode
         self.module.train(mode)
         return self
 
-    def eval(self) -> Self:
+    def eval(self: _Engine) -> _Engine:
         """Puts the module into evaluation mode."""
         return self.train(False)
 

@@ -1,6 +1,12 @@
 """What the compilers, the TPU's included, make of a training step: memory, traffic, limits."""
 
-from spmdzero.explain._aot import Compiled, CompilerMemory, WaitingError, compile_for_tpu
+from spmdzero.explain._aot import (
+    Compiled,
+    CompilerMemory,
+    WaitingError,
+    compile_for_tpu,
+    require_tpu_compiler,
+)
 from spmdzero.explain._chips import CHIPS, Chip, Topology
 from spmdzero.explain._explain import explain, explain_engine
 from spmdzero.explain._explanation import Explanation
@@ -30,4 +36,5 @@ __all__ = [
     "explain_engine",
     "made_up",
     "page",
+    "require_tpu_compiler",
 ]

@@ -17,6 +17,8 @@ from spmdzero.explain import _passes
 from spmdzero.explain._chips import Topology
 from spmdzero.xla import AnnotatedProgram
 
+# Those with wheels of jax 0.7.1 and libtpu 0.0.21, in the markers of pyproject.toml too.
+_PYTHONS = ((3, 11), (3, 12))
 _CHILD = Path(__file__).with_name("_aot_child.py")
 # What torch_xla itself passes; without it gathers become all-reduces on larger topologies.
 TORCH_XLA_FLAGS: Mapping[str, str] = {"xla_tpu_prefer_async_allgather_to_allreduce": "true"}
@@ -82,8 +84,14 @@ def require_tpu_compiler() -> None:
     """Checks that jax and libtpu are there.
 
     Raises:
-        SpmdZeroRuntimeError: one is missing.
+        SpmdZeroRuntimeError: one is missing, or this Python has no wheels of it.
     """
+    if sys.version_info[:2] not in _PYTHONS:
+        raise SpmdZeroRuntimeError(
+            "compiling for TPU needs jax 0.7.1 and libtpu 0.0.21, both of which have wheels for "
+            f"Python 3.11 and 3.12 only, and this is {sys.version_info[0]}.{sys.version_info[1]}: "
+            "pip install 'spmdzero[tpu]' under one of those, or explain without --tpu here"
+        )
     missing = [name for name in ("jax", "libtpu") if importlib.util.find_spec(name) is None]
     if missing:
         raise SpmdZeroRuntimeError(

@@ -5,10 +5,7 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
+from spmdzero._rich import Console, Table, box
 from spmdzero.audit import AuditReport
 from spmdzero.explain._tables import Grid, fit_grid, flops_grid, moves_grid, refused_grid
 

@@ -6,9 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from spmdzero._rich import Console, Table, box
 
 if TYPE_CHECKING:
     from spmdzero.inspect._ledger import Collective, CollectiveLedger

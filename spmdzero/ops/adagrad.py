@@ -6,4 +6,4 @@ from spmdzero import refusals
 
 
 def __getattr__(name: str) -> Any:
-    return refusals.placeholder("ops.adagrad", name)
+    return refusals.attribute("ops.adagrad", name)

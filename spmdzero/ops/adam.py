@@ -9,4 +9,4 @@ __all__ = ["FusedAdam"]
 
 
 def __getattr__(name: str) -> Any:
-    return refusals.placeholder("ops.adam", name)
+    return refusals.attribute("ops.adam", name)

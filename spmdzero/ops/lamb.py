@@ -9,4 +9,4 @@ __all__ = ["FusedLamb"]
 
 
 def __getattr__(name: str) -> Any:
-    return refusals.placeholder("ops.lamb", name)
+    return refusals.attribute("ops.lamb", name)

@@ -9,4 +9,4 @@ __all__ = ["FusedLion"]
 
 
 def __getattr__(name: str) -> Any:
-    return refusals.placeholder("ops.lion", name)
+    return refusals.attribute("ops.lion", name)

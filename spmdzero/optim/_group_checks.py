@@ -13,18 +13,20 @@ from spmdzero.errors import SpmdZeroConfigError
 def require_number(
     name: str, value: object, *, low: float | None = 0.0, below: float | None = None
 ) -> None:
-    """Refuse what is no Python number, or lies outside [low, below).
+    """Refuse what is no number, nor a CPU tensor that holds one, or lies outside [low, below).
 
     Raises:
         SpmdZeroConfigError: names the param group key, the value and the range.
     """
     if isinstance(value, Tensor):
-        raise SpmdZeroConfigError(
-            key=_key(name),
-            value=value,
-            reason="a tensor would be read back from the device at every step",
-            fix="Pass a Python float; a new value never recompiles.",
-        )
+        if value.device.type != "cpu" or value.ndim != 0:
+            raise SpmdZeroConfigError(
+                key=_key(name),
+                value=f"a tensor of shape {list(value.shape)} on {value.device}",
+                reason="it would be read back from the device at every step, or is no one number",
+                fix="Pass a Python float, or a 0-dim CPU tensor; a new value never recompiles.",
+            )
+        value = value.item()
     if isinstance(value, bool) or not isinstance(value, Real):
         raise SpmdZeroConfigError(
             key=_key(name),

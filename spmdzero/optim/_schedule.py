@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import torch
 from torch.optim import Optimizer
 
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
@@ -55,7 +56,11 @@ class DeepSpeedSchedule(ABC):
         """Give each param group its learning rate."""
         # Not strict: a group that joined later keeps its own lr, as in DeepSpeed.
         for group, lr in zip(self.optimizer.param_groups, rates, strict=False):
-            group["lr"] = lr
+            if isinstance(group["lr"], torch.Tensor):
+                # Somebody else holds it, and reads the lr there (DeepSpeed, `update_lr`).
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
         self._last_lr = rates
 
 

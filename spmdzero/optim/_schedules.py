@@ -78,7 +78,7 @@ class WarmupLR(_WarmupSchedule):
             last_batch_iteration=last_batch_iteration,
         )
         if warmup_max_lr is None:
-            warmup_max_lr = [group["lr"] for group in optimizer.param_groups]
+            warmup_max_lr = [float(group["lr"]) for group in optimizer.param_groups]
         self.min_lrs = per_group(optimizer, "warmup_min_lr", warmup_min_lr)
         self.max_lrs = per_group(optimizer, "warmup_max_lr", warmup_max_lr)
         if last_batch_iteration == -1:
@@ -177,7 +177,7 @@ class WarmupCosineLR(_WarmupSchedule):
         self.total_num_steps = number("total_num_steps", total_num_steps)
         self.warmup_min_ratio = number("warmup_min_ratio", warmup_min_ratio)
         self.cos_min_ratio = number("cos_min_ratio", cos_min_ratio)
-        self.org_lrs = [group["lr"] for group in optimizer.param_groups]
+        self.org_lrs = [float(group["lr"]) for group in optimizer.param_groups]
         _warn_if_all_warmup(total_num_steps, self.warmup_num_steps)
         if last_batch_iteration == -1:
             self.write_lr(self.get_lr())

@@ -6,11 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
+from spmdzero._rich import Console, Table, Text, box
 from spmdzero.plan._roles import Role
 
 if TYPE_CHECKING:

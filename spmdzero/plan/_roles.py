@@ -1,12 +1,12 @@
 """The ZeRO table: which role of a tensor is sharded at which stage."""
 
 from dataclasses import replace
-from enum import StrEnum
+from enum import Enum
 
 from spmdzero.plan._placement import Placement
 
 
-class Role(StrEnum):
+class Role(str, Enum):
     """What a tensor is to one parameter.
 
     PARAMETER is what the forward reads, ACCUMULATOR the gradient between micro-batches, GRADIENT
@@ -19,6 +19,9 @@ class Role(StrEnum):
     GRADIENT = "gradient"
     MASTER = "master"
     MOMENT = "moment"
+
+    # Python 3.10 has no StrEnum: a role is written as its word.
+    __str__ = str.__str__
 
 
 def placements_at_stage(*, stage: int, shard: Placement, partial: bool) -> dict[Role, Placement]:

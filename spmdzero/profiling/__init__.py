@@ -1,6 +1,13 @@
 """What a step costs: operations by module, collectives, memory, in DeepSpeed's form; traces."""
 
+from typing import Any
+
+from spmdzero import refusals
 from spmdzero.profiling._attach import attach
 from spmdzero.profiling._trace import profile
 
 __all__ = ["attach", "profile"]
+
+
+def __getattr__(name: str) -> Any:
+    return refusals.attribute("profiling", name)

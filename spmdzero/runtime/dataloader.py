@@ -10,4 +10,4 @@ __all__ = ["RepeatingLoader", "get_accelerator"]
 
 
 def __getattr__(name: str) -> Any:
-    return refusals.placeholder("runtime.dataloader", name)
+    return refusals.attribute("runtime.dataloader", name)

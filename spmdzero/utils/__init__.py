@@ -90,4 +90,4 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    return refusals.placeholder("utils", name)
+    return refusals.attribute("utils", name)

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -48,7 +48,7 @@ class RepeatingLoader(Iterator[Any]):
         self.loader = loader
         self.data_iter = iter(loader)
 
-    def __iter__(self) -> Self:
+    def __iter__(self) -> "RepeatingLoader":
         return self
 
     def __next__(self) -> Any:
@@ -73,7 +73,7 @@ class OnDevice(contextlib.AbstractContextManager["OnDevice", None]):
         self._before = torch.get_default_dtype()
         self._on = torch.device(device)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "OnDevice":
         if self.enabled:
             self._before = torch.get_default_dtype()
             torch.set_default_dtype(self.dtype)

@@ -88,4 +88,4 @@ def bwc_pipeline_parallel_world_size(mpu: Any = None) -> int:
 
 
 def __getattr__(name: str) -> Any:
-    return refusals.placeholder("utils.groups", name)
+    return refusals.attribute("utils.groups", name)

@@ -1,5 +1,6 @@
 """Everything that knows torch_xla: runtime, mesh, annotations, the replica region."""
 
+import logging
 import os
 import sys
 
@@ -10,9 +11,13 @@ if "torch_xla" not in sys.modules:
     os.environ.setdefault("PJRT_DEVICE", "TPU" if _chips.are_here() else "CPU")
     # XLA warns at each compile that GSPMD propagation will give way to Shardy; errors still show.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # torch_xla calls basicConfig, after which a script's own does nothing.
+    handlers = list(logging.root.handlers)
+    import torch_xla  # noqa: F401
+
+    logging.root.handlers[:] = handlers
 
 from spmdzero.xla import compile_cache, counters, flags, memory_maps, runtime, tracing
-from spmdzero.xla._cpu_flags import leave_xnnpack_out
 from spmdzero.xla._global import GlobalForward
 from spmdzero.xla._norm import global_norm
 from spmdzero.xla._outputs import RegionRules
@@ -58,8 +63,6 @@ from spmdzero.xla.reduction import GradientReduction
 from spmdzero.xla.region import Passage, ReplicaRegion, Tracing, refuse_gradient_hooks
 from spmdzero.xla.strangers import strangers
 from spmdzero.xla.uploads import Uploads, record_uploads
-
-leave_xnnpack_out()
 
 __all__ = [
     "AnnotatedProgram",

@@ -5,7 +5,6 @@ Everything here has no public equivalent (manual sharding, optimised HLO) or one
 """
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ import torch_xla.distributed.spmd as xs
 from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
 
 from spmdzero.errors import SpmdZeroRuntimeError
+from spmdzero.xla._environment import environment_variable
 
 TESTED_VERSION = "2.9.0"
 
@@ -126,11 +126,11 @@ def optimized_hlo(tensors: Sequence[torch.Tensor]) -> str:
         SpmdZeroRuntimeError: torch_xla has decided before that this process dumps programs as
             they are before optimisation, where GSPMD's collectives don't exist yet.
     """
+    _wait_for_inputs()
     # torch_xla reads it once, when it first dumps a program. Not set earlier than needed: its
     # while loops dump too, and abort on an optimised program.
-    os.environ["XLA_DUMP_POST_OPTIMIZATIONS"] = "1"
-    _wait_for_inputs()
-    text = _C._get_xla_tensors_hlo(list(tensors))
+    with environment_variable("XLA_DUMP_POST_OPTIMIZATIONS", "1"):
+        text = _C._get_xla_tensors_hlo(list(tensors))
     if 'custom_call_target="Sharding"' in text:
         raise SpmdZeroRuntimeError(
             "this process has dumped a program before (a torch_xla while loop does), without "
@@ -159,6 +159,11 @@ def buffer_ids(tensor: torch.Tensor) -> tuple[int, int]:
 def runtime_has_started() -> bool:
     """Whether the client of the devices exists, which reads its flags only once."""
     return _C._xla_runtime_is_initialized()
+
+
+def start_runtime() -> None:
+    """Makes the client of the devices, which reads its flags; a device's first use does too."""
+    _C._init_computation_client()
 
 
 def has_compiled() -> bool:

@@ -11,6 +11,7 @@ import torch
 import torch_xla.runtime as xr
 
 from spmdzero.xla import _private
+from spmdzero.xla._environment import environment_variable
 
 _VARIABLE = "XLA_COMPILATION_CACHE_SIZE"
 _LIMIT = Path("/proc/sys/vm/max_map_count")
@@ -46,12 +47,9 @@ def bound_cache() -> None:
     ):
         return
     programs = min(allowed // _OF_A_PROGRAM, _DEFAULT)
-    os.environ[_VARIABLE] = str(programs)
-    try:
-        # Reads the variable, which child processes are not to inherit.
+    with environment_variable(_VARIABLE, str(programs)):
+        # Reads the variable.
         _private.cached_programs()
-    finally:
-        del os.environ[_VARIABLE]
     global _capacity
     _capacity = programs
 

@@ -11,11 +11,11 @@ import torch_xla.runtime as xr
 
 from spmdzero.errors import SpmdZeroRuntimeError
 from spmdzero.xla import _chips, _private, counters, memory_maps
-from spmdzero.xla._cpu_flags import leave_xnnpack_out
+from spmdzero.xla._cpu_flags import in_force, start_without_xnnpack
 
 
 def start() -> None:
-    """Switches SPMD on; does nothing when it is on already.
+    """Switches SPMD on and starts XLA on the CPU; does nothing when both are done.
 
     Raises:
         SpmdZeroRuntimeError: a device was used before, without SPMD: torch_xla would then
@@ -24,10 +24,13 @@ def start() -> None:
     if not hasattr(torch, "xla"):
         # torch.utils.checkpoint looks its device's module up under torch.<device type>.
         torch._register_device_module("xla", _CheckpointDevice)
-    leave_xnnpack_out()
+    if not xr.is_spmd():
+        _use_spmd()
+    start_without_xnnpack()
     memory_maps.bound_cache()
-    if xr.is_spmd():
-        return
+
+
+def _use_spmd() -> None:
     if _private.spmd_is_locked():
         raise SpmdZeroRuntimeError(
             "an XLA device was used before SPMD was switched on, and torch_xla can't switch later. "
@@ -48,6 +51,11 @@ class _CheckpointDevice:
     @staticmethod
     def current_device() -> int:
         return 0
+
+
+def cpu_flags() -> list[str]:
+    """The flags of XLA on the CPU, those of the environment and spmdzero's own."""
+    return in_force()
 
 
 def device() -> torch.device:

@@ -31,4 +31,4 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    return refusals.placeholder("zero", name)
+    return refusals.attribute("zero", name)

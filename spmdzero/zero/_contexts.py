@@ -4,7 +4,7 @@ import contextlib
 import enum
 import types
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import nn
@@ -73,7 +73,7 @@ class Init(contextlib.AbstractContextManager["Init", None]):
         if enabled and given is not None:
             load_config(given)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Init":
         return self
 
     def __exit__(self, *_: object) -> None:

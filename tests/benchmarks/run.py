@@ -109,7 +109,7 @@ def _measured(section: Callable[[Scale], list[str]], scale: Scale) -> str:
     load, start = os.getloadavg()[0], time.monotonic()
     body = "\n".join(section(scale)).strip()
     minutes = (time.monotonic() - start) / 60
-    today = datetime.datetime.now(datetime.UTC).date()
+    today = datetime.datetime.now(datetime.timezone.utc).date()
     return (
         f"{body}\n\nMeasured on {today} in {minutes:.1f} minutes, on {machine.processor()}, "
         f"load {load:.1f} at the start."

@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "spmdzero.cli", "explain", *arguments],
+        [sys.executable, "-m", "spmdzero", "explain", *arguments],
         cwd=folder, env=environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True,
         timeout=300, check=False,
     )  # fmt: skip

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+import spmdzero
 from tests.support.processes import environment
 
 ROOT = Path(__file__).parents[2]
@@ -44,5 +45,7 @@ def save_files(page: Path, folder: Path) -> None:
 
 
 def page_environment(**more: str) -> dict[str, str]:
-    """Of a child that runs in another folder."""
-    return environment(PYTHONPATH=str(ROOT)) | DEVICES | more
+    """Of a child that runs in another folder, with the spmdzero that is tested: `make test-pythons`
+    tests an installed one.
+    """
+    return environment(PYTHONPATH=str(Path(spmdzero.__file__).parents[1])) | DEVICES | more

@@ -8,11 +8,15 @@ import re
 import shlex
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 from pages import PAGES, ROOT, blocks, named, page_environment, save_files
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # which pytest brings
 
 
 def commands(page: Path) -> str:
@@ -20,7 +24,7 @@ def commands(page: Path) -> str:
 
 
 PAGES_WITH_COMMANDS = [pytest.param(page, id=named(page)) for page in PAGES if commands(page)]
-PROGRAMS = {"python": [sys.executable], "spmdzero": [sys.executable, "-m", "spmdzero.cli"]}
+PROGRAMS = {"python": [sys.executable], "spmdzero": [sys.executable, "-m", "spmdzero"]}
 
 
 def exists(words: list[str]) -> bool:

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from spmdzero.xla import runtime
-from tests.support.processes import run_module, run_python
+from spmdzero.xla import DeviceMesh, _cpu_flags, runtime
+from tests.support.processes import run_module
 
 
 def test_repeated_steps_are_torchs_on_every_processor() -> None:
@@ -17,29 +17,24 @@ def test_repeated_steps_are_torchs_on_every_processor() -> None:
     assert all(difference < 1e-5 for difference in apart)
 
 
-FLAGS = "import os, spmdzero; print(os.environ['XLA_FLAGS'])"
-
-
 @pytest.mark.parametrize(
     ("given", "used"),
     [
         ("", "--xla_cpu_use_xnnpack=false"),
-        ("--xla_cpu_use_xnnpack=true", "--xla_cpu_use_xnnpack=true"),
+        ("--xla_dump_to=a", "--xla_dump_to=a --xla_cpu_use_xnnpack=false"),
+        ("--xla_cpu_use_xnnpack=true", None),
     ],
 )
-def test_xnnpack_is_off_unless_the_user_says_otherwise(given: str, used: str) -> None:
-    given = f"{given} --xla_backend_optimization_level=0".strip()
-    flags = run_python("-c", FLAGS, devices=1, XLA_FLAGS=given).splitlines()[-1].split()
-    assert [flag for flag in flags if "xnnpack" in flag] == [used]
-    assert set(given.split()) <= set(flags)
+def test_xnnpack_is_off_unless_the_user_says_otherwise(given: str, used: str | None) -> None:
+    assert _cpu_flags.with_xnnpack_off(given) == used
 
 
 def test_started_too_late_it_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    runtime.start()
-    assert runtime.device_count() > 0
-    assert "--xla_cpu_use_xnnpack=false" in os.environ["XLA_FLAGS"].split()
+    assert "--xla_cpu_use_xnnpack=false" in runtime.cpu_flags()
+    # As if the script had switched SPMD on and used a device by itself.
+    monkeypatch.setattr(_cpu_flags, "_started_with", None)
     monkeypatch.setenv("XLA_FLAGS", "")
     with caplog.at_level(logging.WARNING, "spmdzero"):
         runtime.start()

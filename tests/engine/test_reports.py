@@ -11,6 +11,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import spmdzero
+from spmdzero.engine import _initialize
 from tests.support.contract import make_model
 from tests.surface.record_monitor import STEPS, config, train
 
@@ -172,3 +173,21 @@ def test_log_level_sets_the_level_of_the_projects_logger() -> None:
         assert logger.level == logging.ERROR
     finally:
         logger.setLevel(before)
+
+
+def test_keys_without_effect_are_a_few_words_and_named_at_the_level_debug(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_initialize, "_LOGGED", set())
+    zero = {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 5e8}
+    with caplog.at_level("DEBUG", "spmdzero"):
+        engine, *_ = spmdzero.initialize(
+            model=torch.nn.Linear(4, 4),
+            config={"train_batch_size": 8, "zero_optimization": zero},
+        )
+    (line,) = [r.message for r in caplog.records if "without effect" in r.message]
+    assert line == "config keys without effect here: 2 (docs/config.md)"
+    named = [r.message for r in caplog.records if r.levelname == "DEBUG"]
+    assert any(name.startswith("zero_optimization.overlap_comm has no effect") for name in named)
+    # As below stage 3 of DeepSpeed, where the optimizer has no such cache.
+    assert engine.empty_partition_cache() is None

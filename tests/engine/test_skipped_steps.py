@@ -4,6 +4,7 @@ The expected numbers are DeepSpeed's: live, `nn.Linear(4, 4)`, AdamW, WarmupLR o
 by a straight line, stages 1 and 2, fp32 and bf16: the skipped step leaves lr where it was.
 """
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -138,3 +139,76 @@ def test_fp16_reads_one_scalar_a_step() -> None:
     )
     step(engine, 1.0)
     assert met.metric_data("TransferFromDeviceTime")[0] - before <= 1
+
+
+def test_a_skipped_step_leaves_one_line_at_the_next_read(caplog: pytest.LogCaptureFixture) -> None:
+    engine = start()
+    before = reads()
+    for factor in (1.0, float("nan"), 1.0):
+        step(engine, factor)
+    assert reads() == before
+    assert not caplog.messages or "skipped" not in caplog.text
+    with caplog.at_level("INFO", "spmdzero"):
+        engine.get_lr()
+        engine.get_lr()
+        assert engine.skipped_steps == 1
+    lines = [line for line in caplog.messages if "skipped" in line]
+    assert lines == [
+        "1 of steps 0 to 2 were skipped: the gradient was not finite, parameters and optimizer "
+        "states are as they were"
+    ]
+
+
+def test_a_checkpoint_is_such_a_read_and_what_it_told_is_not_told_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = start()
+    step(engine, float("nan"))
+    engine.save_checkpoint(tmp_path)
+    assert "step 0 was skipped" in caplog.text
+    caplog.clear()
+    other = start()
+    other.load_checkpoint(tmp_path)
+    assert other.skipped_steps == 1
+    assert "skipped" not in caplog.text
+
+
+def test_in_fp16_which_reads_each_step_the_line_comes_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = start(fp16={"enabled": True})
+    with caplog.at_level("INFO", "spmdzero"):
+        step(engine, float("inf"))
+    assert "step 0 was skipped" in caplog.text
+
+
+def test_a_lr_that_is_a_tensor_stays_that_tensor(tmp_path: Path) -> None:
+    lr = torch.tensor(0.1)
+    model = nn.Linear(4, 4)
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_allow_untested_optimizer": 1,
+        "zero_optimization": {"stage": 2},
+        "scheduler": {
+            "type": "WarmupLR",
+            "params": {"warmup_num_steps": 4, "warmup_max_lr": 0.4, "warmup_type": "linear"},
+        },
+    }
+    engine = spmdzero.initialize(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=lr), config=config
+    )[0]
+    seen = []
+    for factor in (1.0, 1.0, float("nan"), 1.0):
+        step(engine, factor)
+        assert engine.optimizer is not None
+        assert engine.optimizer.param_groups[0]["lr"] is lr
+        seen += engine.get_lr()
+    # The schedule filled it, and what it held before isn't lost to a skipped step.
+    assert seen == pytest.approx([0.0, 0.1, 0.1, 0.2])
+    engine.save_checkpoint(tmp_path)
+    step(engine, 1.0)
+    assert float(lr) == pytest.approx(0.3)
+    engine.load_checkpoint(tmp_path)
+    assert engine.optimizer is not None
+    assert engine.optimizer.param_groups[0]["lr"] is lr
+    assert float(lr) == pytest.approx(0.2)

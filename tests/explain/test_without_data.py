@@ -30,7 +30,7 @@ CONFIG = {
 def explained(*arguments: str, **more: str) -> tuple[Explanation, str]:
     """What `spmdzero explain` says on the machine's shell, and its progress."""
     done = subprocess.run(
-        [sys.executable, "-m", "spmdzero.cli", "explain", *arguments, "--json"],
+        [sys.executable, "-m", "spmdzero", "explain", *arguments, "--json"],
         cwd=ROOT, env=environment(PYTHONPATH=str(ROOT), **more), capture_output=True, text=True,
         timeout=3000, check=False,
     )  # fmt: skip

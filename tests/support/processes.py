@@ -5,16 +5,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-_ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2]
+# By torch_xla, and by `init_distributed` in a lone process.
+_LEFT = ("XLA_USE_SPMD", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's environment without what running tests left in it, and `more`.
+    """This process's environment without what a run of tests left in it, and `more`.
 
-    A child that inherits these has SPMD on from the start, and dumps optimised programs only.
+    A child that inherits it has SPMD on from the start, and a place among processes.
     """
-    left = ("XLA_USE_SPMD", "XLA_DUMP_POST_OPTIMIZATIONS")
-    return {name: value for name, value in os.environ.items() if name not in left} | more
+    return {name: value for name, value in os.environ.items() if name not in _LEFT} | more
 
 
 def run_module(module: str, *arguments: str, devices: int, **variables: str) -> str:
@@ -26,7 +27,7 @@ def run_python(*arguments: str, devices: int, timeout: int = 1200, **variables: 
     """What `python` with these arguments prints within `timeout` seconds, as `run_module`."""
     done = subprocess.run(
         [sys.executable, *arguments],
-        cwd=_ROOT,
+        cwd=ROOT,
         env=environment(PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(devices), **variables),
         capture_output=True,
         text=True,

@@ -18,8 +18,9 @@ After reading this page you know which names of DeepSpeed 0.19.8 work under
 
 A name that is here has DeepSpeed's parameters, in its order and with its defaults. A name that is
 refused can be imported and asked about (`isinstance` works); calling it raises
-`SpmdZeroUsageError` with the reason and the alternative below. `python -m tests.surface.render`
-writes this page from the code and from DeepSpeed's recorded signatures.
+`SpmdZeroUsageError` with the reason and the alternative below, and so does `import` of a module
+that is refused. `python -m tests.surface.render` writes this page from the code and from
+DeepSpeed's recorded signatures.
 
 What differs although the name is the same:
 

@@ -1,5 +1,6 @@
 """Each name of DeepSpeed's public API is here with its parameters, or in the list of refusals."""
 
+import importlib
 from typing import Any
 
 import pytest
@@ -71,3 +72,46 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_docs_api_surface_md_is_what_its_command_writes() -> None:
     assert render.PAGE.read_text() == render.rendered(), "run python -m tests.surface.render"
+
+
+@pytest.mark.parametrize(
+    ("module", "refused"),
+    [
+        ("moe.layer", "moe"),
+        ("pipe", "pipe"),
+        ("inference.engine", "inference"),
+        ("sequence.layer", "sequence"),
+        ("ops.op_builder", "ops.op_builder"),
+        ("runtime.pipe.topology", "runtime.pipe"),
+        ("runtime.zero.stage3", "runtime.zero.stage3"),
+    ],
+)
+def test_importing_a_refused_module_says_why(module: str, refused: str) -> None:
+    with pytest.raises(ModuleNotFoundError) as caught:
+        importlib.import_module(f"spmdzero.{module}")
+    assert isinstance(caught.value, spmdzero.SpmdZeroUsageError)
+    refusal = REFUSALS[refused]
+    # Python asks for the outermost one first.
+    assert str(caught.value) == f"deepspeed.{refused}: {refusal.reason}. {refusal.instead}"
+    assert caught.value.name == f"spmdzero.{refused}"
+
+
+def test_a_module_that_is_nobodys_is_not_found_as_ever() -> None:
+    for module in ("spmdzero.no_such", "spmdzero.runtime.no_such", "moe"):
+        with pytest.raises(ModuleNotFoundError, match="No module named") as caught:
+            importlib.import_module(module)
+        assert type(caught.value) is ModuleNotFoundError
+
+
+def test_what_is_inside_of_a_refused_name_is_refused_with_its_reason() -> None:
+    with pytest.raises(AttributeError, match=r"deepspeed\.moe\.layer: spmdzero is data-parallel"):
+        _ = spmdzero.moe.layer.MoE
+    assert not hasattr(spmdzero.moe, "layer")
+
+
+def test_the_names_of_a_schedules_parameters_are_deepspeeds() -> None:
+    theirs = pytest.importorskip("deepspeed.runtime.lr_schedules")
+    names = {name: value for name, value in vars(theirs).items() if name.isupper()}
+    assert len(names) > 20
+    ours = spmdzero.runtime.lr_schedules
+    assert {name: getattr(ours, name) for name in names} == names

@@ -49,7 +49,7 @@ def test_a_dynamic_scale_needs_positive_rules_and_a_static_one_does_not(name):
         ("initial_scale_power", 128, "less than or equal to 127"),
         ("loss_scale_window", 1.5, "whole number"),
         ("hysteresis", 0, "greater than 0"),
-        ("consecutive_hysteresis", 1, "true or false"),
+        ("consecutive_hysteresis", 2, "true or false"),
     ],
 )
 def test_a_wrong_rule_of_the_loss_scale_is_refused(name, value, reason):
@@ -129,7 +129,7 @@ def test_scaling_before_the_reduction_is_refused_where_deepspeed_refuses_it(scal
         ("gradient_predivide_factor", True, "a number"),
         ("gradient_allreduce_op", "max", "'mean' or 'sum'"),
         ("log_level", "loud", "'debug'"),
-        ("managed_gradient_accumulation", 0, "true or false"),
+        ("managed_gradient_accumulation", 2, "true or false"),
     ],
 )
 def test_a_wrong_scalar_says_what_is_expected(key, value, reason):

@@ -14,6 +14,7 @@ LAYERS = [
     *(
         "errors",
         "_logging",
+        "_rich",
         "refusals",
         "config",
         "monitor",

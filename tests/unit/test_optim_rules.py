@@ -348,8 +348,10 @@ def test_torch_adam_option_without_a_rule_is_refused_in_any_group(option: str) -
         rule_from_torch(torch.optim.Adam(groups))
 
 
-def test_tensor_lr_is_refused() -> None:
+def test_a_tensor_lr_is_taken_where_reading_it_costs_nothing() -> None:
     optimizer = torch.optim.Adam([torch.zeros(1)], lr=torch.tensor(1e-3))
+    assert rule_from_torch(optimizer) == RULES["adam"]
+    optimizer.param_groups[0]["lr"] = torch.tensor(1e-3, device="meta")
     with pytest.raises(SpmdZeroConfigError, match="read back from the device"):
         rule_from_torch(optimizer)
 

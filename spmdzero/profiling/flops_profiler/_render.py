@@ -5,9 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from spmdzero._rich import Console, Table, box
 
 if TYPE_CHECKING:
     from spmdzero.profiling.flops_profiler._profile import ModelProfile

@@ -1,5 +1,0 @@
-"""`python -m spmdzero.cli`, where the script `spmdzero` is not on the path."""
-
-from spmdzero.cli import app
-
-app(prog_name="spmdzero")

@@ -1,0 +1,49 @@
+"""What pyproject.toml says of versions is what the pages, the tools and the code say."""
+
+import re
+
+from pages import ROOT
+from test_commands import tomllib
+
+from spmdzero.xla._private import TESTED_VERSION
+
+TABLE = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = TABLE["project"]
+README = (ROOT / "README.md").read_text()
+QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text()
+
+
+def pythons() -> list[str]:
+    """Those of the classifiers, oldest first."""
+    named = (re.search(r":: (3\.\d+)$", classifier) for classifier in PROJECT["classifiers"])
+    return [found[1] for found in named if found]
+
+
+def test_the_pythons_of_the_classifiers_are_those_that_pip_allows() -> None:
+    oldest, newest = (int(version.split(".")[1]) for version in (pythons()[0], pythons()[-1]))
+    assert pythons() == [f"3.{minor}" for minor in range(oldest, newest + 1)]
+    assert PROJECT["requires-python"] == f">=3.{oldest},<3.{newest + 1}"
+
+
+def test_the_pages_name_the_oldest_and_the_newest() -> None:
+    said = f"Python {pythons()[0]} to {pythons()[-1]}"
+    assert said in README
+    assert said in QUICKSTART
+
+
+def test_lint_and_types_are_those_of_the_oldest() -> None:
+    oldest = pythons()[0]
+    assert TABLE["tool"]["ruff"]["target-version"] == "py" + oldest.replace(".", "")
+    assert TABLE["tool"]["pyrefly"]["python-version"] == oldest
+
+
+def test_fresh_installs_are_tried_on_the_oldest_and_the_newest() -> None:
+    (tried,) = re.findall(r"^PYTHONS \?= (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert tried.split() == [pythons()[0], pythons()[-1]]
+
+
+def test_torch_is_the_version_that_the_code_is_written_for() -> None:
+    pins = [line for line in PROJECT["dependencies"] if line.startswith("torch")]
+    assert pins == [f"torch=={TESTED_VERSION}", f"torch_xla=={TESTED_VERSION}"]
+    for page in (README, QUICKSTART):
+        assert TESTED_VERSION in page

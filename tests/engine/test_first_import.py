@@ -1,0 +1,101 @@
+"""What `import spmdzero` and `init_distributed` leave behind in a process: only their own."""
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.support.processes import ROOT, environment
+
+# Set by torch_xla for itself while it is imported.
+TORCH_XLAS = {
+    "GRPC_VERBOSITY",
+    "PJRT_DYNAMIC_PLUGINS",
+    "PTXLA_TPU_LIBRARY_PATH",
+    "TPU_LIBRARY_PATH",
+    "XLA_FLAGS",
+}
+
+
+class First(NamedTuple):
+    """A process that imports spmdzero and uses it: what it printed, changed and compiled."""
+
+    printed: list[str]
+    errors: str
+    found: dict[str, Any]
+    options: str
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> First:
+    dump = tmp_path_factory.mktemp("dump")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests/support/first_import.py")],
+        env=environment(PYTHONPATH=str(ROOT), XLA_FLAGS=f"--xla_dump_to={dump}"),
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    *printed, last = done.stdout.splitlines()
+    options = "".join(path.read_text() for path in Path(dump).glob("*.debug_options"))
+    return First(printed, done.stderr, json.loads(last), options)
+
+
+def test_importing_and_starting_print_nothing(first: First) -> None:
+    # That line is the script's own: gloo's is not there.
+    assert first.printed == ["imported"]
+    assert first.errors == ""
+
+
+def test_importing_and_starting_change_no_state_of_the_process(first: First) -> None:
+    assert first.found["at import"] == {}
+    # torch.distributed names the rank in tracebacks.
+    hook, *others = first.found["at the start"].pop("hooks")
+    assert "init_process_group" in hook
+    assert not any("spmdzero" in other for other in others)
+    assert first.found["at the start"] == {}
+    assert first.found["sum"] == 4
+
+
+def test_the_environment_of_child_processes_is_torch_xlas_not_ours(first: First) -> None:
+    changed = first.found["variables at import"]
+    # The device that torch_xla would guess with a warning, and its level of messages, one higher.
+    assert changed.keys() <= TORCH_XLAS | {"PJRT_DEVICE", "TF_CPP_MIN_LOG_LEVEL"}
+    assert changed["PJRT_DEVICE"] == "CPU"
+    assert "xnnpack" not in changed["XLA_FLAGS"]
+
+
+def test_a_lone_process_reads_its_place_from_the_environment_as_with_deepspeed(
+    first: First,
+) -> None:
+    assert first.found["variables at the start"] == {
+        "XLA_USE_SPMD": "1",  # torch_xla's, of `use_spmd`
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }
+
+
+def test_each_module_is_an_attribute_of_its_package_without_an_import(first: First) -> None:
+    assert first.found["modules"] > 20
+    assert first.found["missing modules"] == []
+
+
+def test_xla_compiles_without_xnnpack_although_no_variable_says_so(first: First) -> None:
+    assert "xla_cpu_use_xnnpack: false" in first.options
+
+
+def test_python_m_spmdzero_is_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["spmdzero", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("spmdzero", run_name="__main__")
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(command in shown for command in ("explain", "doctor", "convert", "inspect"))
