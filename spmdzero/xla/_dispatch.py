@@ -2,9 +2,7 @@
 what would otherwise abort the process inside XLA."""
 
 import functools
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +10,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spmdzero.errors import ReplicaRegionError
+from spmdzero.xla._place import place
 from spmdzero.xla._random import REPLACEMENTS, ReplicaRandom
+from spmdzero.xla._reads import Reader, common_value, reads_are_global, reads_by
 
 _aten = torch.ops.aten
 # They write running_mean and running_var without saying so in their schema.
@@ -28,8 +28,6 @@ _PRODUCTS = {
     _aten.convolution.default,
     _aten.convolution_overrideable.default,
 }
-# Frames in these are not the user's code.
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 _EXTREMES = {_aten.amin.default, _aten.amax.default}
 _INDEXED = {_aten.index.Tensor, _aten.index_put.default}
 
@@ -72,10 +70,13 @@ class RegionDispatch(TorchDispatchMode):
 
     def __enter__(self) -> "RegionDispatch":
         _entered.append(self)
+        self._reads = reads_by(Reader(values=self._values, place=self._place))
+        self._reads.__enter__()
         return super().__enter__()
 
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
         super().__exit__(exc_type, exc_val, exc_tb)
+        self._reads.__exit__(None, None, None)
         _entered.pop()
 
     def wrote(self, tensor: torch.Tensor) -> bool:
@@ -112,6 +113,8 @@ class RegionDispatch(TorchDispatchMode):
         self._refuse_mixed_dtypes(func, args)
         try:
             return func(*args, **kwargs)
+        except ReplicaRegionError:
+            raise
         except RuntimeError as error:
             raise self._error(f"{func} failed: {error}") from error
 
@@ -159,20 +162,15 @@ class RegionDispatch(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _agreed(self, tensor: torch.Tensor) -> torch.Tensor:
-        values = self._read_fixed(tensor)
-        if values is None:
-            self.read_at = self.read_at or _place(self._owner)
-            values = self._read(tensor)
-        first = values[0]
-        same = (values == first) | ((values != values) & (first != first))  # NaN agrees with NaN
-        if not bool(same.all()):
-            shown = ", ".join(str(v) for v in values.reshape(values.shape[0], -1)[:, 0].tolist())
-            raise self._error(
-                f"Python reads a value here, and the replicas disagree on it ({shown}). Each "
-                "replica runs the same traced program on its own rows, so Python can't branch on "
-                "one replica's data. Use torch.where, or move the decision out of the module"
-            )
-        return first
+        return common_value(self._values(tensor), self._place)
+
+    def _values(self, tensor: torch.Tensor) -> torch.Tensor:
+        with reads_are_global():
+            values = self._read_fixed(tensor)
+            if values is None:
+                self.read_at = self.read_at or self._place()
+                values = self._read(tensor)
+        return values
 
     def _refuse_what_aborts(self, func: Any, args: tuple[Any, ...]) -> None:
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -199,8 +197,11 @@ class RegionDispatch(TorchDispatchMode):
                 '"global"} to run the forward outside of the replica region'
             )
 
+    def _place(self) -> str:
+        return place(self._owner)
+
     def _error(self, message: str) -> ReplicaRegionError:
-        return ReplicaRegionError(f"{_place(self._owner)}: {message}")
+        return ReplicaRegionError(f"{self._place()}: {message}")
 
 
 def _joined(dtypes: set[torch.dtype]) -> str:
@@ -242,24 +243,6 @@ def _has_lowering(func: Any) -> bool:
         torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
         for key in ("XLA", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
     )
-
-
-def _place(owner: nn.Module) -> str:
-    """`file:line (in submodule "h.0.attn")` of the user's code that is running."""
-    where, module = "in the forward pass", None
-    frame = sys._getframe(2)
-    while frame is not None:
-        candidate = frame.f_locals.get("self")
-        if module is None and isinstance(candidate, nn.Module):
-            module = next((n for n, m in owner.named_modules() if m is candidate), None)
-        file = frame.f_code.co_filename
-        library = file.startswith((*_LIBRARIES, "<"))
-        if not library and where == "in the forward pass":
-            where = f"{file}:{frame.f_lineno}"
-        frame = frame.f_back
-    if module is None:
-        return where
-    return f"{where} (in {'submodule ' + repr(module) if module else 'the model'})"
 
 
 def _saved_tensors_are_hooked() -> bool:

@@ -26,6 +26,7 @@ from spmdzero.xla._frozen_norms import FrozenNorms
 from spmdzero.xla._kept import kept_tensors, refuse_new
 from spmdzero.xla._outputs import Outputs, RegionRules
 from spmdzero.xla._random import ReplicaRandom
+from spmdzero.xla._reads import watch_reads
 from spmdzero.xla._wide_norms import WideNorms
 from spmdzero.xla.mesh import DeviceMesh
 from spmdzero.xla.strangers import is_fixed
@@ -103,6 +104,7 @@ class ReplicaRegion:
         seed: int = 1,
         autocast: torch.dtype | None = None,
     ) -> None:
+        watch_reads(mesh)
         self._mesh, self._module, self._sink = mesh, module, sink
         self._outputs = Outputs(mesh=mesh, rules=rules, seed=seed)
         self._seed, self._autocast = seed, autocast
