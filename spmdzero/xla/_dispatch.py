@@ -88,8 +88,13 @@ class RegionDispatch(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if _entered[-1] is not self or not _touches_xla(args, kwargs):
+        makes = not _takes_xla(args)
+        if _entered[-1] is not self or (makes and not _names_xla(kwargs)):
             return func(*args, **kwargs)
+        made = self._run(func, args, kwargs)
+        return _writable(made) if makes else made
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Not only asked where an operation saves: which do is not known here.
         self.recomputes = self.recomputes or _saved_tensors_are_hooked()
         if func is _aten._local_scalar_dense.default:
@@ -221,10 +226,12 @@ def _is_masked_fill(
     )
 
 
-def _touches_xla(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _names_xla(kwargs: dict[str, Any]) -> bool:
     device = kwargs.get("device")
-    if device is not None and torch.device(device).type == "xla":
-        return True
+    return device is not None and torch.device(device).type == "xla"
+
+
+def _takes_xla(args: tuple[Any, ...]) -> bool:
     for arg in args:
         if isinstance(arg, torch.Tensor):
             if arg.device.type == "xla":
@@ -234,6 +241,17 @@ def _touches_xla(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         ):
             return True
     return False
+
+
+def _writable(made: Any) -> Any:
+    """What was made of no tensor on the devices, so that writes through its views reach it.
+
+    torch wraps the results of all other operations for that. torch_xla wraps what it makes of
+    nothing, but not below a dispatch mode.
+    """
+    if isinstance(made, torch.Tensor) and made.device.type == "xla":
+        return made if torch._is_functional_tensor(made) else _aten.lift_fresh.default(made)
+    return made
 
 
 @functools.cache
