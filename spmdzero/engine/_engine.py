@@ -115,6 +115,7 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
 
     def _forward_placed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._note_call()
+        self._ran_forward = self._ran_forward or torch.is_grad_enabled()
         output = self.folding.forward(args, kwargs)
         return self._watch.watch(output) if torch.is_grad_enabled() else output
 
@@ -208,7 +209,7 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
     def _end_micro_batch(
         self, *, boundary: bool, optimizer: ZeroOptimizer, lr_kwargs: dict[str, Any]
     ) -> None:
-        self._backward_done = self._step_applied = False
+        self._backward_done = self._step_applied = self._ran_forward = False
         try:
             # A dynamic loss scale finds its size by overflows: they are no failure.
             checked = boundary and not optimizer.dynamic_loss_scale

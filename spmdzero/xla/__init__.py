@@ -39,6 +39,7 @@ from spmdzero.xla._private import (
     write_stamp,
 )
 from spmdzero.xla._random import draw_keys
+from spmdzero.xla._reads import in_region
 from spmdzero.xla._tree import Batch, Replicated, map_tensors, replicated
 from spmdzero.xla.capture import CapturedProgram, PendingProgram, ProgramInput
 from spmdzero.xla.folding import (
@@ -88,6 +89,7 @@ __all__ = [
     "flags",
     "fold",
     "global_norm",
+    "in_region",
     "is_split",
     "local_devices",
     "local_replicas",

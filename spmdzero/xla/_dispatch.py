@@ -100,20 +100,18 @@ class RegionDispatch(TorchDispatchMode):
         if func is _aten._local_scalar_dense.default:
             return self._agreed(args[0]).item()
         if func is _aten.equal.default:
-            return bool(self._agreed((args[0] == args[1]).all()).item())
+            return self._equal(*args)
         if func is _aten._to_copy.default:
             return self._copy(func, args, kwargs)
         if func in REPLACEMENTS:
             return self._draw(func, args, kwargs)
         if func in _BATCH_NORMS:
+            self._refuse_mixed_dtypes(func, args)
             return self._batch_norm(func, args, kwargs)
-        if func in _EXTREMES and not args[1:]:
-            # torch_xla 2.9 returns its input where no dim is named.
-            return func(args[0], list(range(args[0].dim())), **kwargs)
+        if func in _EXTREMES and not any(args[1:2]):
+            return self._extreme(func, args[0], *args[2:])
         if func is _aten.index_put.default and _is_masked_fill(*args):
-            target, (mask,), value = args[:3]
-            shape = mask.shape + (1,) * (target.dim() - mask.dim())
-            return torch.where(mask.reshape(shape), value.to(target.dtype), target)
+            return self._masked_fill(func, *args[:3])
         self._refuse_what_aborts(func, args)
         self._refuse_mixed_dtypes(func, args)
         try:
@@ -125,12 +123,12 @@ class RegionDispatch(TorchDispatchMode):
 
     def _refuse_mixed_dtypes(self, func: Any, args: tuple[Any, ...]) -> None:
         # torch_xla takes them, and XLA's verifier fails on the whole program later.
-        if func in _PRODUCTS:
+        if func in _PRODUCTS or func in _BATCH_NORMS:
             tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
             dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
             if len(dtypes) > 1:
                 raise self._error(
-                    f"{func} multiplies tensors of different dtypes, {_joined(dtypes)}. Cast the "
+                    f"{func} takes tensors of different dtypes, {_joined(dtypes)}. Cast the "
                     'input: under "bf16" parameters are bfloat16, and inputs stay as they are given'
                 )
 
@@ -145,13 +143,46 @@ class RegionDispatch(TorchDispatchMode):
             running_var.add_(biased * (momentum / (count - 1)))
         return outputs
 
+    def _equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        if one.device != other.device:
+            raise self._error(
+                f"torch.equal of a tensor on {one.device} and one on {other.device}. Move one "
+                "of them: tensor.to(device)"
+            )
+        if one.shape != other.shape:
+            return False
+        return bool(self._agreed((one == other).all()).item())
+
+    def _extreme(self, func: Any, tensor: torch.Tensor, keepdim: bool = False) -> torch.Tensor:
+        # torch_xla 2.9 returns its input where no dim is named.
+        if not tensor.numel():
+            raise self._error(f"{func} of no elements. Name a dim that has some")
+        return func(tensor, list(range(tensor.dim())), keepdim)
+
+    def _masked_fill(
+        self, func: Any, target: torch.Tensor, indices: Any, value: torch.Tensor
+    ) -> torch.Tensor:
+        before, mask = len(indices) - 1, indices[-1]
+        end = before + mask.dim()
+        if mask.shape != target.shape[before:end]:
+            raise self._error(
+                f"{func}: the mask of shape {list(mask.shape)} does not match the dims from "
+                f"{before} on of a tensor of shape {list(target.shape)}"
+            )
+        # The dims before it are added by broadcasting.
+        shape = mask.shape + (1,) * (target.dim() - end)
+        return torch.where(mask.reshape(shape), value.reshape(()).to(target.dtype), target)
+
     def _draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs.get("generator") is not None:
             raise self._error(
                 f"{func} is given a torch.Generator, which can't drive several replicas. Leave the "
                 "generator out and seed with torch.manual_seed"
             )
-        return REPLACEMENTS[func](self._random, *args, **kwargs)
+        try:
+            return REPLACEMENTS[func](self._random, *args, **kwargs)
+        except (ValueError, RuntimeError) as error:
+            raise self._error(f"{func}: {error}") from error
 
     def _copy(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         source, target = args[0], kwargs.get("device")
@@ -216,11 +247,11 @@ def _joined(dtypes: set[torch.dtype]) -> str:
 def _is_masked_fill(
     target: torch.Tensor, indices: Any, value: torch.Tensor, accumulate: bool = False
 ) -> bool:
-    """Whether this is `target[mask] = one value`, which has no shape that depends on data."""
+    """Whether this is `target[..., mask] = one value`: no shape in it depends on data."""
     return (
-        len(indices) == 1
-        and indices[0] is not None
-        and indices[0].dtype == torch.bool
+        indices[-1] is not None
+        and indices[-1].dtype == torch.bool
+        and all(index is None for index in indices[:-1])
         and value.numel() == 1
         and not accumulate
     )

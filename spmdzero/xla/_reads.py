@@ -69,6 +69,11 @@ def reads_are_global() -> contextlib.AbstractContextManager[None]:
     return reads_by(None)
 
 
+def in_region() -> bool:
+    """Whether this thread runs what belongs to a replica."""
+    return bool(_thread.readers)
+
+
 def common_value(values: torch.Tensor, place: Callable[[], str]) -> torch.Tensor:
     """The value that all replicas have, `[*shape]`.
 
@@ -133,7 +138,7 @@ def _values(tensor: torch.Tensor) -> torch.Tensor | None:
     if not _private.is_manual(tensor):
         return None
     with reads_are_global():
-        return _manual.leave_stacked(tensor.detach(), _meshes[0]).cpu()
+        return _manual.read_stacked(tensor, _meshes[0])
 
 
 def _agreed(tensor: torch.Tensor) -> torch.Tensor | None:

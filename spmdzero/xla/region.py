@@ -271,7 +271,7 @@ class ReplicaRegion:
                 )
 
     def _read(self, tensor: torch.Tensor) -> torch.Tensor:
-        return _manual.leave_stacked(tensor.detach(), self._mesh).cpu()
+        return _manual.read_stacked(tensor, self._mesh)
 
     def _read_fixed(self, tensor: torch.Tensor) -> torch.Tensor | None:
         uploads = uploads_so_far()
