@@ -7,7 +7,6 @@ Everything here has no public equivalent (manual sharding, optimised HLO) or one
 import contextlib
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -373,65 +372,22 @@ def compute(tensor: torch.Tensor) -> None:
         _C._xla_sync_multi([tensor], [], True, False)
 
 
-# It holds the kernels below for as long as the process lives.
-_watched = torch.library.Library("aten", "IMPL")
-
-
-def watch_reads(agreed: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
-    """Asks `agreed` at each move of a tensor from the devices to the host.
-
-    Args:
-        agreed: the value on the CPU that is to be used in its place, None for its own.
-    """
-
-    def to_copy(keys: Any, source: torch.Tensor, **options: Any) -> torch.Tensor:
-        device = options.get("device")
-        if source.device.type == "xla" and device is not None and device.type == "cpu":
-            value = agreed(source)
-            if value is not None:
-                return torch.ops.aten._to_copy.default(value, **options)
-        return kernels["_to_copy"].call_boxed(keys, source, **options)
-
-    def to_cpu(keys: Any, sources: list[torch.Tensor]) -> list[torch.Tensor]:
-        values = [agreed(s) if s.device.type == "xla" else None for s in sources]
-        if all(value is None for value in values):
-            return kernels["_to_cpu"].call_boxed(keys, sources)
-        return [s.cpu() if v is None else v for s, v in zip(sources, values, strict=True)]
-
-    def copy_(
-        keys: Any, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
-    ) -> torch.Tensor:
-        if target.device.type == "cpu" and source.device.type == "xla":
-            value = agreed(source)
-            if value is not None:
-                return target.copy_(value)
-        return kernels["copy_"].call_boxed(keys, target, source, non_blocking)
-
-    watches = {"_to_copy": to_copy, "_to_cpu": to_cpu, "copy_": copy_}
-    kernels = {name: torch.library.get_kernel(f"aten::{name}", "XLA") for name in watches}
-    with warnings.catch_warnings():
-        # torch warns that there was a kernel, which these call.
-        warnings.simplefilter("ignore")
-        for name, watch in watches.items():
-            _watched.impl(name, watch, "XLA", with_keyset=True)
-
-
 def watch_text(shown: Callable[[torch.Tensor, Callable[..., str]], str | None]) -> None:
     """Asks `shown` for the text of each tensor on the devices; torch's own where it says None."""
     own_repr, own_format = torch._tensor_str._str, torch.Tensor.__format__
 
-    def text(tensor: torch.Tensor, *, tensor_contents: Any = None) -> str:
+    def text(self: torch.Tensor, *, tensor_contents: Any = None) -> str:
         found = None
-        if tensor.device.type == "xla" and tensor_contents is None:
-            found = shown(tensor, own_repr)
-        return own_repr(tensor, tensor_contents=tensor_contents) if found is None else found
+        if self.device.type == "xla" and tensor_contents is None:
+            found = shown(self, own_repr)
+        return own_repr(self, tensor_contents=tensor_contents) if found is None else found
 
-    def formatted(tensor: torch.Tensor, spec: str) -> str:
-        if tensor.device.type == "xla" and not spec:
-            found = shown(tensor, own_repr)
+    def formatted(self: torch.Tensor, format_spec: str) -> str:
+        if self.device.type == "xla" and not format_spec:
+            found = shown(self, own_repr)
             if found is not None:
                 return found
-        return own_format(tensor, spec)
+        return own_format(self, format_spec)
 
     torch._tensor_str._str = text
     torch.Tensor.__format__ = formatted

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from spmdzero.errors import ReplicaRegionError
 from spmdzero.xla import _manual, _private
+from spmdzero.xla._moves import watch_moves
 from spmdzero.xla._place import place
 from spmdzero.xla.mesh import DeviceMesh
 
@@ -49,7 +50,7 @@ _meshes: list[DeviceMesh] = []
 def watch_reads(mesh: DeviceMesh) -> None:
     """Has every read of a replica's tensor checked from now on; `mesh` has all devices."""
     if not _meshes:
-        _private.watch_reads(_agreed)
+        watch_moves(_agreed)
         _private.watch_text(shown)
     _meshes[:] = [mesh]
 
