@@ -12,6 +12,7 @@ if "torch_xla" not in sys.modules:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from spmdzero.xla import compile_cache, counters, flags, runtime, tracing
+from spmdzero.xla._boundary import refuse_leak
 from spmdzero.xla._cpu_flags import leave_xnnpack_out
 from spmdzero.xla._global import GlobalForward
 from spmdzero.xla._norm import global_norm
@@ -103,6 +104,7 @@ __all__ = [
     "record_scopes",
     "record_uploads",
     "refuse_gradient_hooks",
+    "refuse_leak",
     "replicated",
     "runtime",
     "same_value",

@@ -28,7 +28,6 @@ _PRODUCTS = {
     _aten.convolution.default,
     _aten.convolution_overrideable.default,
 }
-_EXTREMES = {_aten.amin.default, _aten.amax.default}
 _INDEXED = {_aten.index.Tensor, _aten.index_put.default}
 
 
@@ -108,8 +107,6 @@ class RegionDispatch(TorchDispatchMode):
         if func in _BATCH_NORMS:
             self._refuse_mixed_dtypes(func, args)
             return self._batch_norm(func, args, kwargs)
-        if func in _EXTREMES and not any(args[1:2]):
-            return self._extreme(func, args[0], *args[2:])
         if func is _aten.index_put.default and _is_masked_fill(*args):
             return self._masked_fill(func, *args[:3])
         self._refuse_what_aborts(func, args)
@@ -152,12 +149,6 @@ class RegionDispatch(TorchDispatchMode):
         if one.shape != other.shape:
             return False
         return bool(self._agreed((one == other).all()).item())
-
-    def _extreme(self, func: Any, tensor: torch.Tensor, keepdim: bool = False) -> torch.Tensor:
-        # torch_xla 2.9 returns its input where no dim is named.
-        if not tensor.numel():
-            raise self._error(f"{func} of no elements. Name a dim that has some")
-        return func(tensor, list(range(tensor.dim())), keepdim)
 
     def _masked_fill(
         self, func: Any, target: torch.Tensor, indices: Any, value: torch.Tensor

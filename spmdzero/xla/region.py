@@ -24,6 +24,7 @@ from spmdzero.xla._buffers import leave_buffers
 from spmdzero.xla._dispatch import RegionDispatch
 from spmdzero.xla._frozen_norms import FrozenNorms
 from spmdzero.xla._kept import kept_tensors, refuse_new
+from spmdzero.xla._mended import mend
 from spmdzero.xla._outputs import Outputs, RegionRules
 from spmdzero.xla._random import ReplicaRandom
 from spmdzero.xla._reads import watch_reads
@@ -104,6 +105,7 @@ class ReplicaRegion:
         seed: int = 1,
         autocast: torch.dtype | None = None,
     ) -> None:
+        mend()
         watch_reads(mesh)
         self._mesh, self._module, self._sink = mesh, module, sink
         self._outputs = Outputs(mesh=mesh, rules=rules, seed=seed)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import spmdzero
+from spmdzero.errors import ReplicaRegionError
 from tests.support.processes import run_python
 
 # What torch refuses of every XLA tensor, in its own words.
@@ -83,3 +84,27 @@ def three_calls(engine: spmdzero.Engine, x: torch.Tensor) -> None:
     loss = engine(x)
     engine.backward(loss)
     engine.step()
+
+
+def test_a_loss_with_what_a_hook_kept_is_refused_and_the_next_step_trains() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x).square().mean()
+
+    config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "Adam"}}
+    engine, *_ = spmdzero.initialize(model=Model(), config=config)
+    kept: list[torch.Tensor] = []
+    hook = engine.module.layer.register_forward_hook(lambda _, args, out: kept.append(out))
+    x = torch.randn(engine.mesh.size, 4)
+    loss = engine(x) * 2
+    total = loss + kept[0].mean()
+    with pytest.raises(ReplicaRegionError, match=r"kept from inside.*Return it from forward"):
+        engine.backward(total)
+    hook.remove()
+    three_calls(engine, x)
+    assert engine.global_steps == 1
+    assert total.isnan()
