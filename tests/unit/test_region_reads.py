@@ -1,5 +1,6 @@
 """What Python may read and make inside the replica region, and what is refused by name."""
 
+import copy
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -94,6 +95,15 @@ def test_a_disagreement_names_the_line_the_submodule_and_the_values(mesh: Device
     values = re.search(r"disagree on it \((.*?)\)", message)
     assert values is not None
     assert values[1].split(", ").count("True") + values[1].split(", ").count("False") == 8
+
+
+def test_a_read_by_pythons_own_library_names_the_line_that_called_it(mesh: DeviceMesh) -> None:
+    def copied(x: torch.Tensor) -> torch.Tensor:
+        return copy.copy(x)  # the line that copies
+
+    with pytest.raises(ReplicaRegionError) as caught:
+        run(copied, mesh, X)
+    assert str(caught.value).startswith(f"{Path(__file__)}:{_line_of('# the line that copies')} ")
 
 
 def _line_of(comment: str) -> int:
