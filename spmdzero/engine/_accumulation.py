@@ -8,6 +8,7 @@ from torch import nn
 
 from spmdzero.config import BatchSizes, SpmdZeroConfig
 from spmdzero.engine._autograd import autograd_grad, set_autograd_grad
+from spmdzero.engine._direct_calls import DirectCalls
 from spmdzero.engine._inputs import InputPlacer
 from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.engine._state import EngineState
@@ -29,6 +30,9 @@ class Accumulation(EngineState):
     _boundary_override: bool | None = None
     _stepping: bool = False
     _unreduced: str | None = None
+    # Whether a forward of this engine with gradients ran since the latest micro-batch ended.
+    _ran_forward: bool = False
+    _direct_calls: DirectCalls | None = None
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the current micro-batch is the last of its step.
@@ -171,6 +175,8 @@ class Accumulation(EngineState):
             if (grad := autograd_grad(parameter)) is not None:
                 self._gradients.add_global(name, grad)
                 set_autograd_grad(parameter, None)
+                if self._direct_calls is not None and not self._ran_forward:
+                    self._direct_calls.say_gradients(self.module)
 
     def _require_whole_step(self) -> None:
         self._refuse_inside("train_batch")

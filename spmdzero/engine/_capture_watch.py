@@ -85,7 +85,8 @@ class ModuleWatch:
 
     Attributes:
         parameters: the module's.
-        hook: a hook that is not torch's own and has to run at each step, None without.
+        hook: a hook, neither torch's nor spmdzero's own, that has to run at each step; None
+            without.
     """
 
     def __init__(self, module: nn.Module, others: dict[str, Any]) -> None:
@@ -144,7 +145,7 @@ class ModuleWatch:
     def _find_hook(self, kind: str, name: str, hooks: Iterable[Any]) -> None:
         for hook in hooks:
             home = getattr(hook, "__module__", None) or type(hook).__module__
-            if home.split(".")[0] != "torch":
+            if home.split(".")[0] not in ("torch", "spmdzero"):
                 called = getattr(hook, "__qualname__", type(hook).__name__)
                 self.hook = self.hook or f"{called}, a {kind} of {name}"
 

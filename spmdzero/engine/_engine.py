@@ -119,6 +119,7 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
 
     def _forward_placed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._note_call()
+        self._ran_forward = self._ran_forward or torch.is_grad_enabled()
         output = self.folding.forward(args, kwargs)
         return self._watch.watch(output) if torch.is_grad_enabled() else output
 
@@ -224,7 +225,7 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
     def _end_micro_batch(
         self, *, boundary: bool, optimizer: ZeroOptimizer, lr_kwargs: dict[str, Any]
     ) -> None:
-        self._backward_done = self._step_applied = False
+        self._backward_done = self._step_applied = self._ran_forward = False
         try:
             skipped = self._was_skipped(optimizer, boundary=boundary)
         except (NonFiniteError, SpmdZeroRuntimeError):

@@ -20,6 +20,7 @@ from spmdzero.config import (
 )
 from spmdzero.engine._accumulation import planned_micro_batches
 from spmdzero.engine._autocast import autocast_wire
+from spmdzero.engine._direct_calls import DirectCalls
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._gradients import GradientStore
 from spmdzero.engine._groups import Groups, Members, groups_from_config, groups_from_torch
@@ -230,6 +231,10 @@ def initialize(
             collate_fn=collate_fn,
         )
     adopt_parameters(engine)
+    if in_region:
+        # A global forward is what the module does anyway.
+        engine._direct_calls = DirectCalls(engine)
+        engine._direct_calls.watch(model)
     if zero is not None:
         MastersFollow(zero).watch(model)
     # States that are still pending would make the first step another program than the second.

@@ -6,10 +6,16 @@ from typing import Any
 import torch
 
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.xla import refuse_leak
 
 
 def check_loss(loss: Any) -> None:
-    """Raises SpmdZeroUsageError unless `loss` is a scalar that a forward of the engine made."""
+    """Looks whether `loss` is a scalar that a forward of the engine made.
+
+    Raises:
+        SpmdZeroUsageError: it isn't.
+        ReplicaRegionError: it is computed with what a hook kept from inside the forward.
+    """
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise SpmdZeroUsageError(
@@ -21,6 +27,7 @@ def check_loss(loss: Any) -> None:
             "engine(...) returned. Call loss = engine(...) outside of torch.no_grad() and "
             "don't detach it"
         )
+    refuse_leak(loss)
 
 
 def find_loss(output: Any) -> torch.Tensor:

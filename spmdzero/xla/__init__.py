@@ -18,6 +18,7 @@ if "torch_xla" not in sys.modules:
     logging.root.handlers[:] = handlers
 
 from spmdzero.xla import compile_cache, counters, flags, memory_maps, runtime, tracing
+from spmdzero.xla._boundary import refuse_leak
 from spmdzero.xla._global import GlobalForward
 from spmdzero.xla._norm import global_norm
 from spmdzero.xla._outputs import RegionRules
@@ -46,6 +47,7 @@ from spmdzero.xla._private import (
     write_stamp,
 )
 from spmdzero.xla._random import draw_keys
+from spmdzero.xla._reads import in_region
 from spmdzero.xla._tree import Batch, Replicated, map_tensors, replicated
 from spmdzero.xla.capture import CapturedProgram, PendingProgram, ProgramInput
 from spmdzero.xla.folding import (
@@ -94,6 +96,7 @@ __all__ = [
     "flags",
     "fold",
     "global_norm",
+    "in_region",
     "is_split",
     "local_devices",
     "local_replicas",
@@ -109,6 +112,7 @@ __all__ = [
     "record_scopes",
     "record_uploads",
     "refuse_gradient_hooks",
+    "refuse_leak",
     "replicated",
     "runtime",
     "same_value",

@@ -5,7 +5,8 @@ from typing import Any, cast
 
 import torch
 
-from spmdzero.xla import _manual
+from spmdzero.errors import ReplicaRegionError
+from spmdzero.xla import _manual, _private
 from spmdzero.xla.mesh import DeviceMesh
 
 # `seed` in all of these: gradients inside the region are that many times those of the global loss.
@@ -123,3 +124,31 @@ def enter_parameter(
 def leave_mean(tensor: torch.Tensor, mesh: DeviceMesh, seed: int) -> torch.Tensor:
     """The mean over replicas of a tensor that each of them has, `[...]` to `[...]`."""
     return cast(torch.Tensor, _LeaveMean.apply(tensor, mesh, seed))
+
+
+_ENTERED = (_EnterBatch, _EnterWhole, _EnterParameter)
+_LEFT = (_LeaveBatch, _LeaveMean)
+
+
+def refuse_leak(loss: torch.Tensor) -> None:
+    """Raises ReplicaRegionError where a loss is computed with a tensor that didn't leave a region.
+
+    A forward hook can keep one. XLA would end the process when it compiles the two together; so
+    the loss, which would be compiled with whatever comes next, is NaN afterwards.
+    """
+    seen: set[Any] = set()
+    waiting: list[Any] = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        kind = getattr(node, "_forward_cls", None)
+        if node is None or node in seen or kind in _LEFT:
+            continue
+        if kind in _ENTERED:
+            _private.replace(loss, torch.full_like(loss.detach(), float("nan")))
+            raise ReplicaRegionError(
+                "this loss is computed with a tensor that was kept from inside the model's "
+                "forward, by a hook for example: each device has another one there, and none of "
+                "them is the value for all. Return it from forward, which takes its mean"
+            )
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]

@@ -2,9 +2,7 @@
 what would otherwise abort the process inside XLA."""
 
 import functools
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +10,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spmdzero.errors import ReplicaRegionError
+from spmdzero.xla._place import place
 from spmdzero.xla._random import REPLACEMENTS, ReplicaRandom
+from spmdzero.xla._reads import Reader, common_value, reads_are_global, reads_by
 
 _aten = torch.ops.aten
 # They write running_mean and running_var without saying so in their schema.
@@ -28,9 +28,6 @@ _PRODUCTS = {
     _aten.convolution.default,
     _aten.convolution_overrideable.default,
 }
-# Frames in these are not the user's code.
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
-_EXTREMES = {_aten.amin.default, _aten.amax.default}
 _INDEXED = {_aten.index.Tensor, _aten.index_put.default}
 
 
@@ -72,10 +69,13 @@ class RegionDispatch(TorchDispatchMode):
 
     def __enter__(self) -> "RegionDispatch":
         _entered.append(self)
+        self._reads = reads_by(Reader(values=self._values, place=self._place))
+        self._reads.__enter__()
         return super().__enter__()
 
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
         super().__exit__(exc_type, exc_val, exc_tb)
+        self._reads.__exit__(None, None, None)
         _entered.pop()
 
     def wrote(self, tensor: torch.Tensor) -> bool:
@@ -87,42 +87,45 @@ class RegionDispatch(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if _entered[-1] is not self or not _touches_xla(args, kwargs):
+        makes = not _takes_xla(args)
+        if _entered[-1] is not self or (makes and not _names_xla(kwargs)):
             return func(*args, **kwargs)
+        made = self._run(func, args, kwargs)
+        return _writable(made) if makes else made
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Not only asked where an operation saves: which do is not known here.
         self.recomputes = self.recomputes or _saved_tensors_are_hooked()
         if func is _aten._local_scalar_dense.default:
             return self._agreed(args[0]).item()
         if func is _aten.equal.default:
-            return bool(self._agreed((args[0] == args[1]).all()).item())
+            return self._equal(*args)
         if func is _aten._to_copy.default:
             return self._copy(func, args, kwargs)
         if func in REPLACEMENTS:
             return self._draw(func, args, kwargs)
         if func in _BATCH_NORMS:
+            self._refuse_mixed_dtypes(func, args)
             return self._batch_norm(func, args, kwargs)
-        if func in _EXTREMES and not args[1:]:
-            # torch_xla 2.9 returns its input where no dim is named.
-            return func(args[0], list(range(args[0].dim())), **kwargs)
         if func is _aten.index_put.default and _is_masked_fill(*args):
-            target, (mask,), value = args[:3]
-            shape = mask.shape + (1,) * (target.dim() - mask.dim())
-            return torch.where(mask.reshape(shape), value.to(target.dtype), target)
+            return self._masked_fill(func, *args[:3])
         self._refuse_what_aborts(func, args)
         self._refuse_mixed_dtypes(func, args)
         try:
             return func(*args, **kwargs)
+        except ReplicaRegionError:
+            raise
         except RuntimeError as error:
             raise self._error(f"{func} failed: {error}") from error
 
     def _refuse_mixed_dtypes(self, func: Any, args: tuple[Any, ...]) -> None:
         # torch_xla takes them, and XLA's verifier fails on the whole program later.
-        if func in _PRODUCTS:
+        if func in _PRODUCTS or func in _BATCH_NORMS:
             tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
             dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
             if len(dtypes) > 1:
                 raise self._error(
-                    f"{func} multiplies tensors of different dtypes, {_joined(dtypes)}. Cast the "
+                    f"{func} takes tensors of different dtypes, {_joined(dtypes)}. Cast the "
                     'input: under "bf16" parameters are bfloat16, and inputs stay as they are given'
                 )
 
@@ -137,13 +140,40 @@ class RegionDispatch(TorchDispatchMode):
             running_var.add_(biased * (momentum / (count - 1)))
         return outputs
 
+    def _equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        if one.device != other.device:
+            raise self._error(
+                f"torch.equal of a tensor on {one.device} and one on {other.device}. Move one "
+                "of them: tensor.to(device)"
+            )
+        if one.shape != other.shape:
+            return False
+        return bool(self._agreed((one == other).all()).item())
+
+    def _masked_fill(
+        self, func: Any, target: torch.Tensor, indices: Any, value: torch.Tensor
+    ) -> torch.Tensor:
+        before, mask = len(indices) - 1, indices[-1]
+        end = before + mask.dim()
+        if mask.shape != target.shape[before:end]:
+            raise self._error(
+                f"{func}: the mask of shape {list(mask.shape)} does not match the dims from "
+                f"{before} on of a tensor of shape {list(target.shape)}"
+            )
+        # The dims before it are added by broadcasting.
+        shape = mask.shape + (1,) * (target.dim() - end)
+        return torch.where(mask.reshape(shape), value.reshape(()).to(target.dtype), target)
+
     def _draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs.get("generator") is not None:
             raise self._error(
                 f"{func} is given a torch.Generator, which can't drive several replicas. Leave the "
                 "generator out and seed with torch.manual_seed"
             )
-        return REPLACEMENTS[func](self._random, *args, **kwargs)
+        try:
+            return REPLACEMENTS[func](self._random, *args, **kwargs)
+        except (ValueError, RuntimeError) as error:
+            raise self._error(f"{func}: {error}") from error
 
     def _copy(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         source, target = args[0], kwargs.get("device")
@@ -159,20 +189,15 @@ class RegionDispatch(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _agreed(self, tensor: torch.Tensor) -> torch.Tensor:
-        values = self._read_fixed(tensor)
-        if values is None:
-            self.read_at = self.read_at or _place(self._owner)
-            values = self._read(tensor)
-        first = values[0]
-        same = (values == first) | ((values != values) & (first != first))  # NaN agrees with NaN
-        if not bool(same.all()):
-            shown = ", ".join(str(v) for v in values.reshape(values.shape[0], -1)[:, 0].tolist())
-            raise self._error(
-                f"Python reads a value here, and the replicas disagree on it ({shown}). Each "
-                "replica runs the same traced program on its own rows, so Python can't branch on "
-                "one replica's data. Use torch.where, or move the decision out of the module"
-            )
-        return first
+        return common_value(self._values(tensor), self._place)
+
+    def _values(self, tensor: torch.Tensor) -> torch.Tensor:
+        with reads_are_global():
+            values = self._read_fixed(tensor)
+            if values is None:
+                self.read_at = self.read_at or self._place()
+                values = self._read(tensor)
+        return values
 
     def _refuse_what_aborts(self, func: Any, args: tuple[Any, ...]) -> None:
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -199,8 +224,11 @@ class RegionDispatch(TorchDispatchMode):
                 '"global"} to run the forward outside of the replica region'
             )
 
+    def _place(self) -> str:
+        return place(self._owner)
+
     def _error(self, message: str) -> ReplicaRegionError:
-        return ReplicaRegionError(f"{_place(self._owner)}: {message}")
+        return ReplicaRegionError(f"{self._place()}: {message}")
 
 
 def _joined(dtypes: set[torch.dtype]) -> str:
@@ -210,20 +238,22 @@ def _joined(dtypes: set[torch.dtype]) -> str:
 def _is_masked_fill(
     target: torch.Tensor, indices: Any, value: torch.Tensor, accumulate: bool = False
 ) -> bool:
-    """Whether this is `target[mask] = one value`, which has no shape that depends on data."""
+    """Whether this is `target[..., mask] = one value`: no shape in it depends on data."""
     return (
-        len(indices) == 1
-        and indices[0] is not None
-        and indices[0].dtype == torch.bool
+        indices[-1] is not None
+        and indices[-1].dtype == torch.bool
+        and all(index is None for index in indices[:-1])
         and value.numel() == 1
         and not accumulate
     )
 
 
-def _touches_xla(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _names_xla(kwargs: dict[str, Any]) -> bool:
     device = kwargs.get("device")
-    if device is not None and torch.device(device).type == "xla":
-        return True
+    return device is not None and torch.device(device).type == "xla"
+
+
+def _takes_xla(args: tuple[Any, ...]) -> bool:
     for arg in args:
         if isinstance(arg, torch.Tensor):
             if arg.device.type == "xla":
@@ -235,6 +265,17 @@ def _touches_xla(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return False
 
 
+def _writable(made: Any) -> Any:
+    """What was made of no tensor on the devices, so that writes through its views reach it.
+
+    torch wraps the results of all other operations for that. torch_xla wraps what it makes of
+    nothing, but not below a dispatch mode.
+    """
+    if isinstance(made, torch.Tensor) and made.device.type == "xla":
+        return made if torch._is_functional_tensor(made) else _aten.lift_fresh.default(made)
+    return made
+
+
 @functools.cache
 def _has_lowering(func: Any) -> bool:
     name = func.name()
@@ -242,24 +283,6 @@ def _has_lowering(func: Any) -> bool:
         torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
         for key in ("XLA", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
     )
-
-
-def _place(owner: nn.Module) -> str:
-    """`file:line (in submodule "h.0.attn")` of the user's code that is running."""
-    where, module = "in the forward pass", None
-    frame = sys._getframe(2)
-    while frame is not None:
-        candidate = frame.f_locals.get("self")
-        if module is None and isinstance(candidate, nn.Module):
-            module = next((n for n, m in owner.named_modules() if m is candidate), None)
-        file = frame.f_code.co_filename
-        library = file.startswith((*_LIBRARIES, "<"))
-        if not library and where == "in the forward pass":
-            where = f"{file}:{frame.f_lineno}"
-        frame = frame.f_back
-    if module is None:
-        return where
-    return f"{where} (in {'submodule ' + repr(module) if module else 'the model'})"
 
 
 def _saved_tensors_are_hooked() -> bool:

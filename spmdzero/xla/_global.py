@@ -10,6 +10,7 @@ from torch import nn
 from spmdzero.xla import _tree
 from spmdzero.xla._autocast import autocast
 from spmdzero.xla._frozen_norms import FrozenNorms
+from spmdzero.xla._mended import mend
 from spmdzero.xla._wide_norms import WideNorms
 from spmdzero.xla.mesh import DeviceMesh, fresh
 
@@ -46,6 +47,7 @@ class GlobalForward:
     def __init__(
         self, *, mesh: DeviceMesh, module: nn.Module, autocast: torch.dtype | None = None
     ) -> None:
+        mend()
         self._mesh, self._module, self._autocast = mesh, module, autocast
         self._rows: set[tuple[int, int]] = set()
 

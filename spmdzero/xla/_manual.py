@@ -22,3 +22,10 @@ def leave_stacked(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     """`[n, *shape]`, row i living on device i: a Partial when the rows are to be summed."""
     shape = tuple(tensor.shape)
     return leave(tensor[None], mesh, mesh.batch_spec(len(shape) + 1), (mesh.size, *shape))
+
+
+def read_stacked(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """The values of all replicas, `[n, *shape]` on the CPU."""
+    if not tensor.numel():
+        return torch.empty((mesh.size, *tensor.shape), dtype=tensor.dtype)
+    return leave_stacked(tensor.detach(), mesh).cpu()

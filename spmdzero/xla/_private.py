@@ -6,7 +6,7 @@ Everything here has no public equivalent (manual sharding, optimised HLO) or one
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -391,3 +391,35 @@ def scope(name: str) -> Iterator[None]:
 def record_scopes(enabled: bool) -> None:
     """Whether operations traced from now on keep their scopes; the graph hash is the same."""
     _C._set_ir_debug(enabled)
+
+
+def is_manual(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that is not pending belongs to manual sharding: each device has its own."""
+    return sharding_of(tensor) == "{manual}"
+
+
+def compute(tensor: torch.Tensor) -> None:
+    """Has a pending tensor computed, as reading it does."""
+    if any(are_pending([tensor])):
+        _C._xla_sync_multi([tensor], [], True, False)
+
+
+def watch_text(shown: Callable[[torch.Tensor, Callable[..., str]], str | None]) -> None:
+    """Asks `shown` for the text of each tensor on the devices; torch's own where it says None."""
+    own_repr, own_format = torch._tensor_str._str, torch.Tensor.__format__
+
+    def text(self: torch.Tensor, *, tensor_contents: Any = None) -> str:
+        found = None
+        if self.device.type == "xla" and tensor_contents is None:
+            found = shown(self, own_repr)
+        return own_repr(self, tensor_contents=tensor_contents) if found is None else found
+
+    def formatted(self: torch.Tensor, format_spec: str) -> str:
+        if self.device.type == "xla" and not format_spec:
+            found = shown(self, own_repr)
+            if found is not None:
+                return found
+        return own_format(self, format_spec)
+
+    torch._tensor_str._str = text
+    torch.Tensor.__format__ = formatted

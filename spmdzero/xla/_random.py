@@ -46,27 +46,55 @@ class ReplicaRandom:
         return ((_scramble(_scramble(index ^ stream) + stream)) & 0x7FFFFF).reshape(shape)
 
     def uniform(self, shape: torch.Size, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """`shape` in (0, 1); in [0, 1) for a dtype whose rounding would reach 1."""
+        """`shape` in (0, 1); in [0, 1) for a dtype whose rounding would reach 1.
+
+        Raises:
+            ValueError: not a floating dtype.
+        """
         values = (self.bits(shape).to(torch.float32) + 0.5) * (1.0 / (1 << 23))
-        if dtype in _SHORT_MANTISSA:
+        if _floating(dtype) in _SHORT_MANTISSA:
             steps = _SHORT_MANTISSA[dtype]
             values = (values * steps).floor() * (1.0 / steps)
         return values.to(dtype)
 
     def normal(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """`shape`, standard normal, by Box and Muller."""
+        """`shape`, standard normal, by Box and Muller; a floating dtype."""
         radius = torch.sqrt(-2.0 * torch.log(self.uniform(shape)))
-        return (radius * torch.cos(2 * math.pi * self.uniform(shape))).to(dtype)
+        angle = 2 * math.pi * self.uniform(shape)
+        return (radius * torch.cos(angle)).to(_floating(dtype))
 
     def exponential(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """`shape`, exponential with rate 1."""
-        return (-torch.log(self.uniform(shape))).to(dtype)
+        """`shape`, exponential with rate 1; a floating dtype."""
+        return (-torch.log(self.uniform(shape))).to(_floating(dtype))
 
     def integers(self, low: int, high: int, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """`shape` in [low, high)."""
+        """`shape` in [low, high).
+
+        Raises:
+            ValueError: there is no such integer, or `dtype` doesn't hold all of them.
+        """
         span = high - low
+        if span <= 0:
+            raise ValueError(f"no integer is in [{low}, {high})")
+        if dtype == torch.bool:
+            lowest, highest = 0, 1
+        elif dtype.is_floating_point:
+            lowest, highest = int(torch.finfo(dtype).min), int(torch.finfo(dtype).max)
+        else:
+            lowest, highest = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+        if low < lowest or high - 1 > highest or span >= 1 << 63:
+            raise ValueError(f"{dtype} does not hold the integers in [{low}, {high})")
         wide = self.bits(shape).to(torch.int64) * (1 << 23) + self.bits(shape)
+        if span > 1 << 23:
+            # As many more bits as int64 has, so that the rest of a division stays uniform.
+            wide = (wide + (self.bits(shape).to(torch.int64) << 46)) & ((1 << 63) - 1)
         return (low + wide % span).to(dtype)
+
+
+def _floating(dtype: torch.dtype) -> torch.dtype:
+    if not dtype.is_floating_point:
+        raise ValueError(f"random numbers of {dtype} are not drawn here: draw floats, and cast")
+    return dtype
 
 
 def _dtype(kwargs: dict[str, Any], default: torch.dtype) -> torch.dtype:
@@ -85,6 +113,9 @@ def _dropout(
 def _multinomial(
     rng: ReplicaRandom, weights: torch.Tensor, count: int, replacement: bool = False, **_: Any
 ) -> torch.Tensor:
+    _floating(weights.dtype)
+    if weights.dim() not in (1, 2):
+        raise ValueError(f"the weights have {weights.dim()} dims, not 1 or 2")
     # The Gumbel trick: the `count` largest of log w + Gumbel are a draw without replacement.
     scores = torch.log(weights.to(torch.float32))
     if replacement:
@@ -95,7 +126,27 @@ def _multinomial(
 
 
 def _bernoulli(rng: ReplicaRandom, x: torch.Tensor, p: Any = None, **_: Any) -> torch.Tensor:
-    return (rng.uniform(x.shape) < (x if p is None else p)).to(x.dtype)
+    if p is None:
+        p = x.to(_floating(x.dtype))
+    elif not isinstance(p, torch.Tensor) and not 0 <= p <= 1:
+        raise ValueError(f"the probability {p} is not in [0, 1]")
+    return (rng.uniform(x.shape) < p).to(x.dtype)
+
+
+def _uniform(
+    rng: ReplicaRandom, x: torch.Tensor, low: float = 0.0, high: float = 1.0, **_: Any
+) -> torch.Tensor:
+    if low > high:
+        raise ValueError(f"no number is in [{low}, {high})")
+    return low + (high - low) * rng.uniform(x.shape, x.dtype)
+
+
+def _random_from(
+    rng: ReplicaRandom, x: torch.Tensor, low: int, high: int | None, **_: Any
+) -> torch.Tensor:
+    if high is None:
+        raise ValueError(f"random_({low}, None) has no upper end. Name one")
+    return rng.integers(low, high, x.shape, x.dtype)
 
 
 def _float(kwargs: dict[str, Any]) -> torch.dtype:
@@ -103,7 +154,10 @@ def _float(kwargs: dict[str, Any]) -> torch.dtype:
 
 
 def _permutation(rng: ReplicaRandom, n: int, **kwargs: Any) -> torch.Tensor:
-    return rng.uniform(torch.Size((n,))).argsort().to(_dtype(kwargs, torch.int64))
+    dtype = _dtype(kwargs, torch.int64)
+    if dtype == torch.bool:
+        raise ValueError("a permutation of bools is none")
+    return rng.uniform(torch.Size((n,))).argsort().to(dtype)
 
 
 # torch_xla functionalises first: `x.normal_()` arrives as `normal_functional(x)`.
@@ -128,15 +182,11 @@ REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     _aten.randint_like.low_dtype: lambda rng, x, low, high, **k: rng.integers(
         low, high, x.shape, _dtype(k, x.dtype)
     ),
-    getattr(_aten.random, "from"): lambda rng, x, low, high, **_: rng.integers(
-        low, high, x.shape, x.dtype
-    ),
+    getattr(_aten.random, "from"): _random_from,
     _aten.random.to: lambda rng, x, high, **_: rng.integers(0, high, x.shape, x.dtype),
     _aten.randperm.default: _permutation,
     _aten.multinomial.default: _multinomial,
-    _aten.uniform.default: lambda rng, x, low=0.0, high=1.0, **_: (
-        low + (high - low) * rng.uniform(x.shape, x.dtype)
-    ),
+    _aten.uniform.default: _uniform,
     _aten.normal_functional.default: lambda rng, x, mean=0.0, std=1.0, **_: (
         mean + std * rng.normal(x.shape, x.dtype)
     ),

@@ -24,8 +24,10 @@ from spmdzero.xla._buffers import leave_buffers
 from spmdzero.xla._dispatch import RegionDispatch
 from spmdzero.xla._frozen_norms import FrozenNorms
 from spmdzero.xla._kept import kept_tensors, refuse_new
+from spmdzero.xla._mended import mend
 from spmdzero.xla._outputs import Outputs, RegionRules
 from spmdzero.xla._random import ReplicaRandom
+from spmdzero.xla._reads import watch_reads
 from spmdzero.xla._wide_norms import WideNorms
 from spmdzero.xla.mesh import DeviceMesh
 from spmdzero.xla.strangers import is_fixed
@@ -103,6 +105,8 @@ class ReplicaRegion:
         seed: int = 1,
         autocast: torch.dtype | None = None,
     ) -> None:
+        mend()
+        watch_reads(mesh)
         self._mesh, self._module, self._sink = mesh, module, sink
         self._outputs = Outputs(mesh=mesh, rules=rules, seed=seed)
         self._seed, self._autocast = seed, autocast
@@ -269,7 +273,7 @@ class ReplicaRegion:
                 )
 
     def _read(self, tensor: torch.Tensor) -> torch.Tensor:
-        return _manual.leave_stacked(tensor.detach(), self._mesh).cpu()
+        return _manual.read_stacked(tensor, self._mesh)
 
     def _read_fixed(self, tensor: torch.Tensor) -> torch.Tensor | None:
         uploads = uploads_so_far()

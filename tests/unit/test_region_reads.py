@@ -1,5 +1,6 @@
 """What Python may read and make inside the replica region, and what is refused by name."""
 
+import copy
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -94,6 +95,15 @@ def test_a_disagreement_names_the_line_the_submodule_and_the_values(mesh: Device
     values = re.search(r"disagree on it \((.*?)\)", message)
     assert values is not None
     assert values[1].split(", ").count("True") + values[1].split(", ").count("False") == 8
+
+
+def test_a_read_by_pythons_own_library_names_the_line_that_called_it(mesh: DeviceMesh) -> None:
+    def copied(x: torch.Tensor) -> torch.Tensor:
+        return copy.copy(x)  # the line that copies
+
+    with pytest.raises(ReplicaRegionError) as caught:
+        run(copied, mesh, X)
+    assert str(caught.value).startswith(f"{Path(__file__)}:{_line_of('# the line that copies')} ")
 
 
 def _line_of(comment: str) -> int:
@@ -240,6 +250,58 @@ CONSTANTS: dict[str, tuple[Function, torch.Tensor]] = {
 def test_constants_made_in_the_forward_work(mesh: DeviceMesh, name: str) -> None:
     function, expected = CONSTANTS[name]
     exactly(run(function, mesh, X), expected)
+
+
+def _written(tensor: torch.Tensor) -> torch.Tensor:
+    """`[2, 4]`, zeros and nines, written through views of what a forward made."""
+    view = tensor[:, 1:]
+    tensor[0] = 0
+    tensor[1].fill_(9)
+    view[:, :2] = 9
+    tensor[:, 3:] *= 0
+    tensor[:, :1].zero_()
+    return tensor
+
+
+MADE: dict[str, Callable[[torch.device], torch.Tensor]] = {
+    "zeros": lambda device: torch.zeros(2, 4, device=device),
+    "full": lambda device: torch.full((2, 4), 2.0, device=device),
+    "empty": lambda device: torch.empty(2, 4, device=device),
+    "arange": lambda device: torch.arange(8.0, device=device).view(2, 4),
+    "rand": lambda device: torch.rand(2, 4, device=device),
+    "randperm": lambda device: torch.randperm(8, device=device).view(2, 4).float(),
+    "tensor": lambda device: torch.tensor([[1.0, 2, 3, 4]] * 2, device=device),
+    "from the CPU": lambda device: torch.ones(2, 4).to(device),
+    "eye": lambda device: torch.eye(2, 4, device=device),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_is_written_through_a_view_reaches_what_the_forward_made(
+    mesh: DeviceMesh, name: str
+) -> None:
+    expected = _written(torch.ones(2, 4)).repeat(8, 1)
+    exactly(run(lambda x: 0 * x + _written(MADE[name](x.device)), mesh, X), expected)
+
+
+def test_a_padded_sequence_holds_its_parts(mesh: DeviceMesh) -> None:
+    # Made by torch's own C++ code, of a constant and views of it.
+    def padded(x: torch.Tensor) -> torch.Tensor:
+        return nn.utils.rnn.pad_sequence([x[0, :2], x[1]], batch_first=True)
+
+    expected = torch.cat([padded(rows) for rows in X.split(2)])
+    exactly(run(padded, mesh, X), expected)
+
+
+def test_repr_shows_what_each_replica_has(mesh: DeviceMesh) -> None:
+    texts = []
+    run(lambda x: texts.append(repr(x)) or x, mesh, X)
+    first, *lines = texts[0].split("\n")
+    assert first == (
+        "tensor of 8 replicas, another on each (shape=[2, 4], dtype=torch.float32, device='xla:0'):"
+    )
+    shown = "\n".join(line.removeprefix("  ") for line in lines)
+    assert shown == "\n".join(f"replica {i}: {rows!r}" for i, rows in enumerate(X.split(2)))
 
 
 def test_a_constant_stays_out_of_the_gradient(mesh: DeviceMesh) -> None:

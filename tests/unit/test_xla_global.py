@@ -24,6 +24,14 @@ def test_a_global_forward_sees_the_whole_batch_and_plain_tensors(mesh: DeviceMes
     assert torch.equal(output.cpu(), x - 2 * x.max())
 
 
+def test_an_extreme_over_all_dims_is_one_number(mesh: DeviceMesh) -> None:
+    x = numbers(ROWS, 4)
+    forward = GlobalForward(mesh=mesh, module=Apply(lambda x: (x.amax(), x.amin(keepdim=True))))
+    highest, lowest = forward((place(mesh, x),), {})
+    assert torch.equal(highest.cpu(), x.amax())
+    assert torch.equal(lowest.cpu(), x.amin(keepdim=True))
+
+
 MODELS = {
     "layer norm": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)),
     "group norm": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GroupNorm(4, WIDTH)),

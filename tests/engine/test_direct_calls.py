@@ -1,0 +1,109 @@
+"""A module that is called in the place of its engine: the numbers stay, and it is said once."""
+
+import copy
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import spmdzero
+
+Call = Callable[[spmdzero.Engine, nn.Module, torch.Tensor], torch.Tensor]
+
+
+def make() -> tuple[spmdzero.Engine, nn.Sequential]:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "optimizer": {"type": "Adam", "params": {"lr": 0.1}},
+        "gradient_clipping": 0,
+    }
+    return spmdzero.initialize(model=module, config=config)[0], module
+
+
+def losses(call: Call, *, steps: int = 3, plain: bool = False) -> list[float]:
+    engine, module = make()
+    x = torch.randn(engine.mesh.size, 4, generator=torch.Generator().manual_seed(1))
+    found = []
+    for _ in range(steps):
+        loss = call(engine, module, x).square().mean()
+        if plain:
+            loss.backward()
+        else:
+            engine.backward(loss)
+        engine.step()
+        found.append(loss.item())
+    return found
+
+
+DIRECT: dict[str, Call] = {
+    "module": lambda engine, module, x: module(x.to(engine.device)),
+    "submodules": lambda engine, module, x: module[2](module[1](module[0](x.to(engine.device)))),
+}
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("name", DIRECT)
+def test_a_module_called_without_its_engine_trains_alike_and_it_is_said_once(
+    name: str, plain: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = losses(lambda engine, module, x: engine(x))
+    with caplog.at_level(logging.WARNING, "spmdzero"):
+        assert losses(DIRECT[name], plain=plain) == pytest.approx(expected, rel=1e-5)
+    assert caplog.text.count("is called without its engine to train") == 1
+    assert "Call the engine, engine(...)" in caplog.text
+
+
+def test_nothing_is_said_of_the_engine_itself_and_of_what_makes_no_gradient(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine, module = make()
+    x = torch.randn(engine.mesh.size, 4)
+    with caplog.at_level(logging.WARNING, "spmdzero"):
+        losses(lambda engine, module, x: engine(x))
+        # A weight penalty is no call of the module.
+        losses(lambda engine, module, x: engine(x) + module[0].weight.square().mean())
+        with torch.no_grad():
+            module(x.to(engine.device))
+            module[0](x.to(engine.device))
+        module.eval()(x.to(engine.device))
+        copy.deepcopy(module).train()(x.to(engine.device))
+    assert "without its engine" not in caplog.text
+
+
+def test_a_cpu_input_is_named_before_torch_xla_refuses_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _, module = make()
+    with (
+        caplog.at_level(logging.WARNING, "spmdzero"),
+        torch.no_grad(),
+        pytest.raises(RuntimeError, match="Expected XLA tensor"),
+    ):
+        module(torch.ones(8, 4))
+    assert "with a tensor on the CPU" in caplog.text
+    assert "x.to(engine.device)" in caplog.text
+
+
+def test_the_hook_that_says_it_leaves_capture_alone() -> None:
+    torch.manual_seed(0)
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x).square().mean()
+
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "optimizer": {"type": "Adam", "params": {"lr": 0.1}},
+    }
+    engine, *_ = spmdzero.initialize(model=Loss(), config=config)
+    for _ in range(5):
+        engine.train_batch(iter([torch.randn(engine.mesh.size, 4)]))
+    assert (engine.capture.replayed, engine.capture.reason) == (2, None)

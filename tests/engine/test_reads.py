@@ -1,0 +1,110 @@
+"""Python that reads a replica's tensor gets a value or an error in words, never a dead process."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import spmdzero
+from spmdzero.errors import ReplicaRegionError
+from tests.support.processes import run_python
+
+# What torch refuses of every XLA tensor, in its own words.
+FOREIGN = {"asarray", "dlpack", "storage", "untyped_storage"}
+# An output that is a scalar has no rows.
+SCALAR = {"slice", "len", "empty"}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, dict[str, str]]:
+    """place -> read -> what came of it; see `every_read.py`."""
+    return json.loads(run_python("-m", "tests.engine.every_read", devices=2).splitlines()[-1])
+
+
+def test_no_read_anywhere_in_a_users_code_ends_the_process(
+    found: dict[str, dict[str, str]],
+) -> None:
+    assert found.pop("end")
+    assert len(found) == 35
+    for place, reads in found.items():
+        for name, outcome in reads.items():
+            is_fine = name == "repr" or outcome == "value" or name in FOREIGN
+            is_scalar = place.endswith("output") and name in SCALAR
+            assert is_fine or is_scalar or outcome.startswith("ReplicaRegionError: "), (place, name)
+
+
+def test_repr_shows_every_replicas_values_wherever_they_differ(
+    found: dict[str, dict[str, str]],
+) -> None:
+    found.pop("end", None)
+    for place, reads in found.items():
+        if place in ("parameter", "the same on all") or place.endswith("output"):
+            assert "replica" not in reads["repr"], place
+        else:
+            assert reads["repr"].startswith("tensor of 2 replicas, another on each (shape="), place
+            assert "replica 0: tensor(" in reads["repr"], place
+            assert "replica 1: tensor(" in reads["repr"], place
+
+
+class Talkative(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        heard.append(f"{y.mean()}")
+        return y.square().mean()
+
+
+heard: list[str] = []
+
+
+def test_what_forward_prints_of_a_tensor_is_printed_at_each_step() -> None:
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+    }
+    engine, *_ = spmdzero.initialize(model=Talkative(), config=config)
+    x = torch.randn(engine.mesh.size, 4)
+    steps = 6
+    for run_step in (lambda: engine.train_batch(iter([x])), lambda: three_calls(engine, x)):
+        heard.clear()
+        for _ in range(steps):
+            run_step()
+        # Each step's own values: the parameters have moved.
+        assert len(set(heard)) == steps
+        assert all(text.count("\n  replica ") == 8 for text in heard)
+    assert "reads a value from the devices" in str(engine.capture.reason)
+    assert "reads a value from the devices" in str(engine.folding.reason)
+
+
+def three_calls(engine: spmdzero.Engine, x: torch.Tensor) -> None:
+    loss = engine(x)
+    engine.backward(loss)
+    engine.step()
+
+
+def test_a_loss_with_what_a_hook_kept_is_refused_and_the_next_step_trains() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x).square().mean()
+
+    config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "Adam"}}
+    engine, *_ = spmdzero.initialize(model=Model(), config=config)
+    kept: list[torch.Tensor] = []
+    hook = engine.module.layer.register_forward_hook(lambda _, args, out: kept.append(out))
+    x = torch.randn(engine.mesh.size, 4)
+    loss = engine(x) * 2
+    total = loss + kept[0].mean()
+    with pytest.raises(ReplicaRegionError, match=r"kept from inside.*Return it from forward"):
+        engine.backward(total)
+    hook.remove()
+    three_calls(engine, x)
+    assert engine.global_steps == 1
+    assert total.isnan()
