@@ -200,11 +200,8 @@ def generate(
         row[: len(prompt)] = torch.tensor(prompt)
     for _ in range(min(count, window - int(ends.max()))):
         with torch.no_grad():
-            logits = engine(rows, at=ends - 1)
-        # Each device's rows are read where they are: `.cpu()` of a sharded tensor compiles a
-        # program that gathers them, at each call.
-        chances = torch.cat([shard.float() for shard in spmdzero.local_shards(logits)])
-        chances = (chances / TEMPERATURE).softmax(-1)
+            logits = engine(rows, at=ends - 1).cpu().float()
+        chances = (logits / TEMPERATURE).softmax(-1)
         column = torch.multinomial(chances, 1, generator=generator)[:, 0]
         rows[torch.arange(len(prompts)), ends] = column
         ends += 1

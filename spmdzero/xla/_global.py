@@ -11,6 +11,7 @@ from spmdzero.xla import _tree
 from spmdzero.xla._autocast import autocast
 from spmdzero.xla._frozen_norms import FrozenNorms
 from spmdzero.xla._mended import mend
+from spmdzero.xla._reads import watch_reads
 from spmdzero.xla._wide_norms import WideNorms
 from spmdzero.xla.mesh import DeviceMesh, fresh
 
@@ -48,6 +49,7 @@ class GlobalForward:
         self, *, mesh: DeviceMesh, module: nn.Module, autocast: torch.dtype | None = None
     ) -> None:
         mend()
+        watch_reads(mesh)
         self._mesh, self._module, self._autocast = mesh, module, autocast
         self._rows: set[tuple[int, int]] = set()
 

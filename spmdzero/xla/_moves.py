@@ -10,23 +10,23 @@ import torch
 _watched = torch.library.Library("aten", "IMPL")
 
 
-def watch_moves(agreed: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
-    """Asks `agreed` at each move of a tensor from the devices to the host.
+def watch_moves(read: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+    """Asks `read` at each move of a tensor from the devices to the host.
 
     Args:
-        agreed: the value on the CPU that is to be used in its place, None for its own.
+        read: its value on the CPU, None for what torch_xla itself reads.
     """
 
     def to_copy(keys: Any, source: torch.Tensor, **options: Any) -> torch.Tensor:
         device = options.get("device")
         if source.device.type == "xla" and device is not None and device.type == "cpu":
-            value = agreed(source)
+            value = read(source)
             if value is not None:
                 return torch.ops.aten._to_copy.default(value, **options)
         return kernels["_to_copy"].call_boxed(keys, source, **options)
 
     def to_cpu(keys: Any, sources: list[torch.Tensor]) -> list[torch.Tensor]:
-        values = [agreed(s) if s.device.type == "xla" else None for s in sources]
+        values = [read(s) if s.device.type == "xla" else None for s in sources]
         if all(value is None for value in values):
             return kernels["_to_cpu"].call_boxed(keys, sources)
         return [s.cpu() if v is None else v for s, v in zip(sources, values, strict=True)]
@@ -35,7 +35,7 @@ def watch_moves(agreed: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
         keys: Any, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
     ) -> torch.Tensor:
         if target.device.type == "cpu" and source.device.type == "xla":
-            value = agreed(source)
+            value = read(source)
             if value is not None:
                 return target.copy_(value)
         return kernels["copy_"].call_boxed(keys, target, source, non_blocking)

@@ -3,7 +3,8 @@
 XLA aborts the process when such a tensor is moved to the host. `RegionDispatch` sees most reads;
 not those that torch makes with modes off (`repr`), and not those of a hook that keeps a tensor and
 reads it after the region, or that runs in a plain `loss.backward()`. So torch_xla's ways to the
-host are watched in the dispatcher itself.
+host are watched in the dispatcher itself, which also spares a split tensor the program that
+torch_xla would compile to gather it.
 """
 
 import contextlib
@@ -15,10 +16,10 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from spmdzero.errors import ReplicaRegionError
-from spmdzero.xla import _manual, _private
+from spmdzero.xla import _manual, _private, runtime
 from spmdzero.xla._moves import watch_moves
 from spmdzero.xla._place import place
-from spmdzero.xla.mesh import DeviceMesh
+from spmdzero.xla.mesh import DeviceMesh, local_shards
 
 # Replicas whose values `repr` shows.
 _SHOWN = 8
@@ -50,7 +51,7 @@ _meshes: list[DeviceMesh] = []
 def watch_reads(mesh: DeviceMesh) -> None:
     """Has every read of a replica's tensor checked from now on; `mesh` has all devices."""
     if not _meshes:
-        watch_moves(_agreed)
+        watch_moves(_read)
         _private.watch_text(shown)
     _meshes[:] = [mesh]
 
@@ -142,10 +143,26 @@ def _values(tensor: torch.Tensor) -> torch.Tensor | None:
         return _manual.read_stacked(tensor, _meshes[0])
 
 
-def _agreed(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The value of a tensor that Python reads, on the CPU; None for a global one."""
+def _read(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The value of a tensor that Python reads, on the CPU; None where torch_xla reads it well."""
     values = _values(tensor)
     if values is None:
-        return None
+        return _together(tensor)
     reader = _thread.readers[-1] if _thread.readers else None
     return common_value(values, reader.place if reader else place)
+
+
+def _together(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A split tensor from what each device holds; None for another, or one of several hosts.
+
+    torch_xla compiles a program that gathers it, a new one at each read.
+    """
+    if runtime.process_count() > 1:
+        return None
+    _private.compute(tensor)
+    if not _private.is_split(tensor):
+        return None
+    whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+    for part, place in zip(local_shards(tensor), _private.local_slices(tensor), strict=True):
+        whole[place] = part[tuple(slice(bounds.stop - bounds.start) for bounds in place)]
+    return whole

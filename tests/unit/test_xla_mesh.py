@@ -15,6 +15,7 @@ from spmdzero.xla import (
     runtime,
     sharding_of,
 )
+from spmdzero.xla._reads import watch_reads
 from spmdzero.xla.mesh import fresh
 
 TWO_AXES = MeshSpec((("data", 2), ("fsdp", 4)))
@@ -40,6 +41,38 @@ def shapes(tensor: torch.Tensor) -> list[tuple[int, ...]]:
 def transfers_from_device() -> int:
     data = met.metric_data("TransferFromDeviceTime")
     return data[0] if data else 0
+
+
+# -- reads -----------------------------------------------------------------------------------
+
+READS = {
+    "cpu": lambda tensor: tensor.cpu(),
+    "to": lambda tensor: tensor.to("cpu", torch.float32),
+    "tolist": lambda tensor: torch.tensor(tensor.tolist()),
+    "copy_": lambda tensor: torch.empty(tensor.shape).copy_(tensor),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_split_tensor_is_read_from_the_devices_without_a_program(
+    any_mesh: DeviceMesh, name: str
+) -> None:
+    watch_reads(any_mesh)
+    for dim in (0, 1):
+        placed = any_mesh.place(HOST, any_mesh.batch_spec(2, dim=dim)) * 2
+        any_mesh.mark(placed, any_mesh.batch_spec(2, dim=dim))
+        runtime.sync()
+        before = runtime.compile_count()
+        assert torch.equal(READS[name](placed), HOST * 2)
+        assert runtime.compile_count() == before
+
+
+def test_rows_that_the_devices_hold_unevenly_are_read_without_their_padding(
+    mesh: DeviceMesh,
+) -> None:
+    watch_reads(mesh)
+    placed = mesh.place(HOST[:13], mesh.batch_spec(2))
+    assert torch.equal(placed.cpu(), HOST[:13])
 
 
 # -- uploads ---------------------------------------------------------------------------------
