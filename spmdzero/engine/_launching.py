@@ -101,7 +101,8 @@ class Launching(Accumulation):
     def _program_text(self) -> str:
         tensors = [*self.named_tensors().values(), *self._losses]
         roots = [t for t, pends in zip(tensors, are_pending(tensors), strict=True) if pends]
-        return program_text(annotated_program(roots)[0])
+        # The script may have had everything computed before a micro-batch ends.
+        return program_text(annotated_program(roots)[0]) if roots else ""
 
     def _make_room(self) -> None:
         before = Compiled.so_far()
@@ -126,9 +127,9 @@ class Launching(Accumulation):
         An `Exception` of its own is raised once the micro-batch is done.
         """
         self._observers.append(observer)
+        record_scopes(True)
         try:
-            record_scopes(True)
             yield
         finally:
             self._observers.remove(observer)
-            record_scopes(bool(self._observers))
+            record_scopes(False)
