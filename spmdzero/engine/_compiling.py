@@ -61,7 +61,6 @@ class CompilingSteps:
         if wanted and self._stop is None:
             record_scopes(True)
             self._stop = weakref.finalize(self, record_scopes, False)
-            self._stop.atexit = False
         elif not wanted and self._stop is not None:
             self._stop()
             self._stop, self._texts = None, []

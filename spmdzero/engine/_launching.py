@@ -69,7 +69,6 @@ class Launching(Accumulation):
         The update is pending by then, and would run with whatever comes next: the step has to be
         ended before its error is raised.
         """
-        keep_waiting(cast("Engine", self) if kind == "boundary" else None)
         failure: Exception | None = None
         self.programs.launching(self.global_steps)
         if self._observers:
@@ -97,6 +96,14 @@ class Launching(Accumulation):
             self.donated_inputs[kind] = runtime.aliased_inputs()
             self._make_room()
         return failure
+
+    def _end_unstepped(self) -> None:
+        """Starts a micro-batch that no `step` ends."""
+        keep_waiting(ending=None)
+        failure = self._launch("micro")
+        self._backward_done = False
+        if failure is not None:
+            raise failure
 
     def _program_text(self) -> str:
         tensors = [*self.named_tensors().values(), *self._losses]
