@@ -72,7 +72,7 @@ class CapturedSteps:
             return
         placed = engine._place_inputs(args, kwargs)
         # What another engine's backward will need belongs to what is pending now.
-        keep_waiting(engine if last else None)
+        keep_waiting(ending=engine if last else None)
         # It may depend on buffers that the program donates; a `clone` shares one until then.
         start_pending(engine.device)
         try:

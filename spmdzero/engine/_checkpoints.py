@@ -169,11 +169,13 @@ class Checkpoints(ModuleMethods):
                 file, why, and the newest other tag that is complete. The engine is as it was, on
                 every host.
         """
-        engine, folder = cast("Engine", self), Path(load_dir)
-        self.wait_checkpoint()
-        if tag is None:
-            with _naming_the_newest(folder, but=None):
-                tag = latest_tag(folder, universal=engine.spmd_config.checkpoint.load_universal)
+        engine, folder, processes = cast("Engine", self), Path(load_dir), runtime.process_count()
+        with _naming_the_newest(folder, but=None):
+            with together(folder, doing="loaded", processes=processes):
+                self.wait_checkpoint()
+                if tag is None:
+                    tag = latest_tag(folder, universal=engine.spmd_config.checkpoint.load_universal)
+            require_one_tag(folder, everyones(tag, processes=processes))
         if tag is None:
             logger.warning(
                 "no checkpoint was loaded: there is no file %s. If there should be one, check the "
@@ -189,7 +191,7 @@ class Checkpoints(ModuleMethods):
         )
         with _naming_the_newest(folder, but=str(tag)):
             alike = functools.partial(
-                together, folder / str(tag), doing="loaded", processes=runtime.process_count()
+                together, folder / str(tag), doing="loaded", processes=processes
             )
             with alike():
                 state = open_for(engine, folder, str(tag))
@@ -225,6 +227,27 @@ def _checked(
             state.check(parts)
 
     return dataclasses.replace(state, check=check)
+
+
+def require_one_tag(folder: Path, tags: list[str | None]) -> None:
+    """Returns if all processes are about to load the same, or nothing.
+
+    Otherwise some would train from another state, or wait for those that found nothing to load.
+
+    Args:
+        folder: of the checkpoints.
+        tags: those that the processes named, or found in `latest`; None for no such file.
+
+    Raises:
+        SpmdZeroCheckpointError: they differ.
+    """
+    if len(set(tags)) > 1:
+        raise SpmdZeroCheckpointError(
+            file=folder,
+            reason=f"the processes would load the tags {tags}, None where there is no latest",
+            newest=None,
+            fix="Name the same tag in every process, in a folder that all of them see",
+        )
 
 
 def agreed_tag(tags: list[str], *, mine: str, validation: str) -> str:

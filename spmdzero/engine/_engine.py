@@ -13,6 +13,7 @@ from spmdzero.engine._backward import BackwardWatch
 from spmdzero.engine._checkpoints import Checkpoints
 from spmdzero.engine._counters import Counters
 from spmdzero.engine._exports import Exports
+from spmdzero.engine._folded_call import keep_waiting
 from spmdzero.engine._gradients import GradientStore
 from spmdzero.engine._health import LossHealth
 from spmdzero.engine._hyper import loss_scale_number
@@ -123,12 +124,6 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
         output = self.folding.forward(args, kwargs)
         return self._watch.watch(output) if torch.is_grad_enabled() else output
 
-    def _end_unstepped(self) -> None:
-        failure = self._launch("micro")
-        self._backward_done = False
-        if failure is not None:
-            raise failure
-
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
     ) -> torch.Tensor:
@@ -204,6 +199,8 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
                 "micro-batch is loss = engine(...); engine.backward(loss); engine.step()"
             )
         boundary = self._step_is_boundary()
+        # Runs Python of other engines' modules, so before anything of this step is spent.
+        keep_waiting(ending=self if boundary else None)
         if boundary:
             require_metrics(self.lr_scheduler, lr_kwargs or {})
             optimizer.folds.wanted = self.folding.before_update()

@@ -55,10 +55,14 @@ class FoldedCall:
     def keep(self) -> None:
         """Traces what the backward needs, to be computed and kept by the program that is pending.
 
-        Does nothing where the forward's tensors were written meanwhile, which the backward refuses.
+        Does nothing where the engine's step ended or the forward's tensors were written meanwhile,
+        which the backward refuses.
+
+        Raises what the module's forward raises.
         """
         node = self._node()
-        if node is None or self.passage is not None:
+        spent = self.step != self.engine.global_steps
+        if node is None or spent or self.passage is not None:
             return
         try:
             saved = node.saved_tensors
@@ -85,7 +89,7 @@ class FoldedCall:
 _waiting: "weakref.WeakSet[FoldedCall]" = weakref.WeakSet()
 
 
-def keep_waiting(ending: "TrainBatch | None") -> None:
+def keep_waiting(*, ending: "TrainBatch | None") -> None:
     """Has the program that is about to start compute what later backwards need of its forwards.
 
     Args:

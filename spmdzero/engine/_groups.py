@@ -1,10 +1,12 @@
 """Param groups: from the config, from `model_parameters`, or from the user's torch optimizer."""
 
 import dataclasses
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from spmdzero.config import OptimizerConfig
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
@@ -16,6 +18,10 @@ from spmdzero.optim import (
     rule_from_config,
     rules_from_torch,
 )
+
+logger = logging.getLogger("spmdzero")
+
+ParameterGroups = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,6 +112,38 @@ class Members:
                 seen.add(parameter)
 
 
+def find_groups(
+    config: OptimizerConfig | None,
+    optimizer: Any,
+    model_parameters: ParameterGroups | None,
+    members: Members,
+    *,
+    device: torch.device,
+) -> Groups | None:
+    """What the arguments of `initialize` and its config train; None without an optimizer.
+
+    Args:
+        config: the config's optimizer, used where the caller passes none.
+        optimizer: the caller's, or a callable from parameters (or groups) to one.
+        model_parameters: parameters or groups; the model's trainable ones by default.
+        members: the tensors that may be among them.
+        device: where the parameters are.
+
+    Raises:
+        SpmdZeroConfigError: the optimizer can't run on shards, or its parameters are wrong.
+        SpmdZeroUsageError: there is nothing to train, a stranger among the parameters, or an
+            optimizer that has taken steps.
+    """
+    given = list(model_parameters) if model_parameters is not None else None
+    if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
+        optimizer = optimizer(given or _trainable(members))
+    if optimizer is not None:
+        if config is not None:
+            logger.info("the optimizer passed to initialize is used, not the config's")
+        return groups_from_torch(optimizer, members, device=device)
+    return groups_from_config(config, given, members, device=device) if config else None
+
+
 def groups_from_torch(
     optimizer: torch.optim.Optimizer, members: Members, *, device: torch.device
 ) -> Groups:
@@ -146,7 +184,7 @@ def groups_from_config(
         SpmdZeroUsageError: there is nothing to train, or a stranger among the parameters.
     """
     if given is None:
-        given = [parameter for parameter in members.names if parameter.requires_grad]
+        given = _trainable(members)
     if not given:
         raise SpmdZeroUsageError(
             "there is nothing to train: model_parameters is empty (a generator that was used up?) "
@@ -168,6 +206,10 @@ def groups_from_config(
         name=config.type,
         tested=is_tested(config.type),
     )
+
+
+def _trainable(members: Members) -> list[Any]:
+    return [parameter for parameter in members.names if parameter.requires_grad]
 
 
 def _torch_class(

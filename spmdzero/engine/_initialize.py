@@ -23,7 +23,7 @@ from spmdzero.engine._autocast import autocast_wire
 from spmdzero.engine._direct_calls import DirectCalls
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._gradients import GradientStore
-from spmdzero.engine._groups import Groups, Members, groups_from_config, groups_from_torch
+from spmdzero.engine._groups import Groups, Members, ParameterGroups, find_groups
 from spmdzero.engine._health import LossHealth
 from spmdzero.engine._hold import ScheduleHold
 from spmdzero.engine._inputs import InputPlacer
@@ -52,7 +52,6 @@ from spmdzero.xla import (
 
 logger = logging.getLogger("spmdzero")
 
-ParameterGroups = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
 
 
@@ -141,7 +140,13 @@ def initialize(
     with open_weights(weights, model) as source:
         renewed = move_module(model, mesh=mesh, dtype=precision.parameter, source=source)
     names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
-    groups = _groups(settings, optimizer, model_parameters, model, Members(names, renewed))
+    groups = find_groups(
+        settings.optimizer,
+        optimizer,
+        model_parameters,
+        Members(names, renewed),
+        device=runtime.device(),
+    )
     if groups is not None:
         groups.require_tested(
             stage=settings.zero_optimization.stage, allowed=settings.zero_allow_untested_optimizer
@@ -266,25 +271,6 @@ def _parameters(model: nn.Module, groups: Groups | None) -> Iterable[ParamSpec]:
             trainable=parameter.requires_grad and (groups is None or parameter in slots),
             moments=slots.get(parameter, ()) if groups and groups.has_many_layouts else None,
         )
-
-
-def _groups(
-    settings: SpmdZeroConfig,
-    optimizer: Any,
-    model_parameters: ParameterGroups | None,
-    model: nn.Module,
-    members: Members,
-) -> Groups | None:
-    given = list(model_parameters) if model_parameters is not None else None
-    if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
-        optimizer = optimizer(given or [p for p in model.parameters() if p.requires_grad])
-    if optimizer is not None:
-        if settings.optimizer is not None:
-            logger.info("the optimizer passed to initialize is used, not the config's")
-        return groups_from_torch(optimizer, members, device=runtime.device())
-    if settings.optimizer is None:
-        return None
-    return groups_from_config(settings.optimizer, given, members, device=runtime.device())
 
 
 def _reduction_method(settings: SpmdZeroConfig, spec: MeshSpec) -> Any:

@@ -69,7 +69,6 @@ class Launching(Accumulation):
         The update is pending by then, and would run with whatever comes next: the step has to be
         ended before its error is raised.
         """
-        keep_waiting(cast("Engine", self) if kind == "boundary" else None)
         failure: Exception | None = None
         self.programs.launching(self.global_steps)
         if self._observers:
@@ -98,10 +97,19 @@ class Launching(Accumulation):
             self._make_room()
         return failure
 
+    def _end_unstepped(self) -> None:
+        """Starts a micro-batch that no `step` ends."""
+        keep_waiting(ending=None)
+        failure = self._launch("micro")
+        self._backward_done = False
+        if failure is not None:
+            raise failure
+
     def _program_text(self) -> str:
         tensors = [*self.named_tensors().values(), *self._losses]
         roots = [t for t, pends in zip(tensors, are_pending(tensors), strict=True) if pends]
-        return program_text(annotated_program(roots)[0])
+        # The script may have had everything computed before a micro-batch ends.
+        return program_text(annotated_program(roots)[0]) if roots else ""
 
     def _make_room(self) -> None:
         before = Compiled.so_far()
@@ -126,9 +134,9 @@ class Launching(Accumulation):
         An `Exception` of its own is raised once the micro-batch is done.
         """
         self._observers.append(observer)
+        record_scopes(True)
         try:
-            record_scopes(True)
             yield
         finally:
             self._observers.remove(observer)
-            record_scopes(bool(self._observers))
+            record_scopes(False)

@@ -33,7 +33,6 @@ class TrainBatch(Launching):
     _total: torch.Tensor | None = None
     _place_inputs: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
     _forward_placed: Callable[..., Any]
-    _end_unstepped: Callable[[], None]
     _end_micro_batch: Callable[..., None]
     _restart_step: Callable[[], None]
 

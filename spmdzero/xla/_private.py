@@ -388,9 +388,29 @@ def scope(name: str) -> Iterator[None]:
         del pushed
 
 
+_recorders = 0
+
+
 def record_scopes(enabled: bool) -> None:
-    """Whether operations traced from now on keep their scopes; the graph hash is the same."""
-    _C._set_ir_debug(enabled)
+    """Whether operations traced from now on keep their scopes and lines; the hash is the same.
+
+    torch_xla has one switch for the process, which an observer of one engine and the watch over the
+    compiling steps of another may want at a time: it is off when each True was taken back.
+    """
+    global _recorders
+    _recorders += 1 if enabled else -1
+    _C._set_ir_debug(_recorders > 0)
+
+
+@contextlib.contextmanager
+def without_scopes() -> Iterator[None]:
+    """Operations traced inside keep neither, whoever records them."""
+    recorded = _C._get_ir_debug()
+    _C._set_ir_debug(False)
+    try:
+        yield
+    finally:
+        _C._set_ir_debug(recorded)
 
 
 def is_manual(tensor: torch.Tensor) -> bool:

@@ -99,9 +99,11 @@ def fold(
             `stand_in` for each.
     """
     empty = [_private.placeholder(tensor.shape, tensor.dtype) for tensor in inputs]
-    # A placeholder can't be annotated; what is computed from one can.
-    outputs = function([fresh(tensor) for tensor in empty])
-    proto, numbers = _private.annotated_program(outputs, inputs=[*empty, *more])
+    # Scopes and lines would be part of the proto, by which a later trace is compared with this one.
+    with _private.without_scopes():
+        # A placeholder can't be annotated; what is computed from one can.
+        outputs = function([fresh(tensor) for tensor in empty])
+        proto, numbers = _private.annotated_program(outputs, inputs=[*empty, *more])
     ids, read = _private.program_inputs(outputs)
     by_number = {number: index for index, number in enumerate(numbers) if number >= 0}
     unnamed = [number for number in range(len(read)) if number not in by_number]

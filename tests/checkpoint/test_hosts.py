@@ -12,7 +12,7 @@ import filelock
 import pytest
 import torch
 
-from spmdzero.engine._checkpoints import agreed_tag
+from spmdzero.engine._checkpoints import agreed_tag, require_one_tag
 from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
 from spmdzero.store import (
     SaveOrder,
@@ -220,3 +220,13 @@ def test_tags_that_differ_between_processes_stop_all_of_them_or_none(
         assert agreed_tag(tags, mine=mine, validation="IGNORE") == "a"
     (warning,) = caplog.messages
     assert "saves the tag 'b', the first one 'a'" in warning
+
+
+@pytest.mark.parametrize("found", [["step1", "step2"], ["step1", None]], ids=str)
+def test_processes_that_would_load_other_states_all_stop(
+    found: list[str | None], tmp_path: Path
+) -> None:
+    for same in (["step1", "step1"], [None, None]):
+        require_one_tag(tmp_path, same)
+    with pytest.raises(SpmdZeroCheckpointError, match=r"'step1', .*every process"):
+        require_one_tag(tmp_path, found)

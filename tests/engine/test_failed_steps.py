@@ -181,3 +181,34 @@ def test_a_step_is_done_whatever_an_observer_a_hook_or_a_schedule_raises(
         assert not torch.equal(weights(engine), at)
         run(engine, GOOD)
         assert counts(engine)[1] == 2 * step
+
+
+FAILING: set[str] = set()
+
+
+class Failing(Mean):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if FAILING:
+            raise ValueError("the user's own error")
+        return super().forward(x)
+
+
+def test_an_error_of_another_engines_forward_comes_before_anything_of_the_step_is_spent() -> None:
+    one, twin = start(), start()
+    twin.module.load_state_dict(one.module.state_dict())
+    waiting, *_ = spmdzero.initialize(model=Failing(), config=one.config)
+    for engine in (twin, one):
+        engine.backward(engine(GOOD))
+    twin.step()
+    # Its backward will need values that the program of the other engine's step computes.
+    loss = waiting(GOOD)
+    FAILING.add("now")
+    with pytest.raises(ValueError, match="the user's own error"):
+        one.step()
+    FAILING.clear()
+    one.step()
+    assert counts(one) == counts(twin)
+    assert torch.equal(weights(one), weights(twin))
+    waiting.backward(loss)
+    waiting.step()
+    assert waiting.global_steps == 1

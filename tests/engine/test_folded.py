@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import spmdzero
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.xla import are_pending, optimized_hlo, runtime
+from spmdzero.xla import are_pending, optimized_hlo, record_scopes, runtime
 from tests.engine.captured import (
     ROWS,
     WIDTH,
@@ -119,6 +119,22 @@ def test_a_step_that_is_watched_first_is_no_recompilation() -> None:
     kinds = [compilation.kind for compilation in engine.programs.compilations]
     assert kinds == ["boundary", "folded boundary"]
     assert "recompilation" not in str(engine.doctor())
+
+
+def test_a_forward_is_folded_alike_whether_lines_are_recorded_or_not() -> None:
+    # Recorded as while a loop that compiles at each step is watched: in the third of the traces
+    # that are compared.
+    engine = make_engine()
+    for step, (x,) in enumerate(batches(4)):
+        if step == 2:
+            record_scopes(True)
+        try:
+            engine.backward(engine(x))
+        finally:
+            if step == 2:
+                record_scopes(False)
+        engine.step()
+    assert (engine.folding.folded, engine.folding.traced) == (4, 0)
 
 
 def test_programs_compile_once() -> None:

@@ -100,18 +100,21 @@ def test_an_in_place_update_reuses_the_buffer_of_its_input(mesh: DeviceMesh) -> 
     assert runtime.aliased_inputs() == 1
 
 
-@pytest.mark.parametrize("recorded", [True, False])
-def test_a_scope_reaches_the_compiled_program_only_while_recorded(
-    mesh: DeviceMesh, recorded: bool
+@pytest.mark.parametrize("switches", [[], [True], [True, False], [True, True, False]], ids=str)
+def test_a_scope_reaches_the_compiled_program_while_somebody_records(
+    mesh: DeviceMesh, switches: list[bool]
 ) -> None:
-    record_scopes(recorded)
+    recorders = sum(1 if switch else -1 for switch in switches)
+    for switch in switches:
+        record_scopes(switch)
     try:
         with scope("zero.gradient/layer.weight"):
             total = mesh.mark(mesh.place(torch.ones(8, 47), ("fsdp", None)).sum())
         text = optimized_hlo([total])
     finally:
-        record_scopes(False)
-    assert ("zero.gradient/layer.weight" in text) is recorded
+        for _ in range(recorders):
+            record_scopes(False)
+    assert ("zero.gradient/layer.weight" in text) is (recorders > 0)
     assert " all-reduce(" in text
 
 
