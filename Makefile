@@ -12,7 +12,7 @@ SOAK_MINUTES ?= 30
 help:
 	@echo "make demo    train a GPT on 8 virtual devices, under 5 minutes (DEMO_ARGS=\"--size tiny\": about 1)"
 	@echo "make test    lint, types, tests"
-	@echo "make test-all    those, and the combinations of models, configs and topologies that it leaves out"
+	@echo "make test-all    those, and what takes long: all models, configs and topologies, an hour"
 	@echo "make test-pythons    install it as a user does into a fresh 3.10 and 3.13, run the README there"
 	@echo "make lint    ruff and pyrefly"
 	@echo "make goldens     compile the recorded models for TPUs again, write their ledgers anew"
@@ -35,7 +35,7 @@ FRESH_TESTS := tests/docs/test_commands.py tests/docs/test_docs.py tests/unit/te
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile
 
 test: lint
-	$(PYTEST) -m "not exhaustive"
+	$(PYTEST) -m "not slow"
 
 test-all: lint
 	$(PYTEST)

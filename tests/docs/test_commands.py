@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from pages import PAGES, ROOT, blocks, named, page_environment, save_files
 
+from tests.support.selected import outside
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -23,7 +25,12 @@ def commands(page: Path) -> str:
     return "".join(block.text for block in blocks(page) if block.language == "bash")
 
 
-PAGES_WITH_COMMANDS = [pytest.param(page, id=named(page)) for page in PAGES if commands(page)]
+README = ROOT / "README.md"
+PAGES_WITH_COMMANDS = [
+    pytest.param(page, id=named(page), marks=outside([README], page))
+    for page in PAGES
+    if commands(page)
+]
 PROGRAMS = {"python": [sys.executable], "spmdzero": [sys.executable, "-m", "spmdzero"]}
 
 
@@ -64,7 +71,6 @@ def run(line: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES_WITH_COMMANDS)
 def test_the_commands_of_a_page_run_and_print_what_the_page_shows(page: Path, tmp_path: Path):
     save_files(page, tmp_path)

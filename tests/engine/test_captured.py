@@ -20,6 +20,7 @@ from tests.engine.captured import (
     state,
     train,
 )
+from tests.support.selected import outside
 
 STEPS = 100
 WARMUP = {"type": "WarmupDecayLR", "params": {"total_num_steps": 80, "warmup_num_steps": 20}}
@@ -35,8 +36,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=outside(["fp32"], case)) for case in CASES]
+)
 def test_a_hundred_replayed_steps_are_bitwise_the_traced_ones(case: str) -> None:
     traced, replayed = make_engine(capture=False, **CASES[case]), make_engine(**CASES[case])
     losses = []

@@ -11,6 +11,7 @@ import pytest
 from tests.notebooks.deepspeed_losses import recorded, under_deepspeed
 from tests.notebooks.execute import NOTEBOOKS
 from tests.support.processes import environment
+from tests.support.selected import outside
 from tests.support.trajectory import ROOT
 
 PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
@@ -41,8 +42,10 @@ def shown(cell: nbformat.NotebookNode) -> list[str]:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=outside(PATHS[:1], path)) for path in PATHS],
+)
 def test_a_notebook_runs_and_shows_what_it_was_committed_with(path: Path, tmp_path: Path) -> None:
     # A process of its own: the kernel's client leaves sockets open, which is a warning here.
     done = subprocess.run(

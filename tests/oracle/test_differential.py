@@ -15,8 +15,8 @@ from tests.support.selected import each, selected
 
 ROOT = Path(__file__).parents[2]
 CASES = draw(36, seed=2026)
-# Of these on, each value of each option has been drawn.
-SAMPLE = CASES[:12]
+# With torch's own optimizers: DeepSpeed's are compiled for minutes first.
+SAMPLE = [CASES[2], CASES[9], CASES[11]]
 RANKS = 2
 # Two frameworks sum in different orders. Over five steps of this model that stays under 2e-6 in
 # fp32; the bound leaves room for another CPU's matmul. 16-bit formats round each operation, and
@@ -65,7 +65,6 @@ def ours(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return json.loads((folder / "result.json").read_text())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", each(CASES, sample=SAMPLE))
 def test_a_drawn_config_trains_as_in_deepspeed(
     ours: Results, theirs: list[Results], case: Case

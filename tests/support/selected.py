@@ -25,4 +25,4 @@ def each(cases: Collection[Any], *, sample: Collection[Any]) -> list[Any]:
 
 def outside(cases: Collection[Any], case: Any) -> tuple[pytest.MarkDecorator, ...]:
     """What marks a case that is not among those of `make test`."""
-    return () if case in cases else (pytest.mark.exhaustive,)
+    return () if case in cases else (pytest.mark.slow,)

@@ -210,7 +210,7 @@ def test_no_section_of_a_tiny_run_fails(title: str) -> None:
     "everybody",
     [
         (candidates.ZERO_2, candidates.DEEPSPEED_2, candidates.JAX),
-        pytest.param(candidates.ALL, marks=pytest.mark.exhaustive),
+        pytest.param(candidates.ALL, marks=pytest.mark.slow),
     ],
     ids=["three", "all"],
 )
