@@ -11,7 +11,6 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import spmdzero
-from spmdzero.engine import _initialize
 from tests.support.contract import make_model
 from tests.surface.record_monitor import STEPS, config, train
 
@@ -149,6 +148,7 @@ def test_fp16_writes_the_scale_and_a_plain_backward_no_loss(tmp_path: Path) -> N
         config={
             "train_micro_batch_size_per_gpu": 1,
             "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+            "zero_optimization": {"stage": 1},
             "fp16": {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 1},
             "csv_monitor": {"enabled": True, "output_path": str(tmp_path), "job_name": "job"},
         },
@@ -176,9 +176,8 @@ def test_log_level_sets_the_level_of_the_projects_logger() -> None:
 
 
 def test_keys_without_effect_are_a_few_words_and_named_at_the_level_debug(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(_initialize, "_LOGGED", set())
     zero = {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 5e8}
     with caplog.at_level("DEBUG", "spmdzero"):
         engine, *_ = spmdzero.initialize(
