@@ -11,7 +11,7 @@ import torch_xla.runtime as xr
 
 from spmdzero.errors import SpmdZeroRuntimeError
 from spmdzero.xla import _chips, _private, counters, memory_maps
-from spmdzero.xla._cpu_flags import in_force, start_without_xnnpack
+from spmdzero.xla._cpu_flags import in_force, start_as_torch_computes
 
 
 def start() -> None:
@@ -26,7 +26,7 @@ def start() -> None:
         torch._register_device_module("xla", _CheckpointDevice)
     if not xr.is_spmd():
         _use_spmd()
-    start_without_xnnpack()
+    start_as_torch_computes()
     memory_maps.bound_cache()
 
 
