@@ -58,7 +58,7 @@ class CompilingSteps:
     def _record(self, wanted: bool) -> None:
         if wanted != self._records:
             self._records = wanted
-            record_scopes(wanted)
+            record_scopes(wanted, by=self)
         if not wanted:
             self._texts = []
 

@@ -127,8 +127,8 @@ class Launching(Accumulation):
         """
         self._observers.append(observer)
         try:
-            record_scopes(True)
+            record_scopes(True, by=self)
             yield
         finally:
             self._observers.remove(observer)
-            record_scopes(bool(self._observers))
+            record_scopes(bool(self._observers), by=self)

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 
 from spmdzero.xla import DeviceMesh, optimized_hlo, record_scopes, runtime, scope
 from tests.support.processes import environment
@@ -100,17 +101,29 @@ def test_an_in_place_update_reuses_the_buffer_of_its_input(mesh: DeviceMesh) -> 
     assert runtime.aliased_inputs() == 1
 
 
-@pytest.mark.parametrize("recorded", [True, False])
-def test_a_scope_reaches_the_compiled_program_only_while_recorded(
-    mesh: DeviceMesh, recorded: bool
+@pytest.mark.parametrize(
+    ("wishes", "recorded"),
+    [
+        ({}, False),
+        ({"ledger": True}, True),
+        # A loop that compiled at each step is watched until it no longer does.
+        ({"ledger": True, "watch": False}, True),
+        ({"watch": True, "ledger": False}, True),
+    ],
+)
+def test_a_scope_reaches_the_compiled_program_while_somebody_wants_it(
+    mesh: DeviceMesh, wishes: dict[str, bool], recorded: bool
 ) -> None:
-    record_scopes(recorded)
+    who = {name: nn.Identity() for name in ("ledger", "watch")}
+    for name, wish in wishes.items():
+        record_scopes(wish, by=who[name])
     try:
         with scope("zero.gradient/layer.weight"):
             total = mesh.mark(mesh.place(torch.ones(8, 47), ("fsdp", None)).sum())
         text = optimized_hlo([total])
     finally:
-        record_scopes(False)
+        for name in who:
+            record_scopes(False, by=who[name])
     assert ("zero.gradient/layer.weight" in text) is recorded
     assert " all-reduce(" in text
 

@@ -1,6 +1,7 @@
 """Programs: their text, compiling and running them, and calling one inside of another."""
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -64,7 +65,7 @@ def computation(proto: bytes) -> Any:
 def program_text(proto: bytes) -> str:
     """A serialised HLO module as text, with the Python line of each operation if it was recorded.
 
-    Lines are recorded while `record_scopes(True)` is in force.
+    Lines are recorded while somebody wants them (`record_scopes`).
     """
     return _C._xla_computation_text(computation(proto))
 
@@ -124,7 +125,7 @@ def cached_programs() -> int:
 def scope(name: str) -> Iterator[None]:
     """Operations created inside carry `name` into the compiled program's `op_name`.
 
-    Only while `record_scopes(True)` is in force; otherwise it costs 0.8 µs and leaves nothing.
+    Only while somebody wants that (`record_scopes`); otherwise it costs 0.8 µs and leaves nothing.
     """
     pushed = _C.profiler.scope_pusher(name)  # ends when the object dies
     try:
@@ -133,6 +134,17 @@ def scope(name: str) -> Iterator[None]:
         del pushed
 
 
-def record_scopes(enabled: bool) -> None:
-    """Whether operations traced from now on keep their scopes; the graph hash is the same."""
-    _C._set_ir_debug(enabled)
+_recorders: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def record_scopes(enabled: bool, *, by: Any) -> None:
+    """Whether `by` wants operations traced from now on to keep their scopes and Python lines.
+
+    They do as long as somebody wants it who lives: who no longer does leaves it to the others. The
+    graph hash is the same.
+    """
+    if enabled:
+        _recorders.add(by)
+    else:
+        _recorders.discard(by)
+    _C._set_ir_debug(bool(_recorders))
