@@ -28,9 +28,11 @@ def start_as_torch_computes() -> None:
     as the user left it before and after: child processes inherit it, whatever XLA they have.
     """
     global _started_with
+    if _started_with is not None or os.environ.get("PJRT_DEVICE") != "CPU":
+        return
     given = os.environ.get(_VARIABLE, "")
     missing = left_open(given)
-    if os.environ.get("PJRT_DEVICE") != "CPU" or not missing or _started_with is not None:
+    if not missing:
         return
     if _private.runtime_has_started():
         _say_too_late(missing)
@@ -61,7 +63,7 @@ def _say_too_late(missing: list[str]) -> None:
     flags = " ".join(map(_switched_off, missing))
     if is_new(flags):
         logging.getLogger("spmdzero").warning(
-            "a device was used before spmdzero.initialize, so XLA runs without flags of "
+            "torch_xla used a device before spmdzero did, so XLA runs without flags of "
             "spmdzero's, and %s: set XLA_FLAGS=%r",
             wrong,
             flags,

@@ -60,26 +60,32 @@ def cpu_flags() -> list[str]:
 
 def device() -> torch.device:
     """The one virtual device that stands for all devices of the mesh."""
+    start_as_torch_computes()
     return torch_xla.device()
 
 
 def device_count() -> int:
     """Devices of all processes."""
+    # Counting starts XLA, as does each of the next: scripts ask before they initialize.
+    start_as_torch_computes()
     return xr.global_runtime_device_count()
 
 
 def local_device_count() -> int:
     """Devices that this process drives."""
+    start_as_torch_computes()
     return xr.addressable_runtime_device_count()
 
 
 def process_count() -> int:
     """Processes, one per host."""
+    start_as_torch_computes()
     return xr.process_count()
 
 
 def process_index() -> int:
     """This process's place among them."""
+    start_as_torch_computes()
     return xr.process_index()
 
 
