@@ -2,7 +2,6 @@
 
 import logging
 import re
-import weakref
 from collections.abc import Callable
 
 from spmdzero.xla import record_scopes
@@ -33,12 +32,11 @@ class CompilingSteps:
         self.steps = self.in_a_row = 0
         self.said: str | None = None
         self._texts: list[str] = []
-        # Takes the recording back, also that of an engine that nobody holds any more.
-        self._stop: weakref.finalize | None = None
+        self._records = False
 
     def look(self, text: Callable[[], str]) -> None:
         """Takes down the program that is about to be compiled, if it is to be compared."""
-        if self._stop is not None:
+        if self._records:
             self._texts.append(text())
 
     def step_ended(self, *, own: int, elsewhere: int, change: str) -> None:
@@ -58,12 +56,11 @@ class CompilingSteps:
         self._record(self.said is None and self.in_a_row >= _STEPS - _COMPARED)
 
     def _record(self, wanted: bool) -> None:
-        if wanted and self._stop is None:
-            record_scopes(True)
-            self._stop = weakref.finalize(self, record_scopes, False)
-        elif not wanted and self._stop is not None:
-            self._stop()
-            self._stop, self._texts = None, []
+        if wanted != self._records:
+            self._records = wanted
+            record_scopes(wanted, by=self)
+        if not wanted:
+            self._texts = []
 
     def _message(self, own: int, change: str) -> str:
         if change:

@@ -69,19 +69,8 @@ class Launching(Accumulation):
         The update is pending by then, and would run with whatever comes next: the step has to be
         ended before its error is raised.
         """
-        failure: Exception | None = None
         self.programs.launching(self.global_steps)
-        if self._observers:
-            outputs = self.named_tensors()
-            outputs |= {f"loss/{i}": loss for i, loss in enumerate(self._losses)}
-            if kind == "boundary" and self.optimizer and self.optimizer.grad_norm is not None:
-                outputs["norm/global"] = self.optimizer.grad_norm
-            graph = StepGraph(kind=kind, outputs=outputs)
-            for observer in self._observers:
-                try:
-                    observer(graph)
-                except Exception as error:
-                    failure = failure or error
+        failure = self._show(kind) if self._observers else None
         self.programs.compiling.look(self._program_text)
         before = Compiled.so_far()
         launched = f"folded {kind}" if self.folding.launching() else kind
@@ -95,6 +84,22 @@ class Launching(Accumulation):
         if compiled.count:
             self.donated_inputs[kind] = runtime.aliased_inputs()
             self._make_room()
+        return failure
+
+    def _show(self, kind: str) -> Exception | None:
+        """Hands what is pending to the observers; returns what the first of them raised."""
+        failure: Exception | None = None
+        outputs = self.named_tensors()
+        outputs |= {f"loss/{i}": loss for i, loss in enumerate(self._losses)}
+        if kind == "boundary" and self.optimizer and self.optimizer.grad_norm is not None:
+            outputs["norm/global"] = self.optimizer.grad_norm
+        graph, before = StepGraph(kind=kind, outputs=outputs), Compiled.so_far()
+        for observer in self._observers:
+            try:
+                observer(graph)
+            except Exception as error:
+                failure = failure or error
+        self.programs.not_the_scripts(Compiled.so_far() - before)
         return failure
 
     def _end_unstepped(self) -> None:
@@ -114,7 +119,7 @@ class Launching(Accumulation):
     def _make_room(self) -> None:
         before = Compiled.so_far()
         if memory_maps.make_room():
-            self.programs.made_room(Compiled.so_far() - before)
+            self.programs.not_the_scripts(Compiled.so_far() - before)
             log_once(
                 "compiled programs had taken three quarters of the memory maps that Linux lets a "
                 "process have (vm.max_map_count), so the least used ones were let go of"
@@ -134,9 +139,9 @@ class Launching(Accumulation):
         An `Exception` of its own is raised once the micro-batch is done.
         """
         self._observers.append(observer)
-        record_scopes(True)
         try:
+            record_scopes(True, by=self)
             yield
         finally:
             self._observers.remove(observer)
-            record_scopes(False)
+            record_scopes(bool(self._observers), by=self)

@@ -159,8 +159,8 @@ class ProgramLog:
             self._end_step()
         self._calls, self._window = {}, None
 
-    def made_room(self, compiled: Compiled) -> None:
-        """Takes note of what was compiled for `memory_maps.make_room`, which nobody asked for."""
+    def not_the_scripts(self, compiled: Compiled) -> None:
+        """Takes note of what was compiled to look at a step, or to make room for programs."""
         ProgramLog._launched = ProgramLog._launched + compiled
 
     def _end_step(self) -> None:

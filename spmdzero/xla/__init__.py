@@ -22,6 +22,7 @@ from spmdzero.xla._boundary import refuse_leak
 from spmdzero.xla._global import GlobalForward
 from spmdzero.xla._norm import global_norm
 from spmdzero.xla._outputs import RegionRules
+from spmdzero.xla._passage import Passage, Tracing
 from spmdzero.xla._private import (
     ProgramLostError,
     annotated_program,
@@ -62,7 +63,7 @@ from spmdzero.xla.mesh import DeviceMesh, local_shards
 from spmdzero.xla.placeholders import AnnotatedProgram, Placeholders
 from spmdzero.xla.recompute import recomputed
 from spmdzero.xla.reduction import GradientReduction
-from spmdzero.xla.region import Passage, ReplicaRegion, Tracing, refuse_gradient_hooks
+from spmdzero.xla.region import ReplicaRegion, refuse_gradient_hooks
 from spmdzero.xla.strangers import strangers
 from spmdzero.xla.uploads import Uploads, record_uploads
 

@@ -163,6 +163,6 @@ def _together(tensor: torch.Tensor) -> torch.Tensor | None:
     if not _private.is_split(tensor):
         return None
     whole = torch.empty(tensor.shape, dtype=tensor.dtype)
-    for part, at in zip(local_shards(tensor), _private.local_slices(tensor), strict=True):
-        whole[at] = part[tuple(slice(bounds.stop - bounds.start) for bounds in at)]
+    for part, slices in zip(local_shards(tensor), _private.local_slices(tensor), strict=True):
+        whole[slices] = part[tuple(slice(dim.stop - dim.start) for dim in slices)]
     return whole

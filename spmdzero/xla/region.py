@@ -6,9 +6,8 @@ still in replica space. There is no collective inside, by construction.
 """
 
 import contextlib
-import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from spmdzero.xla._frozen_norms import FrozenNorms
 from spmdzero.xla._kept import kept_tensors, refuse_new
 from spmdzero.xla._mended import mend
 from spmdzero.xla._outputs import Outputs, RegionRules
+from spmdzero.xla._passage import GradientSink, KeySource, Passage, Reader, Tracing
 from spmdzero.xla._random import ReplicaRandom
 from spmdzero.xla._reads import watch_reads
 from spmdzero.xla._wide_norms import WideNorms
@@ -34,44 +34,6 @@ from spmdzero.xla.strangers import is_fixed
 from spmdzero.xla.uploads import uploads_so_far
 
 logger = logging.getLogger("spmdzero")
-GradientSink = Callable[[str, torch.Tensor], None]
-KeySource = Callable[[int], torch.Tensor]
-Reader = Callable[[torch.Tensor], torch.Tensor]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Tracing:
-    """What a pass through the region uses in the place of the module's own.
-
-    Attributes:
-        parameters, buffers: by name; global tensors, a parameter requires a gradient as its own.
-        sink: see `ReplicaRegion`.
-        key: the value of a random draw's key, drawn on the host -> the key, 0-dim int32, global.
-        read: called where Python reads a value, unless uploads are recorded and it is fixed.
-    """
-
-    parameters: Mapping[str, torch.Tensor]
-    buffers: Mapping[str, torch.Tensor]
-    sink: GradientSink
-    key: KeySource
-    read: Reader
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Passage:
-    """What a pass through the region came to, in global space.
-
-    Attributes:
-        output: what the module returned.
-        buffers: name -> the new value of a buffer that the module wrote.
-        flags: of what has to be the same on all replicas, 0-dim int32, 1 where it is not.
-        state: name -> the replicas' parameter or buffer, for `ReplicaRegion.backward`.
-    """
-
-    output: Any
-    buffers: Mapping[str, torch.Tensor]
-    flags: Mapping[str, torch.Tensor]
-    state: Mapping[str, torch.Tensor]
 
 
 class ReplicaRegion:

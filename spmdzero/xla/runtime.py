@@ -11,7 +11,7 @@ import torch_xla.runtime as xr
 
 from spmdzero.errors import SpmdZeroRuntimeError
 from spmdzero.xla import _chips, _private, counters, memory_maps
-from spmdzero.xla._cpu_flags import in_force, start_without_xnnpack
+from spmdzero.xla._cpu_flags import in_force, start_as_torch_computes
 
 
 def start() -> None:
@@ -26,7 +26,7 @@ def start() -> None:
         torch._register_device_module("xla", _CheckpointDevice)
     if not xr.is_spmd():
         _use_spmd()
-    start_without_xnnpack()
+    start_as_torch_computes()
     memory_maps.bound_cache()
 
 
@@ -60,26 +60,32 @@ def cpu_flags() -> list[str]:
 
 def device() -> torch.device:
     """The one virtual device that stands for all devices of the mesh."""
+    start_as_torch_computes()
     return torch_xla.device()
 
 
 def device_count() -> int:
     """Devices of all processes."""
+    # Counting starts XLA, as does each of the next: scripts ask before they initialize.
+    start_as_torch_computes()
     return xr.global_runtime_device_count()
 
 
 def local_device_count() -> int:
     """Devices that this process drives."""
+    start_as_torch_computes()
     return xr.addressable_runtime_device_count()
 
 
 def process_count() -> int:
     """Processes, one per host."""
+    start_as_torch_computes()
     return xr.process_count()
 
 
 def process_index() -> int:
     """This process's place among them."""
+    start_as_torch_computes()
     return xr.process_index()
 
 

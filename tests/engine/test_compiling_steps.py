@@ -86,6 +86,18 @@ def test_a_loop_of_a_few_shapes_is_told_nothing(caplog: pytest.LogCaptureFixture
     assert not [line for line in caplog.messages if "steps compiled" in line]
 
 
+def test_a_ledger_of_each_step_is_not_the_scripts_doing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = make_engine(Summed())
+    for _ in range(8):
+        with spmdzero.record_ledgers(engine):
+            engine.backward(engine(torch.ones(ROWS, WIDTH)))
+            engine.step()
+    assert engine.programs.compiling.said is None
+    assert not [line for line in caplog.messages if "steps compiled" in line]
+
+
 def test_equal_programs_are_said_to_be_lost_or_of_other_buffers() -> None:
     program = "%a.1 = f32[2] add(%p.2, %p.3)\n"
     assert "XLA_COMPILATION_CACHE_SIZE" in difference(program, program.replace(".2", ".7"))

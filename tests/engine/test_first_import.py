@@ -66,6 +66,7 @@ def test_the_environment_of_child_processes_is_torch_xlas_not_ours(first: First)
     assert changed.keys() <= TORCH_XLAS | {"PJRT_DEVICE", "TF_CPP_MIN_LOG_LEVEL"}
     assert changed["PJRT_DEVICE"] == "CPU"
     assert "xnnpack" not in changed["XLA_FLAGS"]
+    assert "min_max" not in changed["XLA_FLAGS"]
 
 
 def test_a_lone_process_reads_its_place_from_the_environment_as_with_deepspeed(
@@ -86,8 +87,9 @@ def test_each_module_is_an_attribute_of_its_package_without_an_import(first: Fir
     assert first.found["missing modules"] == []
 
 
-def test_xla_compiles_without_xnnpack_although_no_variable_says_so(first: First) -> None:
+def test_xla_compiles_as_torch_computes_although_no_variable_says_so(first: First) -> None:
     assert "xla_cpu_use_xnnpack: false" in first.options
+    assert "xla_cpu_enable_fast_min_max: false" in first.options
 
 
 def test_python_m_spmdzero_is_the_command(

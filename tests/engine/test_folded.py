@@ -127,12 +127,12 @@ def test_a_forward_is_folded_alike_whether_lines_are_recorded_or_not() -> None:
     engine = make_engine()
     for step, (x,) in enumerate(batches(4)):
         if step == 2:
-            record_scopes(True)
+            record_scopes(True, by=engine)
         try:
             engine.backward(engine(x))
         finally:
             if step == 2:
-                record_scopes(False)
+                record_scopes(False, by=engine)
         engine.step()
     assert (engine.folding.folded, engine.folding.traced) == (4, 0)
 

@@ -18,15 +18,16 @@ def test_repeated_steps_are_torchs_on_every_processor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "used"),
+    ("given", "added"),
     [
-        ("", "--xla_cpu_use_xnnpack=false"),
-        ("--xla_dump_to=a", "--xla_dump_to=a --xla_cpu_use_xnnpack=false"),
-        ("--xla_cpu_use_xnnpack=true", None),
+        ("", ["xla_cpu_use_xnnpack", "xla_cpu_enable_fast_min_max"]),
+        ("--xla_dump_to=a", ["xla_cpu_use_xnnpack", "xla_cpu_enable_fast_min_max"]),
+        ("--xla_cpu_use_xnnpack=true", ["xla_cpu_enable_fast_min_max"]),
+        ("--xla_cpu_use_xnnpack=true --xla_cpu_enable_fast_min_max=true", []),
     ],
 )
-def test_xnnpack_is_off_unless_the_user_says_otherwise(given: str, used: str | None) -> None:
-    assert _cpu_flags.with_xnnpack_off(given) == used
+def test_a_flag_is_added_unless_the_user_says_something_of_it(given: str, added: list[str]) -> None:
+    assert _cpu_flags.left_open(given) == added
 
 
 def test_started_too_late_it_says_so(
@@ -38,5 +39,6 @@ def test_started_too_late_it_says_so(
     monkeypatch.setenv("XLA_FLAGS", "")
     with caplog.at_level(logging.WARNING, "spmdzero"):
         runtime.start()
-    assert "set XLA_FLAGS=--xla_cpu_use_xnnpack=false" in caplog.text
+    flags = "--xla_cpu_use_xnnpack=false --xla_cpu_enable_fast_min_max=false"
+    assert f"set XLA_FLAGS='{flags}'" in caplog.text
     assert os.environ["XLA_FLAGS"] == ""

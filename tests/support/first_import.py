@@ -3,6 +3,7 @@
 `python tests/support/first_import.py`, and what spmdzero prints by itself is seen around the JSON.
 """
 
+import contextlib
 import functools
 import json
 import logging
@@ -71,6 +72,9 @@ def main() -> None:
     imported, with_it = state(), dict(os.environ)
     missing = [path for path in modules() if not reachable(spmdzero, path)]
     print("imported")
+    # Counts the devices, which starts XLA before anything is initialized.
+    with contextlib.suppress(spmdzero.SpmdZeroUsageError):
+        spmdzero.explain(torch.nn.Identity(), {}, (), tpu=["v5e:8x8"])
     spmdzero.init_distributed()
     spmdzero.comm.new_group([0])
     x = torch.ones(2, device=spmdzero.xla.runtime.device()) + 1

@@ -87,6 +87,21 @@ def all_cases() -> dict[str, Case]:
         found[f"equal {a} {b}"] = (torch.equal, (torch.ones(a), torch.ones(b)))
     found["equal with NaN"] = (lambda x: torch.equal(x, x.clone()), (torch.tensor(float("nan")),))
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        nan = torch.tensor([-1, float("nan"), 1], dtype=dtype)
+        keeping: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+            "relu": torch.relu,
+            "gelu": F.gelu,
+            "clamp": lambda x: x.clamp(-0.5, 0.5),
+            "clamp from below": lambda x: x.clamp(min=0),
+            "max": lambda x: x.max(),
+            "min of a dim": lambda x: x.min(0).values,
+            "amax": torch.amax,
+            "maximum": lambda x: torch.maximum(x, torch.zeros_like(x)),
+            "minimum": lambda x: torch.minimum(torch.zeros_like(x), x),
+            "max pool": lambda x: F.max_pool1d(x[None], 2, 1),
+            "softmax": lambda x: x.softmax(0),
+        }
+        found |= {f"{name} of a NaN, {dtype}": (f, (nan,)) for name, f in keeping.items()}
         x = values((4, 3, 5), dtype)
         norms: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
             "batch norm that trains": lambda x: normed(x, True),
@@ -149,7 +164,11 @@ def test_what_the_region_answers_itself_is_what_torch_answers(mesh: DeviceMesh) 
         if isinstance(expected, torch.Tensor) and name in numbers:
             flat = expected.double().reshape(-1)
             same = actual == (expected.shape, expected.dtype) and torch.allclose(
-                numbers[name], flat, rtol=rounding(expected.dtype), atol=rounding(expected.dtype)
+                numbers[name],
+                flat,
+                rtol=rounding(expected.dtype),
+                atol=rounding(expected.dtype),
+                equal_nan=True,
             )
         elif isinstance(expected, Exception):
             same = isinstance(actual, Exception)

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 
 from spmdzero.xla import DeviceMesh, optimized_hlo, record_scopes, runtime, scope
 from tests.support.processes import environment
@@ -100,21 +101,30 @@ def test_an_in_place_update_reuses_the_buffer_of_its_input(mesh: DeviceMesh) -> 
     assert runtime.aliased_inputs() == 1
 
 
-@pytest.mark.parametrize("switches", [[], [True], [True, False], [True, True, False]], ids=str)
-def test_a_scope_reaches_the_compiled_program_while_somebody_records(
-    mesh: DeviceMesh, switches: list[bool]
+@pytest.mark.parametrize(
+    ("wishes", "recorded"),
+    [
+        ({}, False),
+        ({"ledger": True}, True),
+        # A loop that compiled at each step is watched until it no longer does.
+        ({"ledger": True, "watch": False}, True),
+        ({"watch": True, "ledger": False}, True),
+    ],
+)
+def test_a_scope_reaches_the_compiled_program_while_somebody_wants_it(
+    mesh: DeviceMesh, wishes: dict[str, bool], recorded: bool
 ) -> None:
-    recorders = sum(1 if switch else -1 for switch in switches)
-    for switch in switches:
-        record_scopes(switch)
+    who = {name: nn.Identity() for name in ("ledger", "watch")}
+    for name, wish in wishes.items():
+        record_scopes(wish, by=who[name])
     try:
         with scope("zero.gradient/layer.weight"):
             total = mesh.mark(mesh.place(torch.ones(8, 47), ("fsdp", None)).sum())
         text = optimized_hlo([total])
     finally:
-        for _ in range(recorders):
-            record_scopes(False)
-    assert ("zero.gradient/layer.weight" in text) is (recorders > 0)
+        for name in who:
+            record_scopes(False, by=who[name])
+    assert ("zero.gradient/layer.weight" in text) is recorded
     assert " all-reduce(" in text
 
 

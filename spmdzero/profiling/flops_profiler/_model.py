@@ -73,7 +73,7 @@ def _profile(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     device = runtime.device()
     twin = copy.deepcopy(model).to(device)
     args, kwargs = map_tensors((args, kwargs), lambda _, tensor: tensor.to(device))
-    record_scopes(True)
+    record_scopes(True, by=twin)
     try:
         with torch.no_grad(), module_scopes(twin):
             result = twin(*args, **kwargs)
@@ -86,4 +86,4 @@ def _profile(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         map_tensors(result, collect)
         return ModelProfile.of(twin, read_matmuls(optimized_hlo(outputs)))
     finally:
-        record_scopes(False)
+        record_scopes(False, by=twin)
