@@ -21,8 +21,9 @@ def place(owner: nn.Module | None = None) -> str:
     where, module = "in the forward pass", None
     frame = sys._getframe(1)
     while frame is not None:
-        candidate = frame.f_locals.get("self")
-        if owner is not None and module is None and isinstance(candidate, nn.Module):
+        # A look at its locals keeps them alive as long as the frame, before Python 3.13.
+        if owner is not None and module is None and "self" in frame.f_code.co_varnames[:1]:
+            candidate = frame.f_locals.get("self")
             module = next((n for n, m in owner.named_modules() if m is candidate), None)
         file = frame.f_code.co_filename
         pythons = file.startswith(_PYTHON) and "site-packages" not in file

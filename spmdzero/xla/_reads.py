@@ -106,6 +106,11 @@ def shown(tensor: torch.Tensor, plain: Callable[[torch.Tensor], str]) -> str | N
         plain: a tensor on the CPU -> its `repr`.
     """
     with torch.no_grad(), _disable_current_modes():
+        if _lacks_data(tensor):
+            return (
+                f"tensor without data (shape={list(tensor.shape)}, dtype={tensor.dtype}, "
+                f"device={str(tensor.device)!r})"
+            )
         values = _values(tensor)
     if values is None:
         return None
@@ -130,8 +135,18 @@ def _agree(values: torch.Tensor) -> bool:
     return bool(((values == first) | ((values != values) & (first != first))).all())
 
 
+def _lacks_data(tensor: torch.Tensor) -> bool:
+    # XLA ends the process when it is to read one.
+    return runtime.is_tracing_only() and _private.lacks_data(tensor)
+
+
 def _values(tensor: torch.Tensor) -> torch.Tensor | None:
     """The values of all replicas, None where `tensor` is global."""
+    if _lacks_data(tensor):
+        raise ReplicaRegionError(
+            f"{place()}: Python reads a value here, and a model on the meta device is explained "
+            "without any. Use torch.where, or explain a smaller model with data"
+        )
     if _thread.readers:
         reader = _thread.readers[-1]
         return reader.values(tensor) if reader is not None else None

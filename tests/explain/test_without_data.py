@@ -15,7 +15,7 @@ import spmdzero
 from spmdzero import Explanation, SpmdZeroUsageError, replicated
 from spmdzero.explain._made_up import with_values
 from tests.support import contract
-from tests.support.processes import environment
+from tests.support.processes import environment, run_python
 from tests.support.trajectory import ROOT
 
 CONFIG = {
@@ -63,6 +63,30 @@ class Squares(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return super().forward(input).square().mean()
+
+
+READS = """
+import torch, spmdzero
+class Reads(torch.nn.Linear):
+    def forward(self, x):
+        y = super().forward(x).square().mean()
+        print(y)
+        return y if y.item() > 0 else -y
+with torch.device("meta"):
+    model, x = Reads(4, 4), torch.empty(2, 4)
+try:
+    spmdzero.explain(model, {"train_micro_batch_size_per_gpu": 1}, x, tpu=["v5e:1x2"])
+except spmdzero.SpmdZeroError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_reading_what_has_no_value_is_shown_as_such_or_refused_in_words() -> None:
+    # XLA ended the process at each.
+    shown, refused = run_python("-c", READS, devices=2).splitlines()
+    assert shown == "tensor without data (shape=[], dtype=torch.float32, device='xla:0')"
+    assert refused.startswith("ReplicaRegionError")
+    assert "Python reads a value here, and a model on the meta device" in refused
 
 
 def test_made_up_values_are_indices_and_draws_and_leave_real_ones_alone() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import re
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch import nn
 
 from spmdzero.errors import ReplicaRegionError
 from spmdzero.xla import DeviceMesh
+from spmdzero.xla._place import place
 
 X = torch.arange(ROWS * 4.0).reshape(ROWS, 4)
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -311,3 +313,14 @@ def test_a_constant_stays_out_of_the_gradient(mesh: DeviceMesh) -> None:
     ).sum()
     probe.backward(probe(probe.batch(X)))
     exactly(probe.gradients["weight"], 2 * X[:, 0].sum() / 8)
+
+
+def test_naming_the_place_of_a_read_keeps_nothing_of_the_script_alive() -> None:
+    class Batch:
+        pass
+
+    batch = Batch()
+    alive = weakref.ref(batch)
+    assert "test_region_reads.py" in place(nn.Identity())
+    del batch
+    assert alive() is None
