@@ -71,8 +71,10 @@ def _devices(count: int) -> dict[str, str]:
         "PJRT_DEVICE": "CPU",
         "CPU_NUM_DEVICES": str(count),
         "JAX_PLATFORMS": "cpu",
-        # With XNNPACK, XLA's matrix products are wrong on some CPUs; spmdzero turns it off too.
+        # What spmdzero turns off by itself: XNNPACK, with which XLA's matrix products are wrong on
+        # some CPUs, and a max that loses a NaN. So JAX computes by the same rules.
         "XLA_FLAGS": (
-            f"--xla_force_host_platform_device_count={count} --xla_cpu_use_xnnpack=false"
+            f"--xla_force_host_platform_device_count={count} --xla_cpu_use_xnnpack=false "
+            "--xla_cpu_enable_fast_min_max=false"
         ),
     }
