@@ -30,7 +30,8 @@ class Accumulation(EngineState):
     _boundary_override: bool | None = None
     _stepping: bool = False
     _unreduced: str | None = None
-    # Whether a forward of this engine with gradients ran since the latest micro-batch ended.
+    # Whether a forward of this engine with gradients ran since the latest step ended: those of all
+    # its micro-batches may run before the first backward.
     _ran_forward: bool = False
     _direct_calls: DirectCalls | None = None
 

@@ -222,13 +222,15 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
     def _end_micro_batch(
         self, *, boundary: bool, optimizer: ZeroOptimizer, lr_kwargs: dict[str, Any]
     ) -> None:
-        self._backward_done = self._step_applied = self._ran_forward = False
+        self._backward_done = self._step_applied = False
+        self._ran_forward = self._ran_forward and not boundary
         try:
             skipped = self._was_skipped(optimizer, boundary=boundary)
         except (NonFiniteError, SpmdZeroRuntimeError):
             if boundary:
                 optimizer.forget_skip()
             self._restart_step()
+            self.programs.stepped()
             raise
         self._step_applied = boundary and not skipped
         self._counters.pass_micro_batch()
@@ -270,8 +272,13 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
         self._counters.pass_step(samples=self._samples_of_step(), skipped=skipped)
         hold = optimizer.hold
         if skipped:
-            # A dynamic loss scale is found by such steps.
-            self._skip_log.tell(self.skipped_steps, step=self.global_steps, level=logging.INFO)
+            self._skip_log.tell(
+                self.skipped_steps,
+                step=self.global_steps,
+                since=self.global_steps - 1,
+                # A dynamic loss scale is found by such steps.
+                level=logging.INFO if optimizer.dynamic_loss_scale else logging.WARNING,
+            )
             if hold is not None:
                 hold.stand_still()
         elif self.lr_scheduler is not None and (hold is None or hold.advance()):

@@ -146,7 +146,8 @@ def _progress(engine: "Engine", host: HostState, options: LoadOptions) -> Iterat
         if before is not None:
             schedule.load_state_dict(before)
         raise
-    engine._own_data = None
+    if not options.module_only:
+        engine._own_data = None
     if loader is not None and position is not None:
         loader.load_state_dict(position)
 

@@ -16,9 +16,19 @@ class SkipLog:
         self.told = 0
         self._since = 0
 
-    def tell(self, skipped: int, *, step: int, level: int = logging.WARNING) -> None:
-        """Takes note of the count of skipped steps, as it was just read, after `step` steps."""
-        new, first, last = skipped - self.told, self._since, step - 1
+    def tell(
+        self, skipped: int, *, step: int, since: int | None = None, level: int = logging.WARNING
+    ) -> None:
+        """Takes note of the count of skipped steps, as it was just read.
+
+        Args:
+            skipped: the count.
+            step: steps that were done by then.
+            since: steps that were done at the read before, None for that of the latest call.
+            level: of the line.
+        """
+        new, last = skipped - self.told, step - 1
+        first = self._since if since is None else since
         if new > 0:
             where = (
                 f"step {last} was" if first >= last else f"{new} of steps {first} to {last} were"

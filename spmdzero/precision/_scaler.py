@@ -65,10 +65,6 @@ class LossScaler:
             SpmdZeroRuntimeError: an overflow at the smallest scale.
         """
         if not self.dynamic:
-            if overflow:
-                logger.warning(
-                    "gradient overflow, the step is skipped: loss scale %g", self.cur_scale
-                )
             return
         if overflow:
             self._shrink()
@@ -94,6 +90,4 @@ class LossScaler:
                 "learning rate, or train in bf16"
             )
         before, self.cur_scale = self.cur_scale, max(self.cur_scale / 2, self.min_scale)
-        logger.info(
-            "gradient overflow, the step is skipped: loss scale %g -> %g", before, self.cur_scale
-        )
+        logger.info("gradient overflow: loss scale %g -> %g", before, self.cur_scale)

@@ -262,3 +262,15 @@ def test_a_failed_load_leaves_the_loader_as_it_was(tmp_path: Path) -> None:
                 engine.load_checkpoint(tmp_path, custom_load_fn=broken)
     assert seen == EPOCH
     assert len(list(loader)) == EPOCH
+
+
+def test_loading_the_module_alone_leaves_train_batch_where_it_is_in_its_epoch(
+    tmp_path: Path,
+) -> None:
+    engine = start(Augmented())
+    engine.train_batch()
+    engine.save_checkpoint(tmp_path)
+    engine.load_checkpoint(tmp_path, load_module_only=True)
+    engine.train_batch()
+    assert engine.training_dataloader is not None
+    assert engine.training_dataloader.state_dict()["handed_out"] == 2

@@ -1,6 +1,7 @@
 """`spmdzero.comm`: alone without a launcher, and two processes with one."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import torch
 
 import spmdzero
 from spmdzero import comm
+from spmdzero.comm import _alone
 from tests.support.processes import environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,6 +126,15 @@ class TestOneProcess:
 
     def test_init_distributed_is_one_function(self) -> None:
         assert comm.init_distributed is spmdzero.init_distributed
+
+    def test_a_launcher_of_one_process_keeps_its_port(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        launched = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
+        for name, value in (launched | {"MASTER_PORT": "29632"}).items():
+            monkeypatch.setenv(name, value)
+        _alone.name_the_only_process(port=29500)
+        assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("localhost", "29632")
 
     def test_dist_init_required_false_after_it_was_done_passes(self) -> None:
         comm.init_distributed()

@@ -66,6 +66,12 @@ def test_nothing_is_said_of_the_engine_itself_and_of_what_makes_no_gradient(
         losses(lambda engine, module, x: engine(x))
         # A weight penalty is no call of the module.
         losses(lambda engine, module, x: engine(x) + module[0].weight.square().mean())
+        # Both forwards of a step may come before its first backward.
+        engine.set_gradient_accumulation_boundary(False)
+        first, second = engine(x), engine(x)
+        for output in (first, second):
+            engine.backward((output + module[0].weight.square().mean()).mean())
+            engine.step()
         with torch.no_grad():
             module(x.to(engine.device))
             module[0](x.to(engine.device))

@@ -212,3 +212,10 @@ def test_an_error_of_another_engines_forward_comes_before_anything_of_the_step_i
     waiting.backward(loss)
     waiting.step()
     assert waiting.global_steps == 1
+
+
+def test_what_a_failed_check_reads_is_not_counted_as_the_scripts() -> None:
+    engine = start(**CHECKED)
+    with pytest.raises(spmdzero.NonFiniteError):
+        three_calls(engine, BAD)
+    assert (engine.programs.script_reads, engine.programs.engine_reads) == (0, 3)

@@ -173,13 +173,17 @@ def test_a_checkpoint_is_such_a_read_and_what_it_told_is_not_told_again(
     assert "skipped" not in caplog.text
 
 
-def test_in_fp16_which_reads_each_step_the_line_comes_at_once(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(("scale", "level"), [({}, "INFO"), ({"loss_scale": 8}, "WARNING")])
+def test_in_fp16_which_reads_each_step_one_line_names_it_at_once(
+    scale: dict[str, Any], level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = start(fp16={"enabled": True})
+    engine = start(fp16={"enabled": True, "hysteresis": 1} | scale)
     with caplog.at_level("INFO", "spmdzero"):
-        step(engine, float("inf"))
-    assert "step 0 was skipped" in caplog.text
+        for value in (1.0, 1.0, float("inf")):
+            step(engine, value)
+    (line,) = [record for record in caplog.records if "skipped" in record.getMessage()]
+    assert "step 2 was skipped" in line.getMessage()
+    assert line.levelname == level
 
 
 def test_a_lr_that_is_a_tensor_stays_that_tensor(tmp_path: Path) -> None:
