@@ -3,7 +3,6 @@
 import contextlib
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 
 _LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -45,7 +44,7 @@ def without_gloos_line() -> Iterator[None]:
         # Nothing that is printed is seen.
         yield
         return
-    with tempfile.TemporaryFile() as printed:
+    with os.fdopen(os.memfd_create("printed"), "w+b") as printed:
         os.dup2(printed.fileno(), 1)
         try:
             yield
