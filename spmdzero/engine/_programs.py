@@ -166,9 +166,10 @@ class ProgramLog:
     def _end_step(self) -> None:
         calls, elsewhere = tuple(self._calls), self._elsewhere()
         before, then = self._latest or (calls, elsewhere)
-        self.compiling.step_ended(
-            own=self._own, elsewhere=(elsewhere - then).count, change=changed_calls(before, calls)
-        )
+        between = (elsewhere - then).count
+        # Most steps compile nothing, and are not compared.
+        change = changed_calls(before, calls) if self._own or between else ""
+        self.compiling.step_ended(own=self._own, elsewhere=between, change=change)
         self._own, self._latest = 0, (calls, elsewhere)
 
     def stepped(self) -> None:
