@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.xla import ReplicaRegion, map_tensors
+from spmdzero.xla import ReplicaRegion, map_tensors, nodes_behind
 from spmdzero.xla.mesh import fresh
 
 _running = threading.local()
@@ -112,15 +112,8 @@ class BackwardWatch:
 def _forwards_behind(loss: torch.Tensor, wanted: set[int]) -> set[int]:
     """Which of the watches with these numbers saw an output that `loss` comes from."""
     found: set[int] = set()
-    pending: list[Any] = [loss.grad_fn]
-    seen: set[Any] = set()
-    while pending and found != wanted:
-        node = pending.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in nodes_behind(loss, ends=lambda _: found == wanted):
         number = node.metadata.get(_FORWARD_OF)
         if number in wanted:
             found.add(number)
-        pending += (before for before, _ in node.next_functions)
     return found

@@ -18,6 +18,7 @@ if "torch_xla" not in sys.modules:
     logging.root.handlers[:] = handlers
 
 from spmdzero.xla import compile_cache, counters, flags, memory_maps, runtime, tracing
+from spmdzero.xla._autograd_graph import nodes_behind
 from spmdzero.xla._boundary import refuse_leak
 from spmdzero.xla._global import GlobalForward
 from spmdzero.xla._norm import global_norm
@@ -107,6 +108,7 @@ __all__ = [
     "map_tensors",
     "memory_maps",
     "no_stand_in_left",
+    "nodes_behind",
     "optimized_hlo",
     "program_text",
     "recomputed",

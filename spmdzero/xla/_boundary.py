@@ -7,6 +7,7 @@ import torch
 
 from spmdzero.errors import ReplicaRegionError
 from spmdzero.xla import _manual, _private
+from spmdzero.xla._autograd_graph import nodes_behind
 from spmdzero.xla.mesh import DeviceMesh
 
 # `seed` in all of these: gradients inside the region are that many times those of the global loss.
@@ -136,19 +137,15 @@ def refuse_leak(loss: torch.Tensor) -> None:
     A forward hook can keep one. XLA would end the process when it compiles the two together; so
     the loss, which would be compiled with whatever comes next, is NaN afterwards.
     """
-    seen: set[Any] = set()
-    waiting: list[Any] = [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        kind = getattr(node, "_forward_cls", None)
-        if node is None or node in seen or kind in _LEFT:
-            continue
-        if kind in _ENTERED:
+    for node in nodes_behind(loss, ends=lambda node: _function_of(node) in _LEFT):
+        if _function_of(node) in _ENTERED:
             _private.replace(loss, torch.full_like(loss.detach(), float("nan")))
             raise ReplicaRegionError(
                 "this loss is computed with a tensor that was kept from inside the model's "
                 "forward, by a hook for example: each device has another one there, and none of "
                 "them is the value for all. Return it from forward, which takes its mean"
             )
-        seen.add(node)
-        waiting += [following for following, _ in node.next_functions]
+
+
+def _function_of(node: Any) -> Any:
+    return getattr(node, "_forward_cls", None)

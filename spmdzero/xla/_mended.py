@@ -1,28 +1,21 @@
 """Operations of torch_xla 2.9 that answer otherwise than torch, put right wherever they run."""
 
 import functools
-import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-# It holds the kernels below for as long as the process lives.
-_mended = torch.library.Library("aten", "IMPL")
+from spmdzero.xla._kernels import Kernel, wrap_kernel
 
 
 @functools.cache
 def mend() -> None:
     """Has `amax` and `amin` without a dim reduce all dims; torch_xla returns their input."""
-    with warnings.catch_warnings():
-        # torch warns that there was a kernel, which these call.
-        warnings.simplefilter("ignore")
-        for name in ("amax", "amin"):
-            kernel = torch.library.get_kernel(f"aten::{name}", "XLA")
-            _mended.impl(name, _over_all_dims(name, kernel.call_boxed), "XLA", with_keyset=True)
+    for name in ("amax", "amin"):
+        wrap_kernel(name, functools.partial(_over_all_dims, name))
 
 
-def _over_all_dims(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+def _over_all_dims(name: str, kernel: Kernel) -> Kernel:
     def extreme(keys: Any, tensor: torch.Tensor, dim: Any = (), keepdim: bool = False) -> Any:
         if not dim:
             if not tensor.numel():
