@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from spmdzero.errors import RefusedImportError
-from spmdzero.refusals import REFUSALS
+from spmdzero.refusals import REFUSALS, why_refused
 
 
 class _RefusedModules(MetaPathFinder):
@@ -20,8 +20,7 @@ class _RefusedModules(MetaPathFinder):
         refused = _refused_prefix(rest) if package == "spmdzero" else None
         if refused is None:
             return None
-        refusal = REFUSALS[refused]
-        error = RefusedImportError(f"deepspeed.{rest}: {refusal.reason}. {refusal.instead}")
+        error = RefusedImportError(f"deepspeed.{rest}: {why_refused(refused)}")
         error.name = fullname
         raise error
 

@@ -235,10 +235,11 @@ REFUSALS: dict[str, Refusal] = {
 
 def refuse(path: str) -> NoReturn:
     """Raises SpmdZeroUsageError for a name of the table."""
-    raise SpmdZeroUsageError(f"deepspeed.{path}: {_said(path)}")
+    raise SpmdZeroUsageError(f"deepspeed.{path}: {why_refused(path)}")
 
 
-def _said(path: str) -> str:
+def why_refused(path: str) -> str:
+    """The reason for refusing a name of the table, and what to do in its place."""
     return f"{REFUSALS[path].reason}. {REFUSALS[path].instead}"
 
 
@@ -248,7 +249,9 @@ class _Refused(type):
     def __getattr__(cls, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise RefusedNameError(f"deepspeed.{cls.__qualname__}.{name}: {_said(cls.__qualname__)}")
+        raise RefusedNameError(
+            f"deepspeed.{cls.__qualname__}.{name}: {why_refused(cls.__qualname__)}"
+        )
 
 
 def attribute(package: str, name: str) -> Any:
@@ -267,7 +270,9 @@ def attribute(package: str, name: str) -> Any:
         def new(*_: Any, **__: Any) -> NoReturn:
             refuse(path)
 
-        return _Refused(name, (), {"__new__": new, "__doc__": _said(path), "__qualname__": path})
+        return _Refused(
+            name, (), {"__new__": new, "__doc__": why_refused(path), "__qualname__": path}
+        )
     if not name.startswith("_") and _is_module(f"spmdzero.{path}"):
         return importlib.import_module(f"spmdzero.{path}")
     module = f"spmdzero.{package}".rstrip(".")
