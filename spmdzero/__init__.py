@@ -3,7 +3,11 @@
 from importlib.metadata import version
 from typing import Any
 
-from spmdzero import (
+from spmdzero._initialize import initialize
+from spmdzero._logging import show_log_lines
+from spmdzero.audit import AuditReport, Diagnosis, Finding, audit, auditing, doctor
+from spmdzero.backend.torch_xla import local_shards, replicated
+from spmdzero.compat import (
     accelerator,
     checkpoint,
     checkpointing,
@@ -15,13 +19,15 @@ from spmdzero import (
     utils,
     zero,
 )
-from spmdzero._arguments import add_config_arguments
-from spmdzero._imports import refuse_modules
-from spmdzero._initialize import initialize
-from spmdzero._logging import show_log_lines
-from spmdzero.accelerator import get_accelerator
-from spmdzero.audit import AuditReport, Diagnosis, Finding, audit, auditing, doctor
-from spmdzero.comm import init_distributed
+from spmdzero.compat._arguments import add_config_arguments
+from spmdzero.compat._old_paths import keep_old_paths
+from spmdzero.compat._refused_modules import refuse_modules
+from spmdzero.compat.accelerator import get_accelerator
+from spmdzero.compat.comm import init_distributed
+from spmdzero.compat.runtime.base_optimizer import DeepSpeedOptimizer
+from spmdzero.compat.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
+from spmdzero.compat.runtime.engine import DeepSpeedEngine
+from spmdzero.compat.utils import OnDevice, log_dist, logger
 from spmdzero.engine import Engine
 from spmdzero.errors import (
     AuditError,
@@ -37,14 +43,10 @@ from spmdzero.explain import Explanation, explain
 from spmdzero.inspect import CollectiveLedger, ShardView, measure, record_ledgers, shards
 from spmdzero.plan import ShardingPlan
 from spmdzero.profiling import profile
-from spmdzero.runtime.base_optimizer import DeepSpeedOptimizer
-from spmdzero.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
-from spmdzero.runtime.engine import DeepSpeedEngine
-from spmdzero.utils import OnDevice, log_dist, logger
-from spmdzero.xla import local_shards, replicated
 
 __version__ = version("spmdzero")
 show_log_lines()
+keep_old_paths()
 refuse_modules()
 
 __all__ = [

@@ -21,8 +21,8 @@ os.environ["XLA_COMPILATION_CACHE_SIZE"] = "192"
 import pytest
 
 from spmdzero._logging import forget_what_was_logged
+from spmdzero.backend.torch_xla import DeviceMesh, runtime
 from spmdzero.plan import MeshSpec
-from spmdzero.xla import DeviceMesh, runtime
 
 
 @pytest.fixture(autouse=True)

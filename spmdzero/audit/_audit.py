@@ -9,11 +9,11 @@ from spmdzero.audit._finding import AuditReport, sorted_findings
 from spmdzero.audit._host import HostWatch
 from spmdzero.audit._program import audit_program
 from spmdzero.audit._recompiles import recompilations
+from spmdzero.backend.torch_xla import runtime
 from spmdzero.engine import Engine, StepGraph
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.inspect import CollectiveLedger
 from spmdzero.profiling.flops_profiler import module_scopes
-from spmdzero.xla import runtime
 
 
 class Audit:

@@ -4,8 +4,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from spmdzero.audit import _render
 from spmdzero.errors import AuditError
+from spmdzero.show import _audit as _render
 
 Status = Literal["ok", "note", "warning", "error"]
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from spmdzero.audit._diagnosis import Check, Diagnosis
 from spmdzero.audit._machine import machine_checks
 from spmdzero.audit._recompiles import recompilations
+from spmdzero.backend.torch_xla import counters, memory_maps, runtime
 from spmdzero.engine import Engine
 from spmdzero.inspect import measure
-from spmdzero.xla import counters, memory_maps, runtime
 
 
 def doctor(engine: Engine | None = None) -> Diagnosis:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 
 from spmdzero.audit._finding import Finding
+from spmdzero.backend.torch_xla import buffer_ids, local_shapes, sharding_of
 from spmdzero.engine import Engine
-from spmdzero.xla import buffer_ids, local_shapes, sharding_of
 
 # Below, a shard is smaller than what its collective costs; the default of min_shard_elements.
 LARGE = 2048

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from spmdzero.audit._diagnosis import Check
+from spmdzero.backend.torch_xla import flags, runtime
 from spmdzero.config import SpmdZeroConfig
-from spmdzero.xla import flags, runtime
 
 _PACKAGES = ("torch", "torch_xla", "jax", "jaxlib", "libtpu")
 _DEBUGGING = ("PT_XLA_DEBUG_LEVEL", "XLA_SAVE_TENSORS_FILE", "XLA_DUMP_HLO_GRAPH", "XLA_IR_DEBUG")

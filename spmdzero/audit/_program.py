@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from spmdzero.audit._finding import Finding
+from spmdzero.hlo._module import Instruction, Module
+from spmdzero.hlo._text import parse
 from spmdzero.inspect import Collective, CollectiveLedger
-from spmdzero.inspect._hlo import Instruction, Module
-from spmdzero.inspect._hlo_text import parse
 from spmdzero.profiling.flops_profiler import module_of
 
 _COLLECTIVE = re.compile(

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from spmdzero.errors import SpmdZeroError
-from spmdzero.store import (
+from spmdzero.formats import (
     FORMATS,
     Conversion,
     Format,
@@ -16,7 +16,7 @@ from spmdzero.store import (
     dtype_called,
     locate,
 )
-from spmdzero.store import convert as convert_checkpoint
+from spmdzero.formats import convert as convert_checkpoint
 
 
 def convert(

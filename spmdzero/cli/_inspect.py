@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spmdzero.errors import SpmdZeroError
-from spmdzero.store import CheckpointDescription, describe
+from spmdzero.formats import CheckpointDescription, describe
 
 
 def inspect(

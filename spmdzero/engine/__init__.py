@@ -1,5 +1,7 @@
 """The DeepSpeed-compatible engine."""
 
+from spmdzero.data._loader import ZeroDataLoader
+from spmdzero.data._sampler import ReplicaBatchSampler
 from spmdzero.engine._access import (
     read_gradient,
     read_master,
@@ -12,12 +14,10 @@ from spmdzero.engine._captured import CapturedSteps
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._folded import FoldedCalls
 from spmdzero.engine._initialize import initialize
-from spmdzero.engine._loader import ZeroDataLoader
 from spmdzero.engine._loss import find_loss, inputs_of
 from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.engine._parameter import ZeroParameter, membership
 from spmdzero.engine._programs import Call, Compilation, ProgramLog, changed_calls
-from spmdzero.engine._sampler import ReplicaBatchSampler
 from spmdzero.engine._snapshot import StepGraph
 
 __all__ = [

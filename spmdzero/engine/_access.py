@@ -3,12 +3,12 @@
 import torch
 from torch import nn
 
+from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend.torch_xla.mesh import fresh
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import Role
-from spmdzero.xla import runtime
-from spmdzero.xla.mesh import fresh
 
 
 def read_gradient(engine: Engine, name: str) -> torch.Tensor | None:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from torch import nn
 
 from spmdzero.config import BatchSizes, SpmdZeroConfig
-from spmdzero.engine._autograd import autograd_grad, set_autograd_grad
+from spmdzero.data._inputs import InputPlacer
 from spmdzero.engine._direct_calls import DirectCalls
-from spmdzero.engine._inputs import InputPlacer
 from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.engine._state import EngineState
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.step._autograd import autograd_grad, set_autograd_grad
 
 
 def planned_micro_batches(config: SpmdZeroConfig, batch: BatchSizes) -> int:

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from spmdzero.backend.torch_xla import ReplicaRegion, map_tensors, nodes_behind
+from spmdzero.backend.torch_xla.mesh import fresh
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.xla import ReplicaRegion, map_tensors, nodes_behind
-from spmdzero.xla.mesh import fresh
 
 _running = threading.local()
 _watches: "weakref.WeakSet[BackwardWatch]" = weakref.WeakSet()

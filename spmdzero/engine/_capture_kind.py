@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 
-from spmdzero.engine._hyper import fixed_numbers
 from spmdzero.engine._record import NotCapturableError
+from spmdzero.step._numbers import fixed_numbers
 
 if TYPE_CHECKING:
     from spmdzero.engine._train_batch import TrainBatch

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from spmdzero.xla import set_value
+from spmdzero.backend.torch_xla import set_value
 
 if TYPE_CHECKING:
     from spmdzero.engine._train_batch import TrainBatch

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.xla import Batch, buffer_handles, shardings_of
+from spmdzero.backend.torch_xla import Batch, buffer_handles, shardings_of
 
 _VALUES = (str, bytes, int, float, complex, bool, type(None), torch.device, torch.dtype, enum.Enum)
 

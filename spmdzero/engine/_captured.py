@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from spmdzero.backend.torch_xla import ProgramLostError, start_pending
 from spmdzero.engine._capture_blocks import block
 from spmdzero.engine._capture_follow import Following
 from spmdzero.engine._capture_kind import TRACES, Kind, modes
@@ -16,7 +17,6 @@ from spmdzero.engine._folded_call import keep_waiting
 from spmdzero.engine._record import Record
 from spmdzero.engine._recording import Recording
 from spmdzero.engine._replay import current_state, replay
-from spmdzero.xla import ProgramLostError, start_pending
 
 if TYPE_CHECKING:
     from spmdzero.engine._train_batch import TrainBatch

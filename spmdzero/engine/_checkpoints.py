@@ -12,14 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from spmdzero.engine._foreign import open_for
-from spmdzero.engine._live_state import live_state
-from spmdzero.engine._match import LoadReport
+from spmdzero.backend.torch_xla import runtime
 from spmdzero.engine._module_methods import ModuleMethods
-from spmdzero.engine._restore import LoadOptions, restore
-from spmdzero.engine._together import everyones, together
 from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
-from spmdzero.store import (
+from spmdzero.formats import (
     BackgroundSaver,
     Box,
     Retention,
@@ -31,7 +27,11 @@ from spmdzero.store import (
     newest_complete,
     save_native,
 )
-from spmdzero.xla import runtime
+from spmdzero.state._from_deepspeed import open_for
+from spmdzero.state._live import live_state
+from spmdzero.state._match import LoadReport
+from spmdzero.state._restore import LoadOptions, restore
+from spmdzero.state._together import everyones, together
 
 if TYPE_CHECKING:
     from spmdzero.engine._engine import Engine

@@ -4,7 +4,7 @@ import logging
 import re
 from collections.abc import Callable
 
-from spmdzero.xla import record_scopes
+from spmdzero.backend.torch_xla import record_scopes
 
 # First steps compile too: their programs, without states first, and again while they are compared.
 _STEPS = 6

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.xla import in_region, map_tensors
+from spmdzero.backend.torch_xla import in_region, map_tensors
 
 logger = logging.getLogger("spmdzero")
 

@@ -7,28 +7,34 @@ from typing import Any
 import torch
 from torch import nn
 
+from spmdzero.backend.torch_xla import (
+    DeviceMesh,
+    GlobalForward,
+    ReplicaRegion,
+    map_tensors,
+    runtime,
+)
+from spmdzero.compat.getters._refused import RefusedMethods
 from spmdzero.config import BatchSizes, SpmdZeroConfig
-from spmdzero.engine._agreement import AgreementRhythm
+from spmdzero.data._inputs import InputPlacer, to_half
+from spmdzero.data._loader import ZeroDataLoader
 from spmdzero.engine._backward import BackwardWatch
 from spmdzero.engine._checkpoints import Checkpoints
 from spmdzero.engine._counters import Counters
 from spmdzero.engine._exports import Exports
 from spmdzero.engine._folded_call import keep_waiting
-from spmdzero.engine._gradients import GradientStore
-from spmdzero.engine._health import LossHealth
-from spmdzero.engine._hyper import loss_scale_number
-from spmdzero.engine._inputs import InputPlacer, to_half
-from spmdzero.engine._loader import ZeroDataLoader
 from spmdzero.engine._loss import check_loss
 from spmdzero.engine._module_methods import ModuleMethods
 from spmdzero.engine._optimizer import ZeroOptimizer
-from spmdzero.engine._refused import RefusedMethods
 from spmdzero.engine._schedule import Scheduler, require_metrics
 from spmdzero.engine._skip_log import SkipLog
 from spmdzero.engine._train_batch import TrainBatch
 from spmdzero.errors import NonFiniteError, SpmdZeroRuntimeError, SpmdZeroUsageError
 from spmdzero.plan import ShardingPlan
-from spmdzero.xla import DeviceMesh, GlobalForward, ReplicaRegion, map_tensors, runtime
+from spmdzero.step._agreement import AgreementRhythm
+from spmdzero.step._gradients import GradientStore
+from spmdzero.step._loss_health import LossHealth
+from spmdzero.step._numbers import loss_scale_number
 
 logger = logging.getLogger("spmdzero")
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
-from spmdzero.engine._live_state import live_state
+from spmdzero.backend.torch_xla import runtime
 from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
-from spmdzero.store import Conversion, TrainingState, Weights, save_whole, write_for_deepspeed
-from spmdzero.xla import runtime
+from spmdzero.formats import Conversion, TrainingState, Weights, save_whole, write_for_deepspeed
+from spmdzero.state._live import live_state
 
 if TYPE_CHECKING:
     from spmdzero.engine._engine import Engine

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from spmdzero.backend.torch_xla import Passage, draw_keys, map_tensors
 from spmdzero.engine._capture_blocks import block
 from spmdzero.engine._capture_follow import Following
 from spmdzero.engine._capture_kind import Kind, modes
@@ -20,7 +21,6 @@ from spmdzero.engine._folded_call import FoldedCall
 from spmdzero.engine._folded_pass import FoldedPass, PassTracer
 from spmdzero.engine._folded_surroundings import Surroundings
 from spmdzero.engine._record import NotCapturableError
-from spmdzero.xla import Passage, draw_keys, map_tensors
 
 if TYPE_CHECKING:
     from spmdzero.engine._engine import Engine
@@ -44,9 +44,9 @@ class _Forwards:
 class FoldedCalls:
     """Decides for `engine(...)`, `backward` and `step` whether they are traced or folded.
 
-    What is folded is traced once and stands in later programs as one operation, see
-    `spmdzero.xla.fold`. The first three forwards of a kind are compared, and what they depend on is
-    watched, as `CapturedSteps` does. Anything else that the script does with the loss is traced.
+    What is folded is traced once and stands in later programs as one operation, see `fold`. The
+    first three forwards of a kind are compared, and what they depend on is watched, as
+    `CapturedSteps` does. Anything else that the script does with the loss is traced.
 
     Attributes:
         folded, traced: forwards with gradients so far, outside of `train_batch`.

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import TypeVar
 
+from spmdzero.backend.torch_xla import StandInKeptError, no_stand_in_left
 from spmdzero.engine._capture_watch import ModuleWatch
 from spmdzero.engine._record import NotCapturableError
 from spmdzero.errors import SpmdZeroError
-from spmdzero.xla import StandInKeptError, no_stand_in_left
 
 Traced = TypeVar("Traced")
 

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 import torch
 
+from spmdzero.backend.torch_xla import FoldedFunction, fold
 from spmdzero.engine._capture_random import GeneratorWatch
 from spmdzero.engine._capture_watch import ModuleWatch
 from spmdzero.engine._folded_attempt import attempt
 from spmdzero.engine._folded_call import FoldedCall
 from spmdzero.engine._folded_pass import PassTracer, changed_number
 from spmdzero.engine._record import NotCapturableError
-from spmdzero.xla import FoldedFunction, fold
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from spmdzero.backend.torch_xla import Passage
+from spmdzero.backend.torch_xla.mesh import fresh
 from spmdzero.engine._folded_pass import FoldedPass
 from spmdzero.engine._folded_surroundings import Surroundings
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.xla import Passage
-from spmdzero.xla.mesh import fresh
 
 if TYPE_CHECKING:
     from spmdzero.engine._engine import Engine

@@ -6,11 +6,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from spmdzero.engine._capture_random import GeneratorWatch
-from spmdzero.engine._capture_signature import UnknownInputError, freeze
-from spmdzero.engine._folded_surroundings import Surroundings
-from spmdzero.engine._record import NotCapturableError, refuse_strangers
-from spmdzero.xla import (
+from spmdzero.backend.torch_xla import (
     Batch,
     FoldedFunction,
     Passage,
@@ -22,6 +18,10 @@ from spmdzero.xla import (
     same_value,
     stand_in,
 )
+from spmdzero.engine._capture_random import GeneratorWatch
+from spmdzero.engine._capture_signature import UnknownInputError, freeze
+from spmdzero.engine._folded_surroundings import Surroundings
+from spmdzero.engine._record import NotCapturableError, refuse_strangers
 
 if TYPE_CHECKING:
     from spmdzero.engine._engine import Engine

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
-from spmdzero.xla import FoldedFunction, fold, no_stand_in_left
+from spmdzero.backend.torch_xla import FoldedFunction, fold, no_stand_in_left
 
 Function = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
@@ -27,7 +27,7 @@ class Folds:
 
         Args:
             key: functions of the same key do the same with tensors of the same shapes and dtypes.
-            function: see `spmdzero.xla.fold`.
+            function: see `spmdzero.backend.torch_xla.fold`.
             inputs: pending or not.
         """
         if not self.wanted:

@@ -9,37 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from spmdzero import comm
 from spmdzero._logging import is_new
-from spmdzero.config import (
-    NO_MEANING,
-    SpmdZeroConfig,
-    load_config,
-    require_scaled_loss,
-    resolve_batch_sizes,
-)
-from spmdzero.engine._accumulation import planned_micro_batches
-from spmdzero.engine._autocast import autocast_wire
-from spmdzero.engine._direct_calls import DirectCalls
-from spmdzero.engine._engine import Engine
-from spmdzero.engine._gradients import GradientStore
-from spmdzero.engine._groups import Groups, Members, ParameterGroups, find_groups
-from spmdzero.engine._health import LossHealth
-from spmdzero.engine._hold import ScheduleHold
-from spmdzero.engine._inputs import InputPlacer
-from spmdzero.engine._loader import ZeroDataLoader
-from spmdzero.engine._module import move_module
-from spmdzero.engine._optimizer import ZeroOptimizer
-from spmdzero.engine._parameter import MastersFollow, adopt_parameters
-from spmdzero.engine._programs import Compiled
-from spmdzero.engine._reports import set_up_reports
-from spmdzero.engine._schedule import make_schedule
-from spmdzero.engine._timed import TimedEngine
-from spmdzero.engine._weights import Weights, open_weights
-from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
-from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan
-from spmdzero.precision import GradientScaling, LossScaler, PrecisionPolicy
-from spmdzero.xla import (
+from spmdzero.backend.torch_xla import (
     DeviceMesh,
     GlobalForward,
     GradientReduction,
@@ -49,6 +20,35 @@ from spmdzero.xla import (
     flags,
     runtime,
 )
+from spmdzero.compat import comm
+from spmdzero.config import (
+    NO_MEANING,
+    SpmdZeroConfig,
+    load_config,
+    require_scaled_loss,
+    resolve_batch_sizes,
+)
+from spmdzero.data._inputs import InputPlacer
+from spmdzero.data._loader import ZeroDataLoader
+from spmdzero.engine._accumulation import planned_micro_batches
+from spmdzero.engine._direct_calls import DirectCalls
+from spmdzero.engine._engine import Engine
+from spmdzero.engine._groups import Groups, Members, ParameterGroups, find_groups
+from spmdzero.engine._optimizer import ZeroOptimizer
+from spmdzero.engine._parameter import MastersFollow, adopt_parameters
+from spmdzero.engine._placed_module import move_module
+from spmdzero.engine._programs import Compiled
+from spmdzero.engine._reports import set_up_reports
+from spmdzero.engine._schedule import make_schedule
+from spmdzero.engine._timed import TimedEngine
+from spmdzero.engine._weights import Weights, open_weights
+from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
+from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan
+from spmdzero.precision import GradientScaling, LossScaler, PrecisionPolicy
+from spmdzero.step._autocast import autocast_wire
+from spmdzero.step._gradients import GradientStore
+from spmdzero.step._loss_health import LossHealth
+from spmdzero.step._schedule_hold import ScheduleHold
 
 logger = logging.getLogger("spmdzero")
 

@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from spmdzero._logging import log_once
-from spmdzero.engine._accumulation import Accumulation
-from spmdzero.engine._folded import FoldedCalls
-from spmdzero.engine._folded_call import keep_waiting
-from spmdzero.engine._programs import Call, Compiled, ProgramLog
-from spmdzero.engine._snapshot import StepGraph
-from spmdzero.xla import (
+from spmdzero.backend.torch_xla import (
     ReplicaRegion,
     annotated_program,
     are_pending,
@@ -22,6 +17,11 @@ from spmdzero.xla import (
     record_scopes,
     runtime,
 )
+from spmdzero.engine._accumulation import Accumulation
+from spmdzero.engine._folded import FoldedCalls
+from spmdzero.engine._folded_call import keep_waiting
+from spmdzero.engine._programs import Call, Compiled, ProgramLog
+from spmdzero.engine._snapshot import StepGraph
 
 if TYPE_CHECKING:
     from spmdzero.engine._engine import Engine

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from spmdzero.backend.torch_xla import refuse_leak
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.xla import refuse_leak
 
 
 def check_loss(loss: Any) -> None:

@@ -5,11 +5,11 @@ import math
 
 import torch
 
-from spmdzero.engine._hyper import scale_numbers
+from spmdzero.backend.torch_xla.mesh import DeviceMesh
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import clip_coefficient
 from spmdzero.precision import LossScaler
-from spmdzero.xla.mesh import DeviceMesh
+from spmdzero.step._numbers import scale_numbers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

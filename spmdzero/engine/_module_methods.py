@@ -6,13 +6,13 @@ from typing import Any
 from torch import nn
 from torch.utils.data import IterableDataset
 
+from spmdzero.backend.torch_xla import DeviceMesh, runtime
 from spmdzero.config import SpmdZeroConfig
+from spmdzero.data._inputs import InputPlacer
+from spmdzero.data._loader import ZeroDataLoader
 from spmdzero.engine._counters import Counters
-from spmdzero.engine._inputs import InputPlacer
-from spmdzero.engine._loader import ZeroDataLoader
 from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.xla import DeviceMesh, runtime
 
 
 class ModuleMethods(nn.Module):

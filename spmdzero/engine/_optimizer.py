@@ -7,20 +7,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from spmdzero.backend.torch_xla import global_norm, scope
+from spmdzero.backend.torch_xla.mesh import DeviceMesh, PartitionSpec
 from spmdzero.engine._folds import Folds
-from spmdzero.engine._gradients import GradientStore
-from spmdzero.engine._hold import ScheduleHold
-from spmdzero.engine._hyper import upload_numbers
 from spmdzero.engine._loss_scale import LossScaled, LossScales, unscale
 from spmdzero.engine._torch_calls import PlannedOptimizer, refuse_closure
-from spmdzero.engine._update import GroupUpdate, Member
-from spmdzero.engine._whole import MeshTensor
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import UpdateRule
 from spmdzero.plan import Placement, Role, ShardingPlan
 from spmdzero.precision import LossScaler, PrecisionPolicy
-from spmdzero.xla import global_norm, scope
-from spmdzero.xla.mesh import DeviceMesh, PartitionSpec
+from spmdzero.step._gradients import GradientStore
+from spmdzero.step._numbers import upload_numbers
+from spmdzero.step._schedule_hold import ScheduleHold
+from spmdzero.step._update import GroupUpdate, Member
+from spmdzero.step._whole_parameter import MeshTensor
 
 # Parameters in one folded update. torch_xla takes time by the square of an operation's outputs.
 _TOGETHER = 30

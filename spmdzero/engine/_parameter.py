@@ -8,12 +8,12 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from spmdzero.backend.torch_xla import runtime, write_stamp
 from spmdzero.engine._access import read_gradient, write_gradient
-from spmdzero.engine._autograd import autograd_grad, set_autograd_grad
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.xla import runtime, write_stamp
+from spmdzero.step._autograd import autograd_grad, set_autograd_grad
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import ClassVar
 
+from spmdzero.backend.torch_xla import counters
 from spmdzero.engine._compiling import CompilingSteps
-from spmdzero.xla import counters
 
 # A script that recompiles at every step would otherwise keep them all.
 _KEPT = 256

@@ -5,8 +5,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from spmdzero.engine._capture_places import Place
-from spmdzero.xla import (
+from spmdzero.backend.torch_xla import (
     CapturedProgram,
     ProgramInput,
     Uploads,
@@ -14,6 +13,7 @@ from spmdzero.xla import (
     shardings_of,
     strangers,
 )
+from spmdzero.engine._capture_places import Place
 
 Form = tuple[torch.Size, torch.dtype, str]
 

@@ -6,11 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spmdzero.engine._capture_places import Place, state_places
-from spmdzero.engine._capture_random import GeneratorWatch
-from spmdzero.engine._capture_watch import ModuleWatch
-from spmdzero.engine._record import NotCapturableError, Record, forms_of, refuse_strangers
-from spmdzero.xla import (
+from spmdzero.backend.torch_xla import (
     PendingProgram,
     ProgramLostError,
     Uploads,
@@ -24,6 +20,10 @@ from spmdzero.xla import (
     set_value,
     tensor_id,
 )
+from spmdzero.engine._capture_places import Place, state_places
+from spmdzero.engine._capture_random import GeneratorWatch
+from spmdzero.engine._capture_watch import ModuleWatch
+from spmdzero.engine._record import NotCapturableError, Record, forms_of, refuse_strangers
 
 if TYPE_CHECKING:
     from spmdzero.engine._train_batch import TrainBatch

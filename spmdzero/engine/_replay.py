@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spmdzero.engine._hyper import group_numbers, loss_scale_number, scale_numbers, step_number
+from spmdzero.backend.torch_xla import draw_keys, set_value
 from spmdzero.engine._programs import Compiled
 from spmdzero.engine._record import Record, forms_of
 from spmdzero.engine._schedule import require_metrics
-from spmdzero.xla import draw_keys, set_value
+from spmdzero.step._numbers import group_numbers, loss_scale_number, scale_numbers, step_number
 
 if TYPE_CHECKING:
     from spmdzero.engine._train_batch import TrainBatch

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import torch
 
+from spmdzero.backend.torch_xla import runtime
 from spmdzero.engine._engine import Engine
 from spmdzero.monitor import Event, MonitorMaster
-from spmdzero.xla import runtime
 
 logger = logging.getLogger("spmdzero")
 

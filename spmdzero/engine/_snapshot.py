@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from spmdzero.xla import AnnotatedProgram, annotated_program, optimized_hlo
+from spmdzero.backend.torch_xla import AnnotatedProgram, annotated_program, optimized_hlo
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

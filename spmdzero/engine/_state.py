@@ -6,15 +6,15 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from spmdzero.backend.torch_xla import runtime
+from spmdzero.compat.getters._settings import EngineSettings
 from spmdzero.config import BatchSizes, SpmdZeroConfig
 from spmdzero.engine._counters import Counters
-from spmdzero.engine._gradients import GradientStore
-from spmdzero.engine._health import LossHealth
 from spmdzero.engine._optimizer import ZeroOptimizer
-from spmdzero.engine._settings import EngineSettings
 from spmdzero.engine._skip_log import SkipLog
 from spmdzero.plan import ShardingPlan
-from spmdzero.xla import runtime
+from spmdzero.step._gradients import GradientStore
+from spmdzero.step._loss_health import LossHealth
 
 _Engine = TypeVar("_Engine", bound="EngineState")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from spmdzero.backend.torch_xla import runtime
 from spmdzero.engine._engine import Engine
-from spmdzero.xla import runtime
 
 logger = logging.getLogger("spmdzero")
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from spmdzero.backend.torch_xla import DeviceMesh
+from spmdzero.data._loader import ZeroDataLoader
 from spmdzero.engine._captured import CapturedSteps
 from spmdzero.engine._launching import Launching
-from spmdzero.engine._loader import ZeroDataLoader
 from spmdzero.engine._loss import find_loss, inputs_of, micro_batches
 from spmdzero.engine._schedule import Scheduler
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.xla import DeviceMesh
 
 # What one forward takes.
 Batch: TypeAlias = torch.Tensor | tuple[Any, ...] | Mapping[str, Any]

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from spmdzero.engine._listed import listed
+from spmdzero._names import listed
 from spmdzero.errors import SpmdZeroUsageError
 
 Weights: TypeAlias = str | os.PathLike[str] | Callable[[str], torch.Tensor]

@@ -14,8 +14,8 @@ from spmdzero.explain._fit import StageFit, TargetMemory
 from spmdzero.explain._made_up import made_up
 from spmdzero.explain._moves import Moves, ProgramLedger
 from spmdzero.explain._refused import RefusedScatter
-from spmdzero.explain._render import page
 from spmdzero.explain._roofline import Roofline
+from spmdzero.show._explanation import page
 
 __all__ = [
     "CHIPS",

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spmdzero.backend.torch_xla import AnnotatedProgram
 from spmdzero.errors import SpmdZeroRuntimeError
 from spmdzero.explain import _passes
 from spmdzero.explain._chips import Topology
-from spmdzero.xla import AnnotatedProgram
 
 # Those with wheels of jax 0.7.1 and libtpu 0.0.21, in the markers of pyproject.toml too.
 _PYTHONS = ((3, 11), (3, 12))

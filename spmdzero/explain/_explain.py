@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from spmdzero.audit import AuditReport, sorted_findings
+from spmdzero.backend.torch_xla import flags as flag_sets
+from spmdzero.backend.torch_xla import map_tensors, runtime
 from spmdzero.config import SpmdZeroConfig, load_config
 from spmdzero.engine import Engine, initialize
 from spmdzero.errors import SpmdZeroUsageError
@@ -27,8 +29,6 @@ from spmdzero.explain._trace import Batch, TracedProgram, trace_audited, trace_s
 from spmdzero.explain._without_data import bring_to_devices, is_without_data, trace_without_data
 from spmdzero.inspect import read_matmuls
 from spmdzero.plan import Role, ShardingPlan, itemsize
-from spmdzero.xla import flags as flag_sets
-from spmdzero.xla import map_tensors, runtime
 
 # What changes from step to step, a recompilation say, shows from the second on.
 _AUDITED_STEPS = 3

@@ -6,10 +6,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from spmdzero.audit import AuditReport
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.explain import _render
 from spmdzero.explain._fit import StageFit
 from spmdzero.explain._moves import Moves
 from spmdzero.explain._roofline import Roofline
+from spmdzero.show import _explanation as _render
 
 # Scalars and vectors reduced whole cost less than this.
 _NEAR_THE_FLOOR = 1.02

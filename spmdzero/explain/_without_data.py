@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
+from spmdzero.backend.torch_xla import Placeholders, runtime
 from spmdzero.engine import Engine, StepGraph, find_loss, inputs_of
 from spmdzero.explain._trace import Batch, TracedProgram
-from spmdzero.xla import Placeholders, runtime
 
 
 class _StepTracedError(BaseException):

@@ -1,8 +1,8 @@
 """What the compiler did: collective ledgers, and what the devices hold."""
 
+from spmdzero.hlo._liveness import entry_argument_bytes, peak_temporary_bytes
+from spmdzero.hlo._matmuls import Matmul, read_matmuls
 from spmdzero.inspect._ledger import Collective, CollectiveLedger
-from spmdzero.inspect._liveness import entry_argument_bytes, peak_temporary_bytes
-from spmdzero.inspect._matmuls import Matmul, read_matmuls
 from spmdzero.inspect._measure import measure
 from spmdzero.inspect._record import StepLedgers, record_ledgers
 from spmdzero.inspect._shards import Shard, ShardView, shards

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.inspect import _ledger_render as _render
-from spmdzero.inspect._hlo import Instruction, Module, Shape
-from spmdzero.inspect._hlo_text import parse
+from spmdzero.hlo._module import Instruction, Module, Shape
+from spmdzero.hlo._text import parse
 from spmdzero.inspect._ledger_tags import ELEMENTWISE, tag_of, traced_as
+from spmdzero.show import _ledger as _render
 
 _KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from spmdzero.inspect._hlo import Instruction, Module
+from spmdzero.hlo._module import Instruction, Module
 
 # A scope named zero.gradient/layer.weight reaches HLO as zero.gradient/layer.weight.<number>/<op>.
 _TAG = re.compile(r"(?:^|/)zero\.([a-z_]+)(?:/(.+?))?\.\d+(?=/|$)")

@@ -2,9 +2,9 @@
 
 import math
 
+from spmdzero.backend.torch_xla import local_shapes, runtime
 from spmdzero.engine import Engine
 from spmdzero.plan import MemoryReport, Role
-from spmdzero.xla import local_shapes, runtime
 
 _SLOT_ROLES = {"parameter": Role.PARAMETER, "accumulator": Role.ACCUMULATOR, "master": Role.MASTER}
 

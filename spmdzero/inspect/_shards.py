@@ -5,9 +5,9 @@ from math import prod
 
 import torch
 
+from spmdzero.backend.torch_xla import local_devices, local_slices, runtime, sharding_of
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.inspect import _shards_render as _render
-from spmdzero.xla import local_devices, local_slices, runtime, sharding_of
+from spmdzero.show import _shards as _render
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spmdzero.plan import _render
 from spmdzero.plan._dtypes import itemsize
 from spmdzero.plan._roles import Role
+from spmdzero.show import _plan as _render
 
 if TYPE_CHECKING:
     from spmdzero.plan._plan import ShardingPlan

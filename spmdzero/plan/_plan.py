@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
-from spmdzero.plan import _json, _render
+from spmdzero.plan import _json
 from spmdzero.plan._choose import choose_placement
 from spmdzero.plan._dtypes import itemsize
 from spmdzero.plan._memory import MemoryReport, StageComparison, compare_stages, memory_report
@@ -13,6 +13,7 @@ from spmdzero.plan._mesh import MeshSpec
 from spmdzero.plan._placement import Placement
 from spmdzero.plan._roles import Role, placements_at_stage
 from spmdzero.plan._tensors import ParamSpec, RoleState, TensorPlan
+from spmdzero.show import _plan as _render
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from spmdzero import refusals
+from spmdzero.compat import refusals
 from spmdzero.profiling._attach import attach
 from spmdzero.profiling._trace import profile
 

@@ -2,11 +2,11 @@
 
 import logging
 
+from spmdzero.backend.torch_xla import runtime
 from spmdzero.engine import Engine
 from spmdzero.inspect import measure
 from spmdzero.profiling import comms
 from spmdzero.profiling.flops_profiler import FlopsProfiler
-from spmdzero.xla import runtime
 
 logger = logging.getLogger("spmdzero")
 

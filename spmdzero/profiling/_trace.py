@@ -4,9 +4,9 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator
 
+from spmdzero.backend.torch_xla import runtime, tracing
 from spmdzero.engine import Engine
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.xla import runtime, tracing
 
 
 @contextlib.contextmanager

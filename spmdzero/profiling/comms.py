@@ -12,7 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 
-from spmdzero.comm import summarise
+from spmdzero.compat.comm import summarise
 from spmdzero.engine import Engine
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.inspect import Collective, StepLedgers, record_ledgers

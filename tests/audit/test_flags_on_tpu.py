@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 
 import spmdzero
+from spmdzero.backend.torch_xla import AnnotatedProgram, DeviceMesh, flags
 from spmdzero.engine import StepGraph
 from spmdzero.explain import Topology, compile_for_tpu
 from spmdzero.inspect import CollectiveLedger
-from spmdzero.xla import AnnotatedProgram, DeviceMesh, flags
 from tests.audit.models import config
 from tests.support.contract import make_batch, make_model
 

@@ -15,7 +15,7 @@ from harness.workload import Workload
 from peers.config import deepspeed_config
 
 import spmdzero
-from spmdzero.xla import runtime
+from spmdzero.backend.torch_xla import runtime
 
 WARM_UP = 2
 

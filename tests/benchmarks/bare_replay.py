@@ -19,8 +19,8 @@ from harness.workload import Workload
 from peers.config import deepspeed_config
 
 import spmdzero
+from spmdzero.backend.torch_xla import runtime
 from spmdzero.engine._replay import host_numbers, put
-from spmdzero.xla import runtime
 
 WARM_UP = 5
 

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 import spmdzero
-from spmdzero.xla import runtime
+from spmdzero.backend.torch_xla import runtime
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 REGION = re.compile(r"(<!-- begin benchmark -->\n).*?(<!-- end benchmark -->)", re.DOTALL)

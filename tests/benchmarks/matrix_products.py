@@ -22,8 +22,8 @@ import torch
 from harness.workload import ROWS, SIZES, Size
 
 import spmdzero
+from spmdzero.backend.torch_xla import DeviceMesh, _manual, runtime
 from spmdzero.plan import MeshSpec
-from spmdzero.xla import DeviceMesh, _manual, runtime
 
 # Products of one turn, so that starting a program doesn't count.
 COUNT = 4

@@ -15,7 +15,7 @@ import torch_xla
 import torch_xla.distributed.spmd as xs
 
 import spmdzero
-from spmdzero.xla import runtime
+from spmdzero.backend.torch_xla import runtime
 
 COUNT, ELEMENTS = 42, 400
 WARM_UP = 3

@@ -19,9 +19,15 @@ import torch
 from harness.workload import Workload
 
 import spmdzero
+from spmdzero.backend.torch_xla import (
+    DeviceMesh,
+    PendingProgram,
+    buffer_handles,
+    runtime,
+    set_value,
+)
 from spmdzero.optim import Adam, LocalTensor
 from spmdzero.plan import MeshSpec, choose_placement
-from spmdzero.xla import DeviceMesh, PendingProgram, buffer_handles, runtime, set_value
 
 WARM_UP = 3
 RULE = Adam(decoupled=True, bias_correction=True)

@@ -20,7 +20,7 @@ from peers.config import deepspeed_config
 from torch import nn
 
 import spmdzero
-from spmdzero.xla import runtime
+from spmdzero.backend.torch_xla import runtime
 
 
 def to_and_mark(model: nn.Module, workload: Workload) -> nn.Module:

@@ -10,8 +10,15 @@ from typing import Any
 
 import torch
 
-from spmdzero.store import HostState, Retention, SaveOrder, StoredTensor, TrainingState, save_native
-from spmdzero.store import open_state as open_state
+from spmdzero.formats import (
+    HostState,
+    Retention,
+    SaveOrder,
+    StoredTensor,
+    TrainingState,
+    save_native,
+)
+from spmdzero.formats import open_state as open_state
 
 # Every function of `os` by which the writer changes what is on the disk, or makes it permanent.
 OPERATIONS = ("open", "write", "fsync", "replace", "unlink", "rmdir", "mkdir", "close")

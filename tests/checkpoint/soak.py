@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import spmdzero
-from spmdzero.store import latest_tag
+from spmdzero.formats import latest_tag
 from tests.checkpoint.runs import WIDTH, dataset
 from tests.support.processes import environment
 

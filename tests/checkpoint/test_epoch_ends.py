@@ -11,11 +11,11 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import spmdzero
+from spmdzero.backend.torch_xla import DeviceMesh, RegionRules
+from spmdzero.data._inputs import InputPlacer
+from spmdzero.data._seeds import SeededBatches
 from spmdzero.engine import ReplicaBatchSampler, ZeroDataLoader
-from spmdzero.engine._inputs import InputPlacer
-from spmdzero.engine._loader_seeds import SeededBatches
 from spmdzero.plan import MeshSpec
-from spmdzero.xla import DeviceMesh, RegionRules
 from tests.checkpoint.test_data_position import Augmented, by_hand, start
 
 ROWS, EPOCH = 80, 5  # five micro-batches of 8 devices x 2

@@ -13,7 +13,7 @@ import torch
 
 import spmdzero
 from spmdzero.errors import SpmdZeroCheckpointError
-from spmdzero.store import BackgroundSaver, Retention, complete_tags, latest_tag, newest_complete
+from spmdzero.formats import BackgroundSaver, Retention, complete_tags, latest_tag, newest_complete
 from tests.checkpoint.files import interrupted, number_in, save
 from tests.checkpoint.runs import config, start, train, whole_state
 

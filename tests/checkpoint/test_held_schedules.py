@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import spmdzero
-from spmdzero.store import Conversion, convert
+from spmdzero.formats import Conversion, convert
 
 BATCH = torch.ones(8, 4)
 NAN = math.nan

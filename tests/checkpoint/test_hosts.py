@@ -14,7 +14,7 @@ import torch
 
 from spmdzero.engine._checkpoints import agreed_tag, require_one_tag
 from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
-from spmdzero.store import (
+from spmdzero.formats import (
     SaveOrder,
     StoredTensor,
     TrainingState,
@@ -24,7 +24,7 @@ from spmdzero.store import (
     open_state,
     save_native,
 )
-from spmdzero.store import _parts as parts
+from spmdzero.formats import _parts as parts
 from tests.checkpoint.files import number_in, order_of, save, state_of
 
 OWN, COMMON = "each host's own", "the same on all hosts"
@@ -195,7 +195,7 @@ def test_a_report_of_a_failure_is_removed_once_nobody_can_wait_for_it(
     (report,) = tmp_path.glob(".failed-*")
     save(tmp_path, 2)
     assert report.exists(), "another host may not have looked yet"
-    monkeypatch.setattr("spmdzero.store._folder.PATIENCE", -1.0)
+    monkeypatch.setattr("spmdzero.formats._folder.PATIENCE", -1.0)
     save(tmp_path, 3)
     assert not report.exists()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spmdzero.errors import SpmdZeroCheckpointError
-from spmdzero.store import Retention, complete_tags, latest_tag, newest_complete
+from spmdzero.formats import Retention, complete_tags, latest_tag, newest_complete
 from tests.checkpoint.files import interrupted, killed_at, number_in, save
 
 Scene = Callable[[Path], None]

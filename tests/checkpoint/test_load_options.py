@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import spmdzero
-from spmdzero.xla import local_shards, runtime
+from spmdzero.backend.torch_xla import local_shards, runtime
 from tests.checkpoint.runs import config, make_model, micro_batch, start, train, whole_state
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import spmdzero
-from spmdzero.xla import runtime
+from spmdzero.backend.torch_xla import runtime
 from tests.checkpoint.runs import batch, config, start, train, whole_state
 
 CASES: dict[str, dict[str, Any]] = {

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from spmdzero import comm
-from spmdzero.engine._together import everyones, together
+from spmdzero.state._together import everyones, together
 
 
 def main() -> None:

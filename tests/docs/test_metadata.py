@@ -5,7 +5,7 @@ import re
 from pages import ROOT
 from test_commands import tomllib
 
-from spmdzero.xla._private import TESTED_VERSION
+from spmdzero.backend.torch_xla._private import TESTED_VERSION
 
 TABLE = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = TABLE["project"]

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import spmdzero
-from spmdzero.engine._agreement import EVERY, AgreementRhythm
-from spmdzero.xla import runtime
+from spmdzero.backend.torch_xla import runtime
+from spmdzero.step._agreement import EVERY, AgreementRhythm
 
 ROWS, LENGTH, WIDTH = 16, 4, 16
 

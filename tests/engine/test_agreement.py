@@ -9,7 +9,7 @@ import torch_xla.debug.metrics as met
 from torch import nn
 
 import spmdzero
-from spmdzero.engine._agreement import EVERY, AgreementRhythm
+from spmdzero.step._agreement import EVERY, AgreementRhythm
 
 SAME = torch.ones(8, 4)
 # The devices count different numbers of positive rows.

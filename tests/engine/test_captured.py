@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import spmdzero
+from spmdzero.backend.torch_xla import counters, runtime, sharding_of
 from spmdzero.errors import NonFiniteError, SpmdZeroUsageError
-from spmdzero.xla import counters, runtime, sharding_of
 from tests.engine.captured import (
     ROWS,
     WIDTH,

@@ -277,7 +277,7 @@ def test_every_state_buffer_is_donated() -> None:
 
 PROGRAM = """
 import json, torch, spmdzero
-from spmdzero.xla import runtime
+from spmdzero.backend.torch_xla import runtime
 from tests.support.contract import make_batch, make_model
 engine, *_ = spmdzero.initialize(model=make_model(), config={
     "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,

@@ -130,9 +130,9 @@ def test_observing_leaves_the_modules_and_the_program_alone() -> None:
     assert profiler.get_total_macs(as_string=True) == "256 MACs"
     assert profiler.get_total_params() == 16 * 4 + 4
     profiler.end_profile()
-    compiled = spmdzero.xla.runtime.compile_count()
+    compiled = spmdzero.backend.torch_xla.runtime.compile_count()
     step()
-    assert spmdzero.xla.runtime.compile_count() == compiled
+    assert spmdzero.backend.torch_xla.runtime.compile_count() == compiled
     with pytest.raises(SpmdZeroUsageError, match="start_profile"):
         profiler.get_total_flops()
 

@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import spmdzero
+from spmdzero.backend.torch_xla import are_pending, optimized_hlo, record_scopes, runtime
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.xla import are_pending, optimized_hlo, record_scopes, runtime
 from tests.engine.captured import (
     ROWS,
     WIDTH,

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from spmdzero.xla import DeviceMesh, _cpu_flags, runtime
+from spmdzero.backend.torch_xla import DeviceMesh, _cpu_flags, runtime
 from tests.support.processes import run_module
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import spmdzero
+from spmdzero.backend.torch_xla import runtime
 from spmdzero.inspect import Collective, measure
 from spmdzero.optim import FusedAdam, FusedLamb, FusedLion
 from spmdzero.plan import Role
-from spmdzero.xla import runtime
 from tests.support.optimizers import lamb_step, lion_step, muon_step
 
 STEPS = 4

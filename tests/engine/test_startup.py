@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 import spmdzero
+from spmdzero.backend.torch_xla import DeviceMesh
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import Role
-from spmdzero.xla import DeviceMesh
 from tests.support.contract import GPT, make_batch, make_model
 
 Values = dict[str, torch.Tensor]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import spmdzero
-from spmdzero.xla import DeviceMesh, counters
+from spmdzero.backend.torch_xla import DeviceMesh, counters
 from tests.support.processes import environment
 from tests.support.trajectory import ROOT
 
@@ -84,7 +84,7 @@ def test_on_the_cpu_a_cache_is_declined_once_with_the_reason(
 # Choosing the cache starts no device, so that a machine without a TPU can say that it has one.
 ON_TPU = """
 import os
-from spmdzero.xla import compile_cache
+from spmdzero.backend.torch_xla import compile_cache
 compile_cache.use("/cache")
 compile_cache.use("/cache")
 print(os.environ["XLA_PERSISTENT_CACHE_PATH"])
@@ -92,7 +92,7 @@ print(os.environ["XLA_PERSISTENT_CACHE_PATH"])
 TOO_LATE = """
 import os, torch
 from spmdzero.errors import SpmdZeroRuntimeError
-from spmdzero.xla import compile_cache, runtime
+from spmdzero.backend.torch_xla import compile_cache, runtime
 runtime.start()
 (torch.ones(2, device=runtime.device()) + 1).cpu()
 os.environ["PJRT_DEVICE"] = "TPU"

@@ -57,9 +57,9 @@ with open("/proc/self/clear_refs", "w") as reset:
 engine, *_ = spmdzero.initialize(
     model=model, config=config, weights=source if device == "meta" else None
 )
-spmdzero.xla.runtime.wait()
+spmdzero.backend.torch_xla.runtime.wait()
 peak = status("VmHWM")
-on_devices = spmdzero.xla.runtime.device_count() * spmdzero.measure(engine).total
+on_devices = spmdzero.backend.torch_xla.runtime.device_count() * spmdzero.measure(engine).total
 print(json.dumps(peak - before - on_devices))
 """
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import spmdzero
-from spmdzero.xla import DeviceMesh, are_pending, optimized_hlo, runtime
+from spmdzero.backend.torch_xla import DeviceMesh, are_pending, optimized_hlo, runtime
 from tests.engine.captured import ROWS, batches, make_engine, state
 
 NOISE, WIDTH = 12, 20

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import spmdzero
-from spmdzero.xla import DeviceMesh, counters
+from spmdzero.backend.torch_xla import DeviceMesh, counters
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WINDOW = 16

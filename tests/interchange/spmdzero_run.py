@@ -63,7 +63,7 @@ def _save(engine: Any, order: dict[str, Any]) -> None:
 
 def main() -> None:
     """Runs the orders of argv[1]."""
-    from spmdzero.xla import runtime
+    from spmdzero.backend.torch_xla import runtime
 
     runtime.start()
     devices = runtime.device_count()

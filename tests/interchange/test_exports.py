@@ -7,6 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from spmdzero.utils.zero_to_fp32 import (
+    convert_zero_checkpoint_to_fp32_state_dict,
+    get_fp32_state_dict_from_zero_checkpoint,
+    load_state_dict_from_zero_checkpoint,
+)
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_state_dict
 from typer.testing import CliRunner
@@ -14,12 +19,7 @@ from typer.testing import CliRunner
 import spmdzero
 from spmdzero.cli import app
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.store import StoredTensor, TrainingState, deepspeed
-from spmdzero.utils.zero_to_fp32 import (
-    convert_zero_checkpoint_to_fp32_state_dict,
-    get_fp32_state_dict_from_zero_checkpoint,
-    load_state_dict_from_zero_checkpoint,
-)
+from spmdzero.formats import StoredTensor, TrainingState, deepspeed
 from tests.interchange.cases import CASES, config_of, model_of
 from tests.oracle.model import make_batch
 
@@ -92,7 +92,7 @@ def test_what_is_written_for_deepspeed_is_the_engines_state(
     engine.save_deepspeed_checkpoint(tmp_path, "tag", universal=universal, ranks=3)
     latest = tmp_path / ("latest_universal" if universal else "latest")
     written = deepspeed.read(tmp_path / latest.read_text())
-    native = spmdzero.store.open_state(folder, "global_step2")
+    native = spmdzero.formats.open_state(folder, "global_step2")
     assert written.tensors.keys() == native.tensors.keys()
     for name, tensor in native.tensors.items():
         assert torch.equal(written.tensors[name].whole(), tensor.whole()), name
@@ -158,10 +158,10 @@ def test_transformers_loads_sharded_safetensors(tmp_path: Path) -> None:
     config = GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=64, n_positions=16)
     model = GPT2LMHeadModel(config)
     tensors = {f"parameter/{n}": StoredTensor.of(p.detach()) for n, p in model.named_parameters()}
-    host = spmdzero.store.HostState(tied={"lm_head.weight": "transformer.wte.weight"})
+    host = spmdzero.formats.HostState(tied={"lm_head.weight": "transformer.wte.weight"})
     state = TrainingState(tensors=tensors, host=host, source="here")
-    weights = spmdzero.store.Weights.of(state)
-    files = spmdzero.store.export.write_safetensors(weights, tmp_path, max_shard_size="20KB")
+    weights = spmdzero.formats.Weights.of(state)
+    files = spmdzero.formats.export.write_safetensors(weights, tmp_path, max_shard_size="20KB")
     assert len(files) > 2
     config.save_pretrained(tmp_path)
     loaded = GPT2LMHeadModel.from_pretrained(tmp_path)

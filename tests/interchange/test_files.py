@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
-from spmdzero.store import TrainingState
-from spmdzero.store.deepspeed import Target, read, write_regular, write_universal
-from spmdzero.store.deepspeed._pickles import read_pt
+from spmdzero.formats import TrainingState
+from spmdzero.formats.deepspeed import Target, read, write_regular, write_universal
+from spmdzero.formats.deepspeed._pickles import read_pt
 from tests.interchange.cases import CASES, model_of
 from tests.interchange.record import TAG
 from tests.interchange.test_read import RECORDED, UNIVERSAL

@@ -6,7 +6,7 @@
 import itertools
 from pathlib import Path
 
-from spmdzero.refusals import REFUSALS
+from spmdzero.compat.refusals import REFUSALS
 from tests.surface.surface import OTHER_PARAMETERS, RECORDED, status
 
 PAGE = Path(__file__).parents[2] / "docs" / "api_surface.md"

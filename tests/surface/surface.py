@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from spmdzero.refusals import REFUSALS
+from spmdzero.compat.refusals import REFUSALS
 
 RECORDED: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "data" / "deepspeed_surface.json").read_text()

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 import torch
+from spmdzero.accelerator import get_accelerator
 
 import spmdzero
-from spmdzero.accelerator import get_accelerator
-from spmdzero.xla import runtime
+from spmdzero.backend.torch_xla import runtime
 from tests.support.processes import environment
 
 

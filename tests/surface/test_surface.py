@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import spmdzero
-from spmdzero.refusals import REFUSALS
+from spmdzero.compat.refusals import REFUSALS
 from tests.surface import render
 from tests.surface.surface import OTHER_PARAMETERS, RECORDED, find, parameters, status
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from spmdzero.runtime.utils import clip_grad_norm_, get_global_norm, see_memory_usage
+from spmdzero.utils.logging import print_dist, warning_once
 from torch import nn
 
 import spmdzero
 from spmdzero import comm, utils
-from spmdzero.runtime.utils import clip_grad_norm_, get_global_norm, see_memory_usage
-from spmdzero.utils.logging import print_dist, warning_once
-from spmdzero.xla import runtime
+from spmdzero.backend.torch_xla import runtime
 from tests.surface.test_gradient_access import Regression, batch, engine_of, make_model
 
 ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.0}}}

@@ -1,59 +1,93 @@
-"""A folder is a layer: imports point one way, and only one layer knows torch_xla."""
+"""A folder is a layer: imports point one way, between files too, and one layer knows torch_xla."""
 
 import ast
+import graphlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 import spmdzero
 
 ROOT = Path(spmdzero.__file__).parent
-# A layer may import what stands before it, and itself.
-LAYERS = [
-    *(
-        "errors",
-        "_logging",
-        "_rich",
-        "refusals",
-        "config",
-        "monitor",
-        "plan",
-        "store",
-        "xla",
-        "comm",
-        "optim",
-        "precision",
-    ),
-    *("engine", "inspect", "profiling", "audit", "checkpointing", "zero", "accelerator"),
-    *("utils", "ops", "checkpoint", "runtime", "launcher", "explain", "cli"),
-]
+DESIGN = ROOT.parent / "docs" / "design.md"
+
+
+def layers() -> list[str]:
+    """The table of docs/design.md: a layer may import what stands before it, and itself."""
+    found = re.search(r"<!-- layers -->\n+```text\n(.*?)```", DESIGN.read_text(), re.DOTALL)
+    assert found is not None
+    return [line.split()[0] for line in found[1].splitlines()]
+
+
+def files() -> dict[str, Path]:
+    """Dotted name -> file, of all but the root's own thin face."""
+    found = {}
+    for path in ROOT.rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        if parts and parts[0] not in ("__main__", "_initialize"):
+            found[".".join(("spmdzero", *parts))] = path
+    return found
+
+
+FILES = files()
 
 
 def imports(path: Path) -> Iterator[str]:
+    """Dotted names of modules, those under TYPE_CHECKING and inside of functions among them."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: write absolute imports"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in FILES else str(node.module)
 
 
-def files() -> list[Path]:
-    return sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT)
+def layer_of(module: str, table: list[str]) -> int:
+    """The layer with the longest name that the module is in."""
+    path = module.removeprefix("spmdzero.").replace(".", "/")
+    inside = [layer for layer in table if path == layer or path.startswith(f"{layer}/")]
+    assert inside, f"{module} is in no layer of the table in docs/design.md"
+    return table.index(max(inside, key=len))
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_point_downwards(path: Path) -> None:
-    layer = LAYERS.index(path.relative_to(ROOT).parts[0])
-    for name in imports(path):
-        parts = name.split(".")
-        if parts[0] == "torch_xla":
-            assert LAYERS[layer] == "xla", f"{path} imports {name}"
-        if parts[0] == "spmdzero":
-            assert LAYERS.index(parts[1]) <= layer, f"{path} imports {name}"
+def test_imports_point_downwards() -> None:
+    table = layers()
+    upward = [
+        f"{module} imports {name}"
+        for module, path in FILES.items()
+        for name in imports(path)
+        if name in FILES and layer_of(name, table) > layer_of(module, table)
+    ]
+    assert upward == []
+
+
+def test_no_circle_of_imports_between_files() -> None:
+    graph = {
+        module: {name for name in imports(path) if name in FILES and name != module}
+        for module, path in FILES.items()
+    }
+    # Raises CycleError, which names the files.
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+def test_every_layer_of_the_table_is_there() -> None:
+    known = {module.removeprefix("spmdzero.").replace(".", "/") for module in FILES}
+    assert [layer for layer in layers() if layer not in known] == []
+
+
+def test_only_its_backend_imports_torch_xla() -> None:
+    users = [
+        module
+        for module, path in FILES.items()
+        if any(name.split(".")[0] == "torch_xla" for name in imports(path))
+    ]
+    assert users
+    assert [m for m in users if not m.startswith("spmdzero.backend.torch_xla")] == []
 
 
 def test_private_torch_xla_calls_live_in_one_package() -> None:
     users = {p.parent.relative_to(ROOT) for p in ROOT.rglob("*.py") if "_XLAC" in p.read_text()}
-    assert users == {Path("xla/_private")}
+    assert users == {Path("backend/torch_xla/_private")}

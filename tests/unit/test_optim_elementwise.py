@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from spmdzero.backend.torch_xla import DeviceMesh, runtime
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.optim import (
     FusedAdam,
@@ -16,7 +17,6 @@ from spmdzero.optim import (
     is_tested,
     rules_from_torch,
 )
-from spmdzero.xla import DeviceMesh, runtime
 
 Change = Callable[[Tensor, Tensor, dict[str, Any]], Tensor]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from spmdzero.xla import DeviceMesh, Placeholders, local_shards, runtime
+from spmdzero.backend.torch_xla import DeviceMesh, Placeholders, local_shards, runtime
 
 
 def test_a_program_of_placeholders_tells_each_inputs_sharding(mesh: DeviceMesh) -> None:

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from region_harness import ROWS, Apply, Probe, run
 from torch import nn
 
+from spmdzero.backend.torch_xla import DeviceMesh
 from spmdzero.errors import ReplicaRegionError
-from spmdzero.xla import DeviceMesh
 
 WIDTH = 2048  # a replica draws 2 x WIDTH numbers
 COUNT = ROWS * WIDTH

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from region_harness import ROWS, Apply, Probe
 
+from spmdzero.backend.torch_xla import DeviceMesh
 from spmdzero.errors import ReplicaRegionError
-from spmdzero.xla import DeviceMesh
 
 SHAPES = ((), (1,), (0,), (2, 3), (2, 0), (2, 1, 3))
 DTYPES = (

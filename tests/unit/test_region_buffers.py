@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from region_harness import ROWS, Probe, assert_same_sums, numbers, torch_gradients
 from torch import nn
 
+from spmdzero.backend.torch_xla import DeviceMesh, local_shards, runtime
 from spmdzero.errors import ReplicaRegionError
-from spmdzero.xla import DeviceMesh, local_shards, runtime
 
 
 class Writer(nn.Module):

@@ -7,7 +7,7 @@ from region_harness import ROWS, Probe, assert_same_sums, numbers, torch_gradien
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from spmdzero.xla import DeviceMesh, runtime
+from spmdzero.backend.torch_xla import DeviceMesh, runtime
 
 
 class Block(nn.Module):

@@ -12,7 +12,7 @@ from region_harness import (
 )
 from torch import nn
 
-from spmdzero.xla import DeviceMesh, runtime
+from spmdzero.backend.torch_xla import DeviceMesh, runtime
 
 
 class Encoder(nn.Module):

@@ -10,9 +10,9 @@ from torch import nn
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from spmdzero.engine._inputs import InputPlacer
+from spmdzero.backend.torch_xla import DeviceMesh, RegionRules, map_tensors, replicated
+from spmdzero.data._inputs import InputPlacer
 from spmdzero.errors import ReplicaRegionError
-from spmdzero.xla import DeviceMesh, RegionRules, map_tensors, replicated
 
 X = torch.arange(ROWS * 4.0).reshape(ROWS, 4)
 PER_REPLICA = X.reshape(8, 2, 4)  # replica r holds rows 2r and 2r + 1

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from region_harness import ROWS, Apply, Probe, run
 from torch import nn
 
+from spmdzero.backend.torch_xla import DeviceMesh
+from spmdzero.backend.torch_xla._place import place
 from spmdzero.errors import ReplicaRegionError
-from spmdzero.xla import DeviceMesh
-from spmdzero.xla._place import place
 
 X = torch.arange(ROWS * 4.0).reshape(ROWS, 4)
 Function = Callable[[torch.Tensor], torch.Tensor]

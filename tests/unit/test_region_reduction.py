@@ -6,15 +6,15 @@ from typing import Literal
 import pytest
 import torch
 
-from spmdzero.plan import MeshSpec, Placement
-from spmdzero.xla import (
+from spmdzero.backend.torch_xla import (
     DeviceMesh,
     GradientReduction,
     local_shards,
     optimized_hlo,
     runtime,
 )
-from spmdzero.xla._manual import enter
+from spmdzero.backend.torch_xla._manual import enter
+from spmdzero.plan import MeshSpec, Placement
 
 SHAPE = (8, 16)
 ROW_VALUES = torch.randint(-50, 50, (8, *SHAPE), generator=torch.Generator().manual_seed(0)).float()

@@ -8,7 +8,7 @@ import torch
 import transformers
 from region_harness import ROWS, Probe, assert_same_sums, torch_gradients
 
-from spmdzero.xla import DeviceMesh
+from spmdzero.backend.torch_xla import DeviceMesh
 
 VOCABULARY, LENGTH = 64, 12
 SMALL = {"vocab_size": VOCABULARY, "attn_implementation": "sdpa"}

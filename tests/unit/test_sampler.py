@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from spmdzero.engine._sampler import ReplicaBatchSampler
+from spmdzero.data._sampler import ReplicaBatchSampler
 from spmdzero.errors import SpmdZeroUsageError
 
 SIZES = st.fixed_dictionaries(

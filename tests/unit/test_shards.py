@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import spmdzero
+from spmdzero.backend.torch_xla import DeviceMesh, runtime
 from spmdzero.plan import MeshSpec
-from spmdzero.xla import DeviceMesh, runtime
 
 
 def view(

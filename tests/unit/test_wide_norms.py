@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from spmdzero.xla import DeviceMesh
+from spmdzero.backend.torch_xla import DeviceMesh
 from tests.unit.region_harness import ROWS, Probe, numbers
 
 WIDTH = 64

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import spmdzero
-from spmdzero.xla import DeviceMesh, flags
+from spmdzero.backend.torch_xla import DeviceMesh, flags
 from tests.support.processes import environment
 
 
@@ -63,7 +63,7 @@ def test_on_cpu_a_set_is_logged_once_and_changes_nothing(
 def test_for_a_tpu_that_has_not_started_the_set_joins_what_the_caller_gave() -> None:
     code = (
         "import os\n"
-        "from spmdzero.xla import flags\n"
+        "from spmdzero.backend.torch_xla import flags\n"
         "os.environ['PJRT_DEVICE'] = 'TPU'\n"
         "flags.apply('v6e')\n"
         "print(flags.in_force())\n"

@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch_xla.debug.metrics as met
 
-from spmdzero.plan import MeshSpec, Placement
-from spmdzero.xla import (
+from spmdzero.backend.torch_xla import (
     DeviceMesh,
     global_norm,
     local_shards,
@@ -15,8 +14,9 @@ from spmdzero.xla import (
     runtime,
     sharding_of,
 )
-from spmdzero.xla._reads import watch_reads
-from spmdzero.xla.mesh import fresh
+from spmdzero.backend.torch_xla._reads import watch_reads
+from spmdzero.backend.torch_xla.mesh import fresh
+from spmdzero.plan import MeshSpec, Placement
 
 TWO_AXES = MeshSpec((("data", 2), ("fsdp", 4)))
 PLACEMENTS = {

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from spmdzero.xla import DeviceMesh, optimized_hlo, record_scopes, runtime, scope
+from spmdzero.backend.torch_xla import DeviceMesh, optimized_hlo, record_scopes, runtime, scope
 from tests.support.processes import environment
 
 
@@ -24,7 +24,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 def test_spmd_after_the_first_device_access_is_an_error_that_says_what_to_call() -> None:
     result = run_python(
         "import torch, torch_xla\n"
-        "from spmdzero.xla import runtime\n"
+        "from spmdzero.backend.torch_xla import runtime\n"
         "from spmdzero.errors import SpmdZeroRuntimeError\n"
         "torch.ones(2, device=torch_xla.device())\n"
         "try:\n"
@@ -39,7 +39,8 @@ def test_spmd_after_the_first_device_access_is_an_error_that_says_what_to_call()
 
 def test_another_version_of_torch_xla_is_refused_with_the_one_to_install() -> None:
     result = run_python(
-        "import torch_xla\ntorch_xla.__version__ = '2.8.1'\nimport spmdzero.xla._private\n"
+        "import torch_xla\ntorch_xla.__version__ = '2.8.1'\n"
+        "import spmdzero.backend.torch_xla._private\n"
     )
     assert result.returncode != 0
     error = result.stderr.strip().splitlines()[-1]
@@ -50,10 +51,10 @@ def test_another_version_of_torch_xla_is_refused_with_the_one_to_install() -> No
 def test_a_ledger_after_an_unoptimised_dump_is_an_error_that_names_the_variable() -> None:
     result = run_python(
         "import torch, torch_xla\n"
-        "from spmdzero.xla import runtime, optimized_hlo\n"
+        "from spmdzero.backend.torch_xla import runtime, optimized_hlo\n"
         "from spmdzero.errors import SpmdZeroRuntimeError\n"
         "from spmdzero.plan import MeshSpec\n"
-        "from spmdzero.xla import DeviceMesh\n"
+        "from spmdzero.backend.torch_xla import DeviceMesh\n"
         "runtime.start()\n"
         "mesh = DeviceMesh(MeshSpec((('fsdp', 2),)))\n"
         "x = mesh.mark(torch.ones(4, device=runtime.device()) * 3, ('fsdp',))\n"
@@ -141,7 +142,7 @@ def test_the_devices_own_generator_is_repeated_by_seed(mesh: DeviceMesh) -> None
 def test_a_program_is_read_while_its_inputs_are_still_being_computed(read: str) -> None:
     result = run_python(
         "import torch\n"
-        f"from spmdzero.xla import DeviceMesh, runtime, {read}\n"
+        f"from spmdzero.backend.torch_xla import DeviceMesh, runtime, {read}\n"
         "from spmdzero.plan import MeshSpec\n"
         "runtime.start()\n"
         "mesh = DeviceMesh(MeshSpec((('fsdp', 2),)))\n"

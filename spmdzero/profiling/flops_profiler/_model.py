@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from spmdzero.backend.torch_xla import map_tensors, optimized_hlo, record_scopes, runtime
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.inspect import read_matmuls
 from spmdzero.profiling.flops_profiler._profile import ModelProfile
 from spmdzero.profiling.flops_profiler._profiler import write_report
-from spmdzero.profiling.flops_profiler._render import human
 from spmdzero.profiling.flops_profiler._scopes import module_scopes
-from spmdzero.xla import map_tensors, optimized_hlo, record_scopes, runtime
+from spmdzero.show._flops import human
 
 
 def get_model_profile(

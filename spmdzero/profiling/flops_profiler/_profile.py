@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from torch import nn
 
 from spmdzero.inspect import Matmul
-from spmdzero.profiling.flops_profiler import _render
 from spmdzero.profiling.flops_profiler._scopes import module_of
+from spmdzero.show import _flops as _render
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from spmdzero.engine import Engine, StepGraph
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.inspect import read_matmuls
 from spmdzero.profiling.flops_profiler._profile import ModelProfile
-from spmdzero.profiling.flops_profiler._render import human
 from spmdzero.profiling.flops_profiler._scopes import module_scopes
+from spmdzero.show._flops import human
 
 
 class FlopsProfiler:

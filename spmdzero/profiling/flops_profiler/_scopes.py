@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from spmdzero.xla import scope
+from spmdzero.backend.torch_xla import scope
 
 # torch_xla appends a number to each scope.
 _MODULE = re.compile(r"\bmodule/([^/]*)\.\d+/")

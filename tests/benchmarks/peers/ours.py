@@ -8,7 +8,7 @@ from torch import nn
 
 import spmdzero
 from peers.config import deepspeed_config
-from spmdzero.xla import runtime
+from spmdzero.backend.torch_xla import runtime
 
 
 class Peer:

@@ -13,8 +13,8 @@ from torch import nn
 from torch_xla.distributed.fsdp.wrap import transformer_auto_wrap_policy
 from torch_xla.experimental.spmd_fully_sharded_data_parallel import SpmdFullyShardedDataParallel
 
+from spmdzero.backend.torch_xla import optimized_hlo, runtime
 from spmdzero.inspect import CollectiveLedger
-from spmdzero.xla import optimized_hlo, runtime
 
 
 class Peer:

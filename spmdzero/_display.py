@@ -1,0 +1,1 @@
+"""How an object finds its renderer."""

@@ -1,0 +1,1 @@
+"""What knows devices. Each folder is one compiler's front end, and alone imports it."""

@@ -1,0 +1,289 @@
+"""Watches every operation of the replica region: random draws, values that Python reads, and
+what would otherwise abort the process inside XLA."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from spmdzero.backend.torch_xla._place import place
+from spmdzero.backend.torch_xla._random import REPLACEMENTS, ReplicaRandom
+from spmdzero.backend.torch_xla._reads import Reader, common_value, reads_are_global, reads_by
+from spmdzero.errors import ReplicaRegionError
+
+_aten = torch.ops.aten
+# They write running_mean and running_var without saying so in their schema.
+_BATCH_NORMS = {_aten.native_batch_norm.default, _aten._native_batch_norm_legit.default}
+_PRODUCTS = {
+    _aten.mm.default,
+    _aten.bmm.default,
+    _aten.addmm.default,
+    _aten.baddbmm.default,
+    _aten.mv.default,
+    _aten.dot.default,
+    _aten.linear.default,
+    _aten.convolution.default,
+    _aten.convolution_overrideable.default,
+}
+_INDEXED = {_aten.index.Tensor, _aten.index_put.default}
+
+
+# A backward pass inside of another one enters a region twice; the inner one does the work.
+_entered: list["RegionDispatch"] = []
+
+
+class RegionDispatch(TorchDispatchMode):
+    """A dispatch mode for the traced forward, and for the recomputation in its backward.
+
+    Args:
+        random: the replicas' random numbers.
+        read: `[*shape]` in replica space -> the values of all replicas, `[n, *shape]` on the CPU.
+        read_fixed: the same for a value that can't be another at the next step, None for others.
+        upload: a CPU tensor made inside the region -> every replica's copy of it.
+        owner: the module whose forward runs, to name submodules in errors.
+
+    Attributes:
+        recomputes: whether something hooks the tensors that autograd saves, as activation
+            checkpointing does.
+        read_at: where Python first read a value that is not fixed, None if it did not.
+    """
+
+    def __init__(
+        self,
+        *,
+        random: ReplicaRandom,
+        read: Callable[[torch.Tensor], torch.Tensor],
+        read_fixed: Callable[[torch.Tensor], torch.Tensor | None],
+        upload: Callable[[torch.Tensor], torch.Tensor],
+        owner: nn.Module,
+    ) -> None:
+        super().__init__()
+        self._random, self._upload, self._owner = random, upload, owner
+        self._read, self._read_fixed = read, read_fixed
+        self._written: list[torch.Tensor] = []
+        self.recomputes = False
+        self.read_at: str | None = None
+
+    def __enter__(self) -> "RegionDispatch":
+        _entered.append(self)
+        self._reads = reads_by(Reader(values=self._values, place=self._place))
+        self._reads.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+        super().__exit__(exc_type, exc_val, exc_tb)
+        self._reads.__exit__(None, None, None)
+        _entered.pop()
+
+    def wrote(self, tensor: torch.Tensor) -> bool:
+        """Whether a batch norm updated `tensor`, which leaves its version counter alone."""
+        inner = torch._from_functional_tensor(tensor)
+        return any(written is inner for written in self._written)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        makes = not _takes_xla(args)
+        if _entered[-1] is not self or (makes and not _names_xla(kwargs)):
+            return func(*args, **kwargs)
+        made = self._run(func, args, kwargs)
+        return _writable(made) if makes else made
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # Not only asked where an operation saves: which do is not known here.
+        self.recomputes = self.recomputes or _saved_tensors_are_hooked()
+        if func is _aten._local_scalar_dense.default:
+            return self._agreed(args[0]).item()
+        if func is _aten.equal.default:
+            return self._equal(*args)
+        if func is _aten._to_copy.default:
+            return self._copy(func, args, kwargs)
+        if func in REPLACEMENTS:
+            return self._draw(func, args, kwargs)
+        if func in _BATCH_NORMS:
+            self._refuse_mixed_dtypes(func, args)
+            return self._batch_norm(func, args, kwargs)
+        if func is _aten.index_put.default and _is_masked_fill(*args):
+            return self._masked_fill(func, *args[:3])
+        self._refuse_what_aborts(func, args)
+        self._refuse_mixed_dtypes(func, args)
+        try:
+            return func(*args, **kwargs)
+        except ReplicaRegionError:
+            raise
+        except RuntimeError as error:
+            raise self._error(f"{func} failed: {error}") from error
+
+    def _refuse_mixed_dtypes(self, func: Any, args: tuple[Any, ...]) -> None:
+        # torch_xla takes them, and XLA's verifier fails on the whole program later.
+        if func in _PRODUCTS or func in _BATCH_NORMS:
+            tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+            dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+            if len(dtypes) > 1:
+                raise self._error(
+                    f"{func} takes tensors of different dtypes, {_joined(dtypes)}. Cast the "
+                    'input: under "bf16" parameters are bfloat16, and inputs stay as they are given'
+                )
+
+    def _batch_norm(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        outputs = func(*args, **kwargs)
+        x, running_mean, running_var, training, momentum, eps = args[0], *args[3:8]
+        if training and running_mean is not None:
+            self._written += [running_mean, running_var]
+            # torch_xla averages the biased variance into running_var, torch the unbiased one.
+            count = x.numel() // x.shape[1]
+            biased = outputs[2].pow(-2) - eps
+            running_var.add_(biased * (momentum / (count - 1)))
+        return outputs
+
+    def _equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        if one.device != other.device:
+            raise self._error(
+                f"torch.equal of a tensor on {one.device} and one on {other.device}. Move one "
+                "of them: tensor.to(device)"
+            )
+        if one.shape != other.shape:
+            return False
+        return bool(self._agreed((one == other).all()).item())
+
+    def _masked_fill(
+        self, func: Any, target: torch.Tensor, indices: Any, value: torch.Tensor
+    ) -> torch.Tensor:
+        before, mask = len(indices) - 1, indices[-1]
+        end = before + mask.dim()
+        if mask.shape != target.shape[before:end]:
+            raise self._error(
+                f"{func}: the mask of shape {list(mask.shape)} does not match the dims from "
+                f"{before} on of a tensor of shape {list(target.shape)}"
+            )
+        # The dims before it are added by broadcasting.
+        shape = mask.shape + (1,) * (target.dim() - end)
+        return torch.where(mask.reshape(shape), value.reshape(()).to(target.dtype), target)
+
+    def _draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs.get("generator") is not None:
+            raise self._error(
+                f"{func} is given a torch.Generator, which can't drive several replicas. Leave the "
+                "generator out and seed with torch.manual_seed"
+            )
+        try:
+            return REPLACEMENTS[func](self._random, *args, **kwargs)
+        except (ValueError, RuntimeError) as error:
+            raise self._error(f"{func}: {error}") from error
+
+    def _copy(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        source, target = args[0], kwargs.get("device")
+        if (
+            target is not None
+            and torch.device(target).type == "cpu"
+            and source.device.type == "xla"
+        ):
+            return func(self._agreed(source), **kwargs)
+        if source.device.type == "cpu":
+            dtype = kwargs.get("dtype") or source.dtype
+            return self._upload(source.to(dtype))
+        return func(*args, **kwargs)
+
+    def _agreed(self, tensor: torch.Tensor) -> torch.Tensor:
+        return common_value(self._values(tensor), self._place)
+
+    def _values(self, tensor: torch.Tensor) -> torch.Tensor:
+        with reads_are_global():
+            values = self._read_fixed(tensor)
+            if values is None:
+                self.read_at = self.read_at or self._place()
+                values = self._read(tensor)
+        return values
+
+    def _refuse_what_aborts(self, func: Any, args: tuple[Any, ...]) -> None:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise self._error(
+                f"{func} draws random numbers, and spmdzero does not know how to make them "
+                "differ between replicas. Use rand, randn, randint, randperm, multinomial, "
+                "bernoulli, dropout, normal_, uniform_ or exponential_"
+            )
+        if func in _INDEXED:
+            if any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]):
+                raise self._error(
+                    f"{func} with a boolean mask has a shape that depends on data. "
+                    "Use torch.where or masked_fill"
+                )
+        elif torch.Tag.dynamic_output_shape in func.tags:
+            raise self._error(
+                f"the shape of {func} depends on data, which a compiled program can't have. "
+                "Use torch.where, masked_fill, or a fixed number of elements"
+            )
+        if not _has_lowering(func):
+            raise self._error(
+                f"torch_xla has no lowering of {func} and would run it on the CPU, which can't be "
+                'done per replica. Rewrite it with other operations, or set "spmd": {"forward": '
+                '"global"} to run the forward outside of the replica region'
+            )
+
+    def _place(self) -> str:
+        return place(self._owner)
+
+    def _error(self, message: str) -> ReplicaRegionError:
+        return ReplicaRegionError(f"{self._place()}: {message}")
+
+
+def _joined(dtypes: set[torch.dtype]) -> str:
+    return " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+
+
+def _is_masked_fill(
+    target: torch.Tensor, indices: Any, value: torch.Tensor, accumulate: bool = False
+) -> bool:
+    """Whether this is `target[..., mask] = one value`: no shape in it depends on data."""
+    return (
+        indices[-1] is not None
+        and indices[-1].dtype == torch.bool
+        and all(index is None for index in indices[:-1])
+        and value.numel() == 1
+        and not accumulate
+    )
+
+
+def _names_xla(kwargs: dict[str, Any]) -> bool:
+    device = kwargs.get("device")
+    return device is not None and torch.device(device).type == "xla"
+
+
+def _takes_xla(args: tuple[Any, ...]) -> bool:
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            if arg.device.type == "xla":
+                return True
+        elif isinstance(arg, list | tuple) and any(
+            isinstance(item, torch.Tensor) and item.device.type == "xla" for item in arg
+        ):
+            return True
+    return False
+
+
+def _writable(made: Any) -> Any:
+    """What was made of no tensor on the devices, so that writes through its views reach it.
+
+    torch wraps the results of all other operations for that. torch_xla wraps what it makes of
+    nothing, but not below a dispatch mode.
+    """
+    if isinstance(made, torch.Tensor) and made.device.type == "xla":
+        return made if torch._is_functional_tensor(made) else _aten.lift_fresh.default(made)
+    return made
+
+
+@functools.cache
+def _has_lowering(func: Any) -> bool:
+    name = func.name()
+    return not name.startswith("aten::") or any(
+        torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+        for key in ("XLA", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+    )
+
+
+def _saved_tensors_are_hooked() -> bool:
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None

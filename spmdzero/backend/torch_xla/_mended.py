@@ -1,0 +1,26 @@
+"""Operations of torch_xla 2.9 that answer otherwise than torch, put right wherever they run."""
+
+import functools
+from typing import Any
+
+import torch
+
+from spmdzero.backend.torch_xla._kernels import Kernel, wrap_kernel
+
+
+@functools.cache
+def mend() -> None:
+    """Has `amax` and `amin` without a dim reduce all dims; torch_xla returns their input."""
+    for name in ("amax", "amin"):
+        wrap_kernel(name, functools.partial(_over_all_dims, name))
+
+
+def _over_all_dims(name: str, kernel: Kernel) -> Kernel:
+    def extreme(keys: Any, tensor: torch.Tensor, dim: Any = (), keepdim: bool = False) -> Any:
+        if not dim:
+            if not tensor.numel():
+                raise RuntimeError(f"{name}() of no elements. Name a dim that has some")
+            dim = list(range(tensor.dim()))
+        return kernel(keys, tensor, dim, keepdim)
+
+    return extreme

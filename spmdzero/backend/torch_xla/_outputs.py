@@ -1,0 +1,127 @@
+"""How what a module returns leaves the replica region."""
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+
+from spmdzero.backend.torch_xla import _private, _tree
+from spmdzero.backend.torch_xla._boundary import leave_batch, leave_mean
+from spmdzero.backend.torch_xla._buffers import note_disagreement
+from spmdzero.backend.torch_xla.mesh import DeviceMesh
+from spmdzero.errors import ReplicaRegionError
+
+logger = logging.getLogger("spmdzero")
+OutputRule = Literal["batch", "mean", "sum", "agree", "stack"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RegionRules:
+    """What may not be guessed about a module's inputs and outputs.
+
+    Attributes:
+        batch_dim: the dim of the batch for inputs and outputs alike; 0 unless declared.
+        input_batch_dims: input name -> its own batch dim.
+        outputs: dotted path of an output -> how it leaves.
+    """
+
+    batch_dim: int = 0
+    input_batch_dims: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    outputs: Mapping[str, OutputRule] = dataclasses.field(default_factory=dict)
+
+
+class Outputs:
+    """Takes outputs out of the region by `rules`, or by what their shape says.
+
+    Args:
+        mesh, rules, seed: of the region, see `ReplicaRegion`.
+    """
+
+    def __init__(self, *, mesh: DeviceMesh, rules: RegionRules, seed: int) -> None:
+        self._mesh, self._rules, self._seed = mesh, rules, seed
+        self._named: set[str] = set()
+
+    def leave(self, output: Any, replica_rows: set[int], flags: dict[str, torch.Tensor]) -> Any:
+        """`output` in global space.
+
+        Args:
+            output: what the module returned, in replica space.
+            replica_rows: how many rows of a batch a replica has.
+            flags: takes up, by label, whether replicas differ where they may not.
+
+        Raises:
+            ReplicaRegionError: no rule covers a tensor, or a rule doesn't suit it.
+        """
+        paths: list[str] = []
+        whole = _tree.map_tensors(
+            output, lambda path, t: paths.append(path) or self._leave(path, t, replica_rows, flags)
+        )
+        self._warn_of_strangers(paths)
+        return whole
+
+    def _leave(
+        self,
+        path: str,
+        tensor: torch.Tensor,
+        replica_rows: set[int],
+        flags: dict[str, torch.Tensor],
+    ) -> torch.Tensor:
+        if tensor.device.type != "xla":
+            return tensor
+        rule = self._rules.outputs.get(path) or self._rule_for(path, tensor, replica_rows)
+        if rule == "mean" and not tensor.is_floating_point():
+            raise ReplicaRegionError(
+                f'output {path!r} is {tensor.dtype} and has no mean: declare "sum" or "stack"'
+            )
+        if rule == "agree" and tensor.requires_grad:
+            raise ReplicaRegionError(
+                f'output {path!r} carries a gradient, which "agree" would cut: declare "mean"'
+            )
+        if rule == "batch":
+            return leave_batch(tensor, self._rules.batch_dim, self._mesh, self._seed)
+        if rule == "mean":
+            with _private.scope(f"zero.output/{path or 'loss'}"):
+                return leave_mean(tensor, self._mesh, self._seed)
+        if rule == "sum" and tensor.is_floating_point():
+            with _private.scope(f"zero.output/{path}"):
+                return leave_mean(tensor, self._mesh, self._seed) * self._mesh.size
+        stacked = leave_batch(tensor[None], 0, self._mesh, self._seed)
+        if rule == "stack":
+            return stacked
+        if rule == "sum":
+            with _private.scope(f"zero.output/{path}"):
+                return self._mesh.mark(stacked.sum(0))
+        with _private.scope(f"zero.output/{path}"):
+            highest = stacked.detach().amax(0)
+            note_disagreement(flags, f"output {path!r}", highest, stacked.detach().amin(0))
+            return highest
+
+    def _warn_of_strangers(self, paths: list[str]) -> None:
+        strangers = set(self._rules.outputs) - set(paths) - self._named
+        if strangers:
+            self._named |= strangers
+            logger.warning(
+                "spmd.outputs names %s, which this forward does not return; it returns %s",
+                ", ".join(sorted(strangers)),
+                ", ".join(repr(path) for path in paths),
+            )
+
+    def _rule_for(self, path: str, tensor: torch.Tensor, replica_rows: set[int]) -> OutputRule:
+        if tensor.dim() == 0:
+            return "mean" if tensor.is_floating_point() else "agree"
+        dim = self._rules.batch_dim
+        if dim < tensor.dim() and tensor.shape[dim] in replica_rows:
+            return "batch"
+        raise ReplicaRegionError(
+            f"output {path or 'of the model'!r} has shape {list(tensor.shape)}: it is neither a "
+            f"scalar nor does its dim {dim} hold the replica's {_numbers(replica_rows)} rows, so "
+            "spmdzero can't know how it leaves the replica region. Declare it: "
+            f'"spmd": {{"outputs": {{"{path}": "mean"}}}} (or "batch", "sum", "agree", "stack"), '
+            'or "spmd": {"batch_dim": 1} when the batch is the second dim'
+        )
+
+
+def _numbers(values: set[int]) -> str:
+    return " or ".join(str(value) for value in sorted(values)) or "0"

@@ -1,0 +1,163 @@
+"""A torch_xla mesh whose annotations are cached, made from the plan's backend-free description."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import torch_xla.core.xla_model as xm
+import torch_xla.distributed.spmd as xs
+
+from spmdzero.backend.torch_xla import _private, runtime
+from spmdzero.backend.torch_xla.uploads import note_upload
+from spmdzero.plan import MeshSpec, Placement
+
+PartitionSpec: TypeAlias = tuple[str | tuple[str, ...] | None, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceMesh:
+    """The devices of a `MeshSpec`, in torch_xla's order.
+
+    Attributes:
+        spec: the named axes and their sizes.
+    """
+
+    spec: MeshSpec
+
+    @functools.cached_property
+    def xla(self) -> xs.Mesh:
+        """The torch_xla mesh."""
+        return xs.Mesh(np.arange(self.spec.size), self.spec.shape, self.spec.names)
+
+    @functools.cached_property
+    def _operations(self) -> dict[PartitionSpec, _private.OpSharding]:
+        return {}
+
+    @property
+    def size(self) -> int:
+        """Devices in the mesh."""
+        return self.spec.size
+
+    @property
+    def batch_axes(self) -> str | tuple[str, ...]:
+        """The axes that a batch dim is split over: all of them."""
+        return self.spec.names if len(self.spec.names) > 1 else self.spec.names[0]
+
+    def operation(self, spec: PartitionSpec) -> _private.OpSharding:
+        """The OpSharding of a partition spec, built once: it costs 278 µs, a lookup 0.1."""
+        if spec not in self._operations:
+            self._operations[spec] = self.xla.get_op_sharding(spec)
+        return self._operations[spec]
+
+    def batch_spec(self, ndim: int, dim: int = 0) -> PartitionSpec:
+        """`dim` of an `ndim`-dimensional tensor split over all axes."""
+        return tuple(self.batch_axes if i == dim else None for i in range(ndim))
+
+    def mark(self, tensor: torch.Tensor, spec: PartitionSpec | None = None) -> torch.Tensor:
+        """Annotates `tensor` in place (replicated by default) and returns it."""
+        _private.mark_sharding(tensor, self.operation(spec or (None,) * tensor.dim()))
+        return tensor
+
+    def place(
+        self, host: torch.Tensor, spec: PartitionSpec | None = None, *, role: str = "constant"
+    ) -> torch.Tensor:
+        """Uploads a CPU tensor: each device receives only its own shard.
+
+        With several hosts a tensor that is split holds this host's part only. The role tells a
+        captured step where a new value comes from, see `Upload`.
+        """
+        spec = spec or (None,) * host.dim()
+        split = any(axis is not None for axis in spec)
+        sharding = xs.ShardingSpec(self.xla, spec, minibatch=split and runtime.process_count() > 1)
+        uploaded: Any = xm.send_cpu_data_to_device(
+            [host], runtime.device(), input_sharding=sharding
+        )
+        note_upload(role, host, uploaded[0])
+        return uploaded[0]
+
+    def place_all(self, hosts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Uploads CPU tensors to every device whole, those of one rank in one call."""
+        placed: dict[int, torch.Tensor] = {}
+        by_rank: dict[int, list[int]] = {}
+        for index, host in enumerate(hosts):
+            by_rank.setdefault(host.dim(), []).append(index)
+        for rank, indices in by_rank.items():
+            uploaded: Any = xm.send_cpu_data_to_device(
+                [hosts[i] for i in indices],
+                runtime.device(),
+                input_sharding=xs.ShardingSpec(self.xla, (None,) * rank),
+            )
+            placed.update(zip(indices, uploaded, strict=True))
+        return [placed[index] for index in range(len(hosts))]
+
+    def overwrite(self, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+        """Replaces what the devices hold of `tensor`, which must not be pending.
+
+        Of a tensor that is the same on all devices this leaves a copy to the pending program.
+
+        Args:
+            tensor: annotated; stays the same tensor, of the same dtype and sharding.
+            parts: what each device of this process is to hold, CPU tensors in the order of
+                `local_slices(tensor)`.
+        """
+        if _private.is_split(tensor):
+            _private.overwrite(tensor, parts)
+        else:
+            tensor.copy_(self.place(parts[0]))
+            self.mark(tensor)
+
+    def zeros(
+        self, shape: tuple[int, ...], dtype: torch.dtype, spec: PartitionSpec
+    ) -> torch.Tensor:
+        """Zeros that are born as shards: no device ever holds the whole tensor."""
+        return self.mark(torch.zeros(shape, dtype=dtype, device=runtime.device()), spec)
+
+    def store(self, tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
+        """A copy of a whole tensor in the form that `placement` stores: padded flat, or a shard."""
+        shape = tuple(tensor.shape)
+        stored = placement.stored_shape(shape, self.spec)
+        if placement.kind == "flat":
+            tensor = F.pad(tensor.reshape(-1), (0, stored[0] - tensor.numel()))
+        else:
+            tensor = fresh(tensor)
+        return self.mark(tensor, placement.partition_spec(shape, self.spec))
+
+    def gather(
+        self, stored: torch.Tensor, placement: Placement, shape: tuple[int, ...]
+    ) -> torch.Tensor:
+        """The whole tensor of `shape` that `store` made `stored` from, replicated."""
+        whole = self.mark(fresh(stored))
+        return whole[: math.prod(shape)].reshape(shape) if placement.kind == "flat" else whole
+
+    def stored_zeros(
+        self, shape: tuple[int, ...], placement: Placement, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Zeros in the form in which `placement` stores a tensor of `shape`."""
+        stored = placement.stored_shape(shape, self.spec)
+        return self.zeros(stored, dtype, placement.partition_spec(shape, self.spec))
+
+    def groups(self, axis: str) -> list[list[int]]:
+        """Device ids that differ only in their place on `axis`."""
+        ids = np.arange(self.size).reshape(self.spec.shape)
+        place = self.spec.names.index(axis)
+        return np.moveaxis(ids, place, -1).reshape(-1, self.spec.shape[place]).tolist()
+
+
+def fresh(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that is an operation of the pending program, free to be annotated.
+
+    A `clone()` still stands for the buffer on the devices: annotating that differently moves it
+    to the host and back, at every step.
+    """
+    return tensor | tensor if tensor.dtype == torch.bool else tensor * 1
+
+
+def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """What each device of this process holds of `tensor`, as CPU tensors, after a sync."""
+    runtime.wait()
+    return [shard.data for shard in xs.XLAShardedTensor(tensor).local_shards]

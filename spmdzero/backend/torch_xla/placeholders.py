@@ -1,0 +1,57 @@
+"""Tracing without data: programs of tensors that no memory here could hold."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from spmdzero.backend.torch_xla import _private
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnnotatedProgram:
+    """A program before partitioning and optimisation.
+
+    Attributes:
+        proto: its HLO module, serialised.
+        input_shardings: number of an input -> its sharding as HLO writes it, for the inputs whose
+            sharding is not in `proto`.
+    """
+
+    proto: bytes
+    input_shardings: Mapping[int, str]
+
+
+class Placeholders:
+    """Tensors whose data was taken away, so that programs of them can be traced, but not run."""
+
+    def __init__(self) -> None:
+        self._inputs: list[torch.Tensor] = []
+        self._shardings: list[str] = []
+        # A placeholder has no sharding: that of a tensor which nothing wrote since.
+        self._latest: dict[torch.Tensor, tuple[tuple[int, int], str]] = {}
+
+    def stand_for(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Makes each tensor an input of what is traced from now on, sharded as its value was.
+
+        What was pending for it is forgotten.
+        """
+        for tensor in tensors:
+            stamp, sharding = self._latest.get(tensor, (None, ""))
+            if stamp != _private.write_stamp(tensor):
+                sharding = _private.sharding_of(tensor) or "{replicated}"
+            empty = _private.placeholder(tensor.shape, tensor.dtype)
+            # `tensor` becomes what is computed for it; its clone stays the input.
+            self._inputs.append(empty.clone())
+            self._shardings.append(sharding)
+            tensor.data = empty
+            self._latest[tensor] = _private.write_stamp(tensor), sharding
+
+    def program(self, outputs: Sequence[torch.Tensor]) -> AnnotatedProgram:
+        """The pending program that computes `outputs`."""
+        proto, numbers = _private.annotated_program(outputs, inputs=self._inputs)
+        shardings = zip(numbers, self._shardings, strict=True)
+        return AnnotatedProgram(
+            proto=proto,
+            input_shardings={number: sharding for number, sharding in shardings if number >= 0},
+        )

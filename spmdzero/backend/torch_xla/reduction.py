@@ -1,0 +1,95 @@
+"""How a gradient leaves the replica region: kept Partial, or reduced to the plan's placement."""
+
+import dataclasses
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from spmdzero.backend.torch_xla import _manual, _private, runtime
+from spmdzero.backend.torch_xla.mesh import DeviceMesh
+from spmdzero.plan import Placement
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientReduction:
+    """Sums gradients over the replicas.
+
+    Attributes:
+        mesh: the devices.
+        method: ``"annotated"`` sums the Partial rows in global space and marks the sum, GSPMD
+            chooses the collective; ``"explicit"`` calls reduce-scatter inside the region.
+        dtype: the dtype that crosses the wire, None for the gradient's own; each call may name
+            another for its tensor.
+    """
+
+    mesh: DeviceMesh
+    method: Literal["annotated", "explicit"]
+    dtype: torch.dtype | None = None
+
+    def partial(self, local: torch.Tensor) -> torch.Tensor:
+        """`[n, *shape]` in global space, row i being device i's own gradient: nothing moves."""
+        return _manual.leave_stacked(local, self.mesh)
+
+    def reduce_local(
+        self, local: torch.Tensor, placement: Placement, *, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """The sum over replicas of each device's `local` gradient, placed as planned.
+
+        Returns a global tensor of the placement's stored shape: the parameter's shape, or
+        `[padded]` where the plan flattens.
+        """
+        if self.method == "annotated":
+            return self.reduce_partial(self.partial(local), placement, dtype=dtype)
+        spec, dtype = self.mesh.spec, dtype or self.dtype
+        moved = local if dtype is None else local.to(dtype)
+        shape = tuple(local.shape)
+        stored = placement.stored_shape(shape, spec)
+        if placement.kind == "replicate":
+            everybody = [list(range(self.mesh.size))]
+            total = _private.all_reduce(moved, groups=everybody)
+        else:
+            dim = placement.dim if placement.dim is not None else 0
+            if placement.kind == "flat":
+                moved = F.pad(moved.reshape(-1), (0, stored[0] - moved.numel()))
+            total = _private.reduce_scatter(
+                moved, dim=dim, count=spec.fsdp, groups=self.mesh.groups("fsdp")
+            )
+            if spec.data > 1:
+                total = _private.all_reduce(total, groups=self.mesh.groups("data"))
+        placed = placement.partition_spec(shape, spec)
+        return _manual.leave(total.to(local.dtype), self.mesh, placed, stored)
+
+    def reduce_partial(
+        self, partial: torch.Tensor, placement: Placement, *, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """The sum over dim 0 of a Partial `[n, *shape]`, placed as planned."""
+        if self.method == "explicit":
+            entered = _manual.enter(partial, self.mesh, self.mesh.batch_spec(partial.dim()))
+            return self.reduce_local(entered.squeeze(0), placement, dtype=dtype)
+        spec, dtype = self.mesh.spec, dtype or self.dtype
+        shape = tuple(partial.shape[1:])
+        moved = partial if dtype is None else partial.to(dtype)
+        if placement.kind == "flat":
+            moved = moved.reshape(self.mesh.size, -1)
+            (padded,) = placement.stored_shape(shape, spec)
+            moved = F.pad(moved, (0, padded - moved.shape[1]))
+        # The sum is marked before the cast: GSPMD would otherwise reduce in the wider dtype.
+        total = self.mesh.mark(moved.sum(0), placement.partition_spec(shape, spec))
+        return let_go_of_whole(total, placement).to(partial.dtype)
+
+
+def let_go_of_whole(gradient: torch.Tensor, placement: Placement) -> torch.Tensor:
+    """A reduced gradient, the same number for number, of which devices keep their shards only.
+
+    XLA's CPU compiler makes an all-reduce of the sum, and of the shard a slice that each of its
+    readers takes anew, because that is cheap: the norm when the gradient is there, the update at
+    the end of the step. So every device held every gradient whole until then. A division counts as
+    dear: it is done once, and its result is all that is kept. It is by 1, whatever the gradient is;
+    that is seen, and the division left out, only when machine code is made. `spmdzero.explain`
+    takes it out of what it compiles for TPUs.
+    """
+    if not placement.is_sharded or runtime.platform() != "CPU":
+        return gradient
+    one = (gradient == gradient) | (gradient != gradient)
+    return gradient / one.to(gradient.dtype)

@@ -1,0 +1,158 @@
+"""Devices and processes: SPMD switched on in time, counts, synchronisation, compile counters."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.debug.metrics as met
+import torch_xla.runtime as xr
+
+from spmdzero.backend.torch_xla import _chips, _private, counters, memory_maps
+from spmdzero.backend.torch_xla._cpu_flags import in_force, start_as_torch_computes
+from spmdzero.errors import SpmdZeroRuntimeError
+
+
+def start() -> None:
+    """Switches SPMD on and starts XLA on the CPU; does nothing when both are done.
+
+    Raises:
+        SpmdZeroRuntimeError: a device was used before, without SPMD: torch_xla would then
+            replicate what exists, or crash.
+    """
+    if not hasattr(torch, "xla"):
+        # torch.utils.checkpoint looks its device's module up under torch.<device type>.
+        torch._register_device_module("xla", _CheckpointDevice)
+    if not xr.is_spmd():
+        _use_spmd()
+    start_as_torch_computes()
+    memory_maps.bound_cache()
+
+
+def _use_spmd() -> None:
+    if _private.spmd_is_locked():
+        raise SpmdZeroRuntimeError(
+            "an XLA device was used before SPMD was switched on, and torch_xla can't switch later. "
+            "Call spmdzero.init_distributed() (or spmdzero.initialize) before the first "
+            "torch_xla.device() or tensor.to('xla') of the program"
+        )
+    xr.use_spmd()
+
+
+class _CheckpointDevice:
+    """What torch.utils.checkpoint asks of a device; random numbers need no state of their own.
+
+    Inside the replica region they derive from the CPU generator, which checkpoint restores.
+    """
+
+    _initialized = False
+
+    @staticmethod
+    def current_device() -> int:
+        return 0
+
+
+def cpu_flags() -> list[str]:
+    """The flags of XLA on the CPU, those of the environment and spmdzero's own."""
+    return in_force()
+
+
+def device() -> torch.device:
+    """The one virtual device that stands for all devices of the mesh."""
+    start_as_torch_computes()
+    return torch_xla.device()
+
+
+def device_count() -> int:
+    """Devices of all processes."""
+    # Counting starts XLA, as does each of the next: scripts ask before they initialize.
+    start_as_torch_computes()
+    return xr.global_runtime_device_count()
+
+
+def local_device_count() -> int:
+    """Devices that this process drives."""
+    start_as_torch_computes()
+    return xr.addressable_runtime_device_count()
+
+
+def process_count() -> int:
+    """Processes, one per host."""
+    start_as_torch_computes()
+    return xr.process_count()
+
+
+def process_index() -> int:
+    """This process's place among them."""
+    start_as_torch_computes()
+    return xr.process_index()
+
+
+def rendezvous() -> str:
+    """Where the processes that the runtime connects find each other: an `init_method` of torch."""
+    # Registers the URL's scheme.
+    import torch_xla.distributed.xla_backend  # noqa: F401
+
+    return "xla://"
+
+
+def platform() -> str:
+    """``"CPU"``, ``"TPU"``, ..."""
+    return str(xr.device_type())
+
+
+def has_tpu_chips() -> bool:
+    """Whether this machine has TPU chips, used or not."""
+    return _chips.are_here()
+
+
+_tracing_only = False
+
+
+@contextlib.contextmanager
+def tracing_only() -> Iterator[None]:
+    """Inside, `sync` starts nothing, and models may be on the meta device: see `Placeholders`."""
+    global _tracing_only
+    before, _tracing_only = _tracing_only, True
+    try:
+        yield
+    finally:
+        _tracing_only = before
+
+
+def is_tracing_only() -> bool:
+    """Whether `tracing_only` is in force."""
+    return _tracing_only
+
+
+def sync() -> None:
+    """Compiles what is pending (or finds it compiled) and starts it on the devices."""
+    if not _tracing_only:
+        torch_xla.sync()
+
+
+def wait() -> None:
+    """Blocks until the devices have finished what was started."""
+    xm.wait_device_ops()
+
+
+def compile_count() -> int:
+    """Programs that this process has compiled so far."""
+    return counters.compiled()[0]
+
+
+def aliased_inputs() -> int:
+    """Input buffers that the last compiled program reuses for its outputs (donation)."""
+    data = met.metric_data("InputOutputAliasCount")
+    return int(data[2][-1][1]) if data else 0
+
+
+def generator_state() -> int:
+    """The state of the device's own generator, which `seed` sets."""
+    return xm.get_rng_state()
+
+
+def seed(value: int) -> None:
+    """Seeds the device's own generator, which draws outside the replica region."""
+    xm.set_rng_state(value)

@@ -1,0 +1,253 @@
+"""The devices of this host, as scripts ask `get_accelerator()` about them."""
+
+import contextlib
+import os
+import resource
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from spmdzero.backend.torch_xla import runtime, scope
+from spmdzero.compat.refusals import refused_methods
+from spmdzero.errors import SpmdZeroUsageError
+
+if TYPE_CHECKING:
+    _Refused = object
+else:
+    _Refused = refused_methods("accelerator.DeepSpeedAccelerator")
+
+
+class XlaAccelerator(_Refused):
+    """DeepSpeed's accelerator interface over the XLA devices of this host.
+
+    One process drives all of them, by one virtual device: `device_count()` counts the real ones,
+    `device_name()` and `current_device_name()` name the virtual one. `device_index` is accepted
+    and means nothing.
+    """
+
+    def __init__(self) -> None:
+        self._ranges: list[contextlib.ExitStack] = []
+        self._peak = 0
+
+    # -- devices ---------------------------------------------------------------------------
+
+    def device_name(self, device_index: int | None = None) -> str:
+        """``"xla"``: what tensors are moved to."""
+        return "xla"
+
+    def current_device(self) -> int:
+        """0: the virtual device."""
+        return 0
+
+    def current_device_name(self) -> str:
+        """``"xla:0"``."""
+        return str(self._device())
+
+    def device_count(self) -> int:
+        """Devices of this host."""
+        runtime.start()
+        return runtime.local_device_count()
+
+    def device(self, device_index: int | None = None) -> contextlib.AbstractContextManager[None]:
+        """A context that does nothing: there is one virtual device."""
+        return contextlib.nullcontext()
+
+    def set_device(self, device_index: int) -> None:
+        """Nothing: this process drives all devices of its host, whatever its local rank."""
+
+    def is_available(self) -> bool:
+        """True."""
+        return True
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        """Waits until the devices have finished what was started."""
+        runtime.start()
+        runtime.wait()
+
+    def is_synchronized_device(self) -> bool:
+        """False: a step runs while Python goes on."""
+        return False
+
+    def use_host_timers(self) -> bool:
+        """True: there are no device events; synchronise before reading a timer."""
+        return True
+
+    def resolves_data_dependency(self) -> bool:
+        """True: XLA orders what depends on each other."""
+        return True
+
+    def handles_memory_backpressure(self) -> bool:
+        """True: a compiled program's memory is known before it runs."""
+        return True
+
+    def communication_backend_name(self) -> str:
+        """``"gloo"``: what connects processes; devices are connected by XLA."""
+        return "gloo"
+
+    def on_accelerator(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` is on the devices."""
+        return tensor.device.type == "xla"
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """False: XLA copies from ordinary host memory."""
+        return False
+
+    def empty_cache(self) -> None:
+        """Nothing: XLA frees a buffer when its tensor dies."""
+
+    # -- dtypes ----------------------------------------------------------------------------
+
+    def is_bf16_supported(self) -> bool:
+        """True."""
+        return True
+
+    def is_fp16_supported(self) -> bool:
+        """True."""
+        return True
+
+    def is_fp64_supported(self) -> bool:
+        """Whether float64 is computed as such: on CPU devices."""
+        runtime.start()
+        return runtime.platform() == "CPU"
+
+    def supported_dtypes(self) -> list[torch.dtype]:
+        """Dtypes that a config can train in."""
+        return [torch.float32, torch.float16, torch.bfloat16]
+
+    def is_triton_supported(self) -> bool:
+        """False."""
+        return False
+
+    def prefer_triton_grouped_mm(self) -> bool:
+        """False."""
+        return False
+
+    BFloat16Tensor = property(lambda self: self._tensor(torch.bfloat16))
+    ByteTensor = property(lambda self: self._tensor(torch.uint8))
+    DoubleTensor = property(lambda self: self._tensor(torch.float64))
+    FloatTensor = property(lambda self: self._tensor(torch.float32))
+    HalfTensor = property(lambda self: self._tensor(torch.float16))
+    IntTensor = property(lambda self: self._tensor(torch.int32))
+    LongTensor = property(lambda self: self._tensor(torch.int64))
+
+    # -- random numbers: devices draw from the CPU generator's seed ------------------------
+
+    def random(self) -> Any:
+        """The `torch.random` module."""
+        return torch.random
+
+    def manual_seed(self, seed: int) -> Any:
+        """As `torch.manual_seed`."""
+        return torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> Any:
+        """As `torch.manual_seed`."""
+        return torch.manual_seed(seed)
+
+    def initial_seed(self) -> int:
+        """As `torch.initial_seed`."""
+        return torch.initial_seed()
+
+    def get_rng_state(self, device_index: int | None = None) -> torch.Tensor:
+        """As `torch.get_rng_state`."""
+        return torch.get_rng_state()
+
+    def set_rng_state(self, new_state: torch.Tensor, device_index: int | None = None) -> None:
+        """As `torch.set_rng_state`."""
+        torch.set_rng_state(new_state)
+
+    def default_generator(self, device_index: int) -> torch.Generator:
+        """As `torch.default_generator`."""
+        return torch.default_generator
+
+    # -- memory ----------------------------------------------------------------------------
+
+    def memory_allocated(self, device_index: int | None = None) -> int:
+        """Bytes in use: of this process, as DeepSpeed's CPU accelerator has it.
+
+        Raises:
+            SpmdZeroUsageError: the devices have memory of their own, which torch_xla does not
+                report under SPMD.
+        """
+        runtime.start()
+        if runtime.platform() != "CPU":
+            raise SpmdZeroUsageError(
+                "torch_xla reports no memory use under SPMD. Use spmdzero.measure(engine) for "
+                "live bytes per device, and engine.plan.memory() for the plan"
+            )
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[1]) * resource.getpagesize()
+        self._peak = max(self._peak, used)
+        return used
+
+    def max_memory_allocated(self, device_index: int | None = None) -> int:
+        """The most bytes that were in use when one of these methods looked; raises as they do."""
+        self.memory_allocated()
+        return self._peak
+
+    def reset_peak_memory_stats(self, device_index: int | None = None) -> None:
+        """Starts `max_memory_allocated` anew."""
+        self._peak = 0
+
+    def memory_stats(self, device_index: int | None = None) -> dict[str, int]:
+        """Current and peak bytes, by torch.cuda's names."""
+        return {
+            "allocated_bytes.all.current": self.memory_allocated(),
+            "allocated_bytes.all.peak": self.max_memory_allocated(),
+        }
+
+    def total_memory(self, device_index: int | None = None) -> int:
+        """Bytes there are; raises as `memory_allocated`."""
+        self.memory_allocated()
+        return os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
+
+    def available_memory(self, device_index: int | None = None) -> int:
+        """Bytes that are free; raises as `memory_allocated`."""
+        self.memory_allocated()
+        return os.sysconf("SC_AVPHYS_PAGES") * resource.getpagesize()
+
+    memory_reserved = memory_cached = memory_allocated
+    max_memory_reserved = max_memory_cached = max_memory_allocated
+    reset_max_memory_allocated = reset_max_memory_cached = reset_peak_memory_stats
+
+    # -- the rest --------------------------------------------------------------------------
+
+    def range_push(self, msg: str, domain: Any = None, category: Any = None) -> None:
+        """Names the operations until `range_pop` in the compiled program's metadata."""
+        stack = contextlib.ExitStack()
+        stack.enter_context(scope(msg))
+        self._ranges.append(stack)
+
+    def range_pop(self, domain: Any = None) -> None:
+        """Ends the latest `range_push`."""
+        if self._ranges:
+            self._ranges.pop().close()
+
+    def lazy_call(self, callback: Callable[[], Any]) -> Any:
+        """Calls it."""
+        return callback()
+
+    def export_envs(self) -> list[str]:
+        """Environment variables that a launcher hands on start with these."""
+        return ["PJRT_", "XLA_", "LIBTPU", "TPU_"]
+
+    def _device(self) -> torch.device:
+        runtime.start()
+        return runtime.device()
+
+    def _tensor(self, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+        def make(*args: Any) -> torch.Tensor:
+            if len(args) == 1 and not isinstance(args[0], int):
+                return torch.tensor(args[0], dtype=dtype).to(self._device())
+            return torch.empty(*args, dtype=dtype).to(self._device())
+
+        return make
+
+
+_ACCELERATOR = XlaAccelerator()
+
+
+def get_accelerator() -> XlaAccelerator:
+    """The one accelerator."""
+    return _ACCELERATOR

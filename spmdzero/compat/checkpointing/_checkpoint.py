@@ -1,0 +1,100 @@
+"""Activation checkpointing by DeepSpeed's names."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from spmdzero.backend.torch_xla import recomputed
+from spmdzero.config import load_config
+from spmdzero.errors import SpmdZeroUsageError
+
+logger = logging.getLogger("spmdzero")
+_configured = False
+
+
+def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Runs `function(*args, **kwargs)` and drops its activations; backward runs it again.
+
+    Works inside and outside of an engine's module, with the same random numbers in both runs.
+    torch.utils.checkpoint runs too, but saves no memory under XLA, which merges the two runs.
+
+    Returns what `function` returns.
+    """
+    return recomputed(function, *args, **kwargs)
+
+
+def non_reentrant_checkpoint(function: Callable[..., Any], *args: Any) -> Any:
+    """As `checkpoint`, which is not reentrant either."""
+    return recomputed(function, *args)
+
+
+def configure(
+    mpu_: None,
+    deepspeed_config: Any = None,
+    partition_activations: bool | None = None,
+    contiguous_checkpointing: bool | None = None,
+    num_checkpoints: int | None = None,
+    checkpoint_in_cpu: bool | None = None,
+    synchronize: bool | None = None,
+    profile: bool | None = None,
+) -> None:
+    """Takes DeepSpeed's options; `checkpoint` needs none.
+
+    Args:
+        mpu_: None; there is no model parallelism.
+        deepspeed_config: path of a JSON, or its dict; checked as `initialize` checks it.
+        checkpoint_in_cpu: refused when true.
+        partition_activations: without meaning, as in the config: it splits activations over
+            model-parallel ranks, and there are none.
+        contiguous_checkpointing, num_checkpoints, synchronize, profile: without meaning, XLA
+            allocates and schedules.
+
+    Raises:
+        SpmdZeroUsageError: an option that can't be honoured.
+        SpmdZeroConfigError: a key of the config that can't be honoured.
+    """
+    global _configured
+    if mpu_ is not None:
+        raise SpmdZeroUsageError(
+            "checkpointing.configure(mpu_=...): there is no model parallelism. Pass None"
+        )
+    if checkpoint_in_cpu:
+        raise SpmdZeroUsageError(
+            "checkpointing.configure(checkpoint_in_cpu=True): inputs of checkpointed functions "
+            "stay on the devices. Leave it out, and checkpoint fewer or larger blocks"
+        )
+    if deepspeed_config is not None:
+        load_config(deepspeed_config)
+    options = {
+        "partition_activations": partition_activations,
+        "contiguous_checkpointing": contiguous_checkpointing,
+        "num_checkpoints": num_checkpoints,
+        "synchronize": synchronize,
+        "profile": profile,
+    }
+    given = [name for name, value in options.items() if value]
+    if given:
+        logger.info("without meaning for checkpointing under XLA: %s", ", ".join(given))
+    _configured = True
+
+
+def is_configured() -> bool:
+    """Whether `configure` was called."""
+    return _configured
+
+
+def reset() -> None:
+    """Nothing: no buffers are kept between steps."""
+
+
+def partition_activations_in_checkpoint(partition_activation: bool) -> None:
+    """Nothing: there are no model-parallel ranks that activations could be split over."""
+
+
+def set_num_layers(nlayers: int | None) -> None:
+    """Nothing: DeepSpeed sizes a contiguous buffer by it, here XLA allocates."""
+
+
+def bwc_tensor_model_parallel_rank(mpu: Any = None) -> int:
+    """0: there is no tensor parallelism."""
+    return 0

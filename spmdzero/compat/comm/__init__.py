@@ -1,0 +1,115 @@
+"""`deepspeed.comm`: ranks, barriers and collectives over processes, of which each host has one."""
+
+from typing import Any
+
+from spmdzero.compat import refusals
+from spmdzero.compat.comm._log import log_summary, summarise
+from spmdzero.compat.comm._messages import (
+    P2POp,
+    all_gather_object,
+    barrier,
+    batch_isend_irecv,
+    broadcast_object_list,
+    has_all_gather_into_tensor,
+    has_all_reduce_coalesced,
+    has_coalescing_manager,
+    has_reduce_scatter_tensor,
+    irecv,
+    isend,
+    monitored_barrier,
+    recv,
+    send,
+)
+from spmdzero.compat.comm._moves import (
+    all_gather,
+    all_gather_coalesced,
+    all_gather_into_tensor,
+    all_to_all,
+    all_to_all_single,
+    allgather_fn,
+    broadcast,
+    gather,
+    scatter,
+)
+from spmdzero.compat.comm._processes import (
+    connect,
+    destroy_process_group,
+    get_all_ranks_from_group,
+    get_global_rank,
+    get_local_rank,
+    get_local_rank_from_launcher,
+    get_rank,
+    get_world_group,
+    get_world_rank_from_launcher,
+    get_world_size,
+    get_world_size_from_launcher,
+    init_distributed,
+    is_available,
+    is_initialized,
+    new_group,
+)
+from spmdzero.compat.comm._reduce_op import ReduceOp
+from spmdzero.compat.comm._reductions import (
+    all_reduce,
+    all_reduce_coalesced,
+    inference_all_reduce,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_fn,
+    reduce_scatter_tensor,
+)
+
+__all__ = [
+    "P2POp",
+    "ReduceOp",
+    "all_gather",
+    "all_gather_coalesced",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "allgather_fn",
+    "barrier",
+    "batch_isend_irecv",
+    "broadcast",
+    "broadcast_object_list",
+    "connect",
+    "destroy_process_group",
+    "gather",
+    "get_all_ranks_from_group",
+    "get_global_rank",
+    "get_local_rank",
+    "get_local_rank_from_launcher",
+    "get_rank",
+    "get_world_group",
+    "get_world_rank_from_launcher",
+    "get_world_size",
+    "get_world_size_from_launcher",
+    "has_all_gather_into_tensor",
+    "has_all_reduce_coalesced",
+    "has_coalescing_manager",
+    "has_reduce_scatter_tensor",
+    "inference_all_reduce",
+    "init_distributed",
+    "irecv",
+    "is_available",
+    "is_initialized",
+    "isend",
+    "log_summary",
+    "monitored_barrier",
+    "new_group",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_fn",
+    "reduce_scatter_tensor",
+    "scatter",
+    "send",
+    "summarise",
+]
+
+
+def __getattr__(name: str) -> Any:
+    return refusals.attribute("comm", name)

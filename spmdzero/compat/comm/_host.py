@@ -1,0 +1,63 @@
+"""Carries device tensors through the host, where the process group works, and back."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from spmdzero.compat.comm._processes import ensure_initialized
+
+
+class Done:
+    """The handle of a collective that has finished."""
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Returns at once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """True."""
+        return True
+
+
+@contextlib.contextmanager
+def on_host(*, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor]) -> Iterator[Any]:
+    """CPU versions of `read` and of `written`; afterwards `written` holds what was written.
+
+    A tensor that is in both is one tensor inside too. CPU tensors are themselves, so that a view
+    that gloo fills is the user's own.
+    """
+    copies: dict[int, torch.Tensor] = {}
+
+    def host(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type == "cpu":
+            return tensor
+        return copies.setdefault(id(tensor), tensor.detach().cpu())
+
+    yield [host(tensor) for tensor in read], [host(tensor) for tensor in written]
+    with torch.no_grad():
+        for tensor in written:
+            if id(tensor) in copies:
+                tensor.copy_(copies[id(tensor)])
+
+
+def all_on_cpu(*tensors: torch.Tensor) -> bool:
+    """Whether gloo can work on these themselves, and so in the background."""
+    return all(tensor.device.type == "cpu" for tensor in tensors)
+
+
+def run_on_host(
+    call: Callable[[list[torch.Tensor], list[torch.Tensor], bool], Any],
+    *,
+    read: Sequence[torch.Tensor] = (),
+    written: Sequence[torch.Tensor] = (),
+    async_op: bool = False,
+) -> Any:
+    """Does `call(read, written, asynchronous)` with CPU tensors; the handle if `async_op`."""
+    ensure_initialized()
+    if async_op and all_on_cpu(*read, *written):
+        return call(list(read), list(written), True)
+    with on_host(read=read, written=written) as (sources, targets):
+        call(sources, targets, False)
+    return Done() if async_op else None

@@ -1,0 +1,198 @@
+"""Objects, messages from process to process, and barriers."""
+
+import dataclasses
+import datetime
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from spmdzero.backend.torch_xla import runtime
+from spmdzero.compat.comm._host import Done, all_on_cpu, on_host
+from spmdzero.compat.comm._processes import ensure_initialized
+from spmdzero.errors import SpmdZeroUsageError
+
+Group = dist.ProcessGroup | None
+
+
+def all_gather_object(
+    object_list: list[Any],
+    obj: Any,
+    group: Group = None,
+    prof: bool = False,
+    log_name: str = "all_gather_object",
+    debug: str | None = None,
+) -> None:
+    """`object_list[i]` becomes process i's `obj`, by pickle."""
+    ensure_initialized()
+    dist.all_gather_object(object_list, obj, group)
+
+
+def broadcast_object_list(
+    object_list: list[Any],
+    src: int,
+    group: Group = None,
+    device: Any = None,
+    prof: bool = False,
+    log_name: str = "broadcast_object_list",
+    debug: str | None = None,
+) -> None:
+    """Every process's `object_list` becomes that of process `src`, by pickle, in place."""
+    ensure_initialized()
+    dist.broadcast_object_list(object_list, src, group)
+
+
+def send(
+    tensor: torch.Tensor,
+    dst: int,
+    group: Group = None,
+    tag: int = 0,
+    prof: bool = False,
+    log_name: str = "send",
+    debug: str | None = None,
+) -> None:
+    """Sends `tensor` to process `dst`."""
+    isend(tensor, dst, group, tag).wait()
+
+
+def isend(
+    tensor: torch.Tensor,
+    dst: int,
+    group: Group = None,
+    tag: int = 0,
+    prof: bool = False,
+    log_name: str = "isend",
+    debug: str | None = None,
+) -> Any:
+    """Starts to send `tensor` to process `dst`; returns the handle to wait on."""
+    ensure_initialized()
+    host = tensor if all_on_cpu(tensor) else tensor.detach().cpu()
+    work = dist.isend(host, dst, group, tag)
+    # The handle keeps the copy alive until it has left.
+    return _Sent(work, host)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sent:
+    work: Any
+    host: torch.Tensor
+
+    def wait(self, timeout: Any = None) -> bool:
+        return self.work.wait()
+
+    def is_completed(self) -> bool:
+        return self.work.is_completed()
+
+
+def recv(
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    prof: bool = False,
+    log_name: str = "recv",
+    debug: str | None = None,
+) -> int:
+    """`tensor` becomes what process `src` (None: any) sent; returns the sender's rank."""
+    ensure_initialized()
+    with on_host(read=[], written=[tensor]) as (_, targets):
+        return dist.recv(targets[0], src, group, tag)
+
+
+def irecv(
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    prof: bool = False,
+    log_name: str = "irecv",
+    debug: str | None = None,
+) -> Any:
+    """Starts to receive into `tensor`; returns the handle to wait on.
+
+    A device tensor is received before this returns.
+    """
+    ensure_initialized()
+    if all_on_cpu(tensor):
+        return dist.irecv(tensor, src, group, tag)
+    recv(tensor, src, group, tag)
+    return Done()
+
+
+class P2POp:
+    """One message for `batch_isend_irecv`.
+
+    Args:
+        op: `isend` or `irecv` of this module.
+        tensor: what is sent, or received into.
+        peer: rank of the other process.
+    """
+
+    def __init__(
+        self, op: Any, tensor: torch.Tensor, peer: int, group: Group = None, tag: int = 0
+    ) -> None:
+        if op not in (isend, irecv):
+            raise SpmdZeroUsageError("P2POp takes spmdzero.comm.isend or spmdzero.comm.irecv")
+        self.op, self.tensor, self.peer, self.group, self.tag = op, tensor, peer, group, tag
+
+
+def batch_isend_irecv(
+    p2p_op_list: list[P2POp],
+    prof: bool = False,
+    log_name: str = "batch_isend_irecv",
+    debug: str | None = None,
+) -> list[Any]:
+    """Starts several messages, those that send first; returns their handles in the given order."""
+    started = {
+        id(message): message.op(message.tensor, message.peer, message.group, message.tag)
+        for message in sorted(p2p_op_list, key=lambda message: message.op is irecv)
+    }
+    return [started[id(message)] for message in p2p_op_list]
+
+
+def barrier(
+    group: Group = None,
+    async_op: bool = False,
+    device_ids: Any = None,
+    prof: bool = False,
+    log_name: str = "barrier",
+    debug: str | None = None,
+) -> Any:
+    """Waits until this host's devices are done and every process is here."""
+    ensure_initialized()
+    runtime.wait()
+    return dist.barrier(group, async_op)
+
+
+def monitored_barrier(
+    group: Group = None,
+    timeout: datetime.timedelta | None = None,
+    wait_all_ranks: bool = False,
+    prof: bool = False,
+    log_name: str = "monitored_barrier",
+    debug: str | None = None,
+) -> None:
+    """As `barrier`, and names the processes that are missing after `timeout`."""
+    ensure_initialized()
+    runtime.wait()
+    dist.monitored_barrier(group, timeout, wait_all_ranks)
+
+
+def has_reduce_scatter_tensor() -> bool:
+    """True."""
+    return True
+
+
+def has_all_gather_into_tensor() -> bool:
+    """True."""
+    return True
+
+
+def has_all_reduce_coalesced() -> bool:
+    """True."""
+    return True
+
+
+def has_coalescing_manager() -> bool:
+    """False."""
+    return False

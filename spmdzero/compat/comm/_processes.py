@@ -1,0 +1,201 @@
+"""The processes of the job, one per host: who they are, and their CPU process group."""
+
+import datetime
+import logging
+import os
+from typing import Any
+
+import torch.distributed as dist
+
+from spmdzero.backend.torch_xla import runtime
+from spmdzero.compat.comm import _alone
+from spmdzero.errors import SpmdZeroRuntimeError, SpmdZeroUsageError
+
+logger = logging.getLogger("spmdzero")
+_BACKEND = "gloo"
+_TIMEOUT = datetime.timedelta(minutes=int(os.environ.get("DEEPSPEED_TIMEOUT", "10")))
+
+
+def init_distributed(
+    dist_backend: str | None = None,
+    auto_mpi_discovery: bool = True,
+    distributed_port: int = 29500,
+    verbose: bool = True,
+    timeout: datetime.timedelta = _TIMEOUT,
+    init_method: str | None = None,
+    dist_init_required: bool | None = None,
+    config: Any = None,
+    rank: int = -1,
+    world_size: int = -1,
+) -> None:
+    """Switches SPMD on and connects the processes, one per host; DeepSpeed's signature.
+
+    The devices of all hosts are connected by the TPU runtime; this makes the gloo group that
+    moves host objects and CPU tensors between processes. Processes are found by the launcher's
+    environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), by `init_method`, or by the TPU
+    runtime. Does nothing where torch.distributed is initialised already.
+
+    A lone process, which no launcher started, gets a group of its own, and in its environment what
+    scripts read of a launcher: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+
+    Args:
+        dist_backend: gloo is used whatever it says: device tensors don't travel by it.
+        auto_mpi_discovery: whether that environment is set.
+        distributed_port: its MASTER_PORT.
+        verbose, config: without meaning here.
+        timeout: of one collective.
+        init_method: as in `torch.distributed.init_process_group`, with `rank` and `world_size`.
+        dist_init_required: False requires that it was done before.
+
+    Raises:
+        SpmdZeroRuntimeError: a device was used already, without SPMD.
+        SpmdZeroUsageError: `dist_init_required=False`, and it was not done before.
+    """
+    runtime.start()
+    if dist.is_initialized():
+        return
+    if dist_init_required is False:
+        raise SpmdZeroUsageError(
+            "dist_init_required=False, but torch.distributed is not initialised. Leave it out, or "
+            "call spmdzero.init_distributed() first"
+        )
+    if dist_backend not in (None, _BACKEND):
+        logger.info("process group: gloo, not %s; it moves host data only", dist_backend)
+    if init_method is not None:
+        dist.init_process_group(
+            _BACKEND, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size
+        )
+    elif _alone.has_peers():
+        dist.init_process_group(_BACKEND, timeout=timeout)
+    elif runtime.process_count() > 1:
+        dist.init_process_group(_BACKEND, init_method=runtime.rendezvous(), timeout=timeout)
+    else:
+        # No port is opened for a process that has nobody to talk to.
+        with _alone.without_gloos_line():
+            dist.init_process_group(
+                _BACKEND, store=dist.HashStore(), timeout=timeout, rank=0, world_size=1
+            )
+        if auto_mpi_discovery:
+            _alone.name_the_only_process(port=distributed_port)
+
+
+def connect(*, dist_init_required: bool | None) -> None:
+    """What `initialize` does: `init_distributed`, unless this process is alone.
+
+    Raises:
+        SpmdZeroRuntimeError: the device runtime does not connect the processes that the launcher
+            started: each would train a model of its own. Or as `init_distributed`.
+        SpmdZeroUsageError: as `init_distributed`.
+    """
+    runtime.start()
+    if dist_init_required is not None or not _is_alone():
+        init_distributed(dist_init_required=dist_init_required)
+    launched, connected = get_world_size(), runtime.process_count()
+    if launched != connected:
+        raise SpmdZeroRuntimeError(
+            f"the launcher started {launched} processes, and the device runtime connects "
+            f"{connected}: they would not train one model. Start one process per host, which "
+            "drives all its devices; on one host without a launcher: python train.py"
+        )
+
+
+def _is_alone() -> bool:
+    connected = dist.is_initialized() or _alone.has_peers()
+    return not connected and runtime.process_count() == 1
+
+
+def is_initialized() -> bool:
+    """Whether there is a process group."""
+    return dist.is_initialized()
+
+
+def is_available() -> bool:
+    """True: nothing has to be built for it."""
+    return True
+
+
+def ensure_initialized() -> None:
+    """Makes the process group where nothing has made one."""
+    if not dist.is_initialized():
+        init_distributed()
+
+
+def get_rank(group: dist.ProcessGroup | None = None) -> int:
+    """This process's place among the processes (hosts) of `group`, -1 outside of it.
+
+    One process drives all devices of its host, so this is not the rank of a device.
+    """
+    runtime.start()
+    if group is None and _is_alone():
+        return 0
+    ensure_initialized()
+    return dist.get_rank(group)
+
+
+def get_world_size(group: dist.ProcessGroup | None = None) -> int:
+    """Processes (hosts) in `group`, -1 outside of it.
+
+    Not devices: their number is `engine.dp_world_size`, or `get_accelerator().device_count()` on
+    this host.
+    """
+    runtime.start()
+    if group is None and _is_alone():
+        return 1
+    ensure_initialized()
+    return dist.get_world_size(group)
+
+
+def get_local_rank() -> int:
+    """This process's place on its host, by the launcher's LOCAL_RANK: 0 for the only one."""
+    return get_local_rank_from_launcher()
+
+
+def get_local_rank_from_launcher() -> int:
+    """LOCAL_RANK, or Open MPI's name for it, or 0."""
+    return _from_environment("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", default=0)
+
+
+def get_world_rank_from_launcher() -> int:
+    """RANK, or Open MPI's name for it, or 0."""
+    return _from_environment("RANK", "OMPI_COMM_WORLD_RANK", default=0)
+
+
+def get_world_size_from_launcher() -> int:
+    """WORLD_SIZE, or Open MPI's name for it, or 1."""
+    return _from_environment("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", default=1)
+
+
+def _from_environment(*names: str, default: int) -> int:
+    return next((int(os.environ[name]) for name in names if name in os.environ), default)
+
+
+def get_world_group() -> dist.ProcessGroup:
+    """The group of all processes."""
+    ensure_initialized()
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
+def new_group(ranks: list[int]) -> Any:
+    """A group of some processes; every process calls it, members or not."""
+    ensure_initialized()
+    if dist.get_world_size() > 1:
+        return dist.new_group(ranks)
+    with _alone.without_gloos_line():
+        return dist.new_group(ranks)
+
+
+def get_global_rank(group: dist.ProcessGroup | None = None, group_rank: int = 0) -> int:
+    """The rank among all processes of the one with `group_rank` in `group`."""
+    return dist.get_global_rank(group or get_world_group(), group_rank)
+
+
+def get_all_ranks_from_group(group: dist.ProcessGroup | None = None) -> list[int]:
+    """The ranks among all processes of the members of `group`."""
+    return dist.get_process_group_ranks(group or get_world_group())
+
+
+def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
+    """Ends `group`, or all groups. Devices stay connected."""
+    dist.destroy_process_group(group)

@@ -1,0 +1,69 @@
+"""`deepspeed.runtime.utils`: what training scripts call of it."""
+
+import gc
+import os
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from spmdzero.compat import comm
+from spmdzero.compat.accelerator import get_accelerator
+
+
+def see_memory_usage(message: str, force: bool = False) -> None:
+    """Prints the accelerator's current and peak memory on the first process, if `force`.
+
+    Raises:
+        SpmdZeroUsageError: the accelerator has no such numbers.
+    """
+    if not force or comm.get_rank() != 0:
+        return
+    gc.collect()
+    accelerator = get_accelerator()
+    used, peak = accelerator.memory_allocated(), accelerator.max_memory_allocated()
+    total, free = accelerator.total_memory(), accelerator.available_memory()
+    print(message)
+    print(f"MA {used / 2**30:.2f} GB         Max_MA {peak / 2**30:.2f} GB")
+    print(
+        f"CPU Virtual Memory:  used = {(total - free) / 2**30:.2f} GB, "
+        f"percent = {100 * (total - free) / total:.1f}%"
+    )
+    accelerator.reset_peak_memory_stats()
+
+
+def clip_grad_norm_(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2,
+    mpu: Any = None,
+) -> torch.Tensor:
+    """Scales gradients in place to a norm of at most `max_norm`; returns the norm before.
+
+    Works on the parameters of an engine between `backward` and `step`.
+    """
+    return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+
+
+def get_global_norm(norm_list: list[float]) -> float:
+    """The L2 norm of several L2 norms."""
+    return sum(norm**2.0 for norm in norm_list) ** 0.5
+
+
+def set_random_seed(seed: int) -> None:
+    """Seeds random, numpy and torch."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def ensure_directory_exists(filename: str) -> None:
+    """Makes the folder that a file is in."""
+    os.makedirs(os.path.dirname(filename), exist_ok=True)
+
+
+def empty_cache() -> None:
+    """As `get_accelerator().empty_cache()`."""
+    get_accelerator().empty_cache()

@@ -1,0 +1,74 @@
+"""`deepspeed.utils.logging`: log lines from some processes only."""
+
+import logging
+
+from spmdzero._logging import is_new
+from spmdzero.compat import comm
+from spmdzero.errors import SpmdZeroUsageError
+
+LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "critical": logging.CRITICAL,
+}
+logger = logging.getLogger("spmdzero")
+
+
+def log_dist(message: str, ranks: list[int] | None = None, level: int = logging.INFO) -> None:
+    """Logs on the processes in `ranks`, [-1] for all of them; on none where `ranks` is empty.
+
+    Before processes are connected, on each (DeepSpeed, utils/logging.py, `get_dist_msg`).
+    """
+    connected = comm.is_initialized()
+    rank = comm.get_rank() if connected else -1
+    if not connected or (ranks and (ranks[0] == -1 or rank in ranks)):
+        logger.log(level, "[Rank %d] %s", rank, message)
+
+
+def log_dist_once(message: str, ranks: list[int] | None = None, level: int = logging.INFO) -> None:
+    """As `log_dist`, but each message once."""
+    if is_new((message, None if ranks is None else tuple(ranks), level)):
+        log_dist(message, ranks, level)
+
+
+def print_dist(message: str, ranks: list[int] | None = None) -> None:
+    """Prints where `log_dist` would log, whatever the level."""
+    connected = comm.is_initialized()
+    rank = comm.get_rank() if connected else -1
+    if not connected or (ranks and (ranks[0] == -1 or rank in ranks)):
+        print(f"[Rank {rank}] {message}")
+
+
+def warning_once(message: str) -> None:
+    """Logs a warning, each message once."""
+    if is_new((message, logging.WARNING)):
+        logger.warning(message)
+
+
+def get_log_level_from_string(log_level_str: str) -> int:
+    """``"info"`` gives `logging.INFO`.
+
+    Raises:
+        SpmdZeroUsageError: no such level.
+    """
+    level = LEVELS.get(log_level_str.lower())
+    if level is None:
+        raise SpmdZeroUsageError(f"{log_level_str!r} is no log level: use {', '.join(LEVELS)}")
+    return level
+
+
+def set_log_level_from_string(
+    log_level_str: str, custom_logger: logging.Logger | None = None
+) -> None:
+    """Sets the level of a logger (spmdzero's by default) and of its handlers.
+
+    Raises:
+        SpmdZeroUsageError: no such level.
+    """
+    chosen = custom_logger or logger
+    level = get_log_level_from_string(log_level_str)
+    chosen.setLevel(level)
+    for handler in chosen.handlers:
+        handler.setLevel(level)

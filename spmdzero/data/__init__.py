@@ -1,0 +1,1 @@
+"""Batches on their way from a dataset to the devices."""

@@ -1,0 +1,167 @@
+"""Which of a module's inputs are batches, and their way to the devices."""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from spmdzero.backend.torch_xla import (
+    Batch,
+    DeviceMesh,
+    RegionRules,
+    Replicated,
+    map_tensors,
+    runtime,
+)
+from spmdzero.backend.torch_xla.mesh import fresh
+from spmdzero.data._batch_rows import BatchRows, Rows
+from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
+
+
+class InputPlacer:
+    """Uploads the inputs of one call: batches as shards, everything else to every device.
+
+    Args:
+        mesh: the devices.
+        module: whose forward names the positional inputs.
+        rules: which dim of an input is its batch.
+        micro_batch: rows that each device works on, `train_micro_batch_size_per_gpu`.
+
+    Attributes:
+        rows: which inputs are batches.
+        latest: path, shape and dtype of each input of the latest call.
+    """
+
+    def __init__(
+        self, *, mesh: DeviceMesh, module: nn.Module, rules: RegionRules, micro_batch: int
+    ) -> None:
+        self._mesh, self._rules, self.rows = mesh, rules, BatchRows(micro_batch)
+        self.latest: tuple[tuple[str, tuple[int, ...], str], ...] = ()
+        parameters = inspect.signature(module.forward).parameters.values()
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        strangers = set(rules.input_batch_dims) - {p.name for p in parameters}
+        if strangers and not takes_any:
+            raise SpmdZeroConfigError(
+                key="spmd.batch_dim",
+                value=dict(rules.input_batch_dims),
+                reason=f"forward has no input named {', '.join(sorted(strangers))}",
+                fix=f"Its inputs are: {', '.join(p.name for p in parameters)}.",
+            )
+        self._positional = [
+            p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+
+    def __call__(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, training: bool
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inputs as global tensors, wrapped in `Batch` where they are one.
+
+        Raises:
+            SpmdZeroUsageError: see `BatchRows`, or an input is on another device than the CPU and
+                ours.
+        """
+        named = {self._name(i): value for i, value in enumerate(args)} | dict(kwargs)
+        found: list[Rows] = []
+
+        def look(path: str, tensor: Any) -> Any:
+            dim = self.batch_dim(path)
+            if isinstance(tensor, torch.Tensor) and tensor.dim() > dim:
+                rows = _host_rows(tensor, dim)
+                found.append(Rows(path=path, shape=tuple(tensor.shape), count=rows))
+            return tensor
+
+        map_tensors(named, look)
+        batches = self.rows.batches(found, training=training)
+        seen: list[tuple[str, tuple[int, ...], str]] = []
+
+        def put(path: str, tensor: Any) -> Any:
+            whole = tensor.tensor if isinstance(tensor, Replicated) else tensor
+            _refuse_elsewhere(path, whole)
+            seen.append((path, tuple(whole.shape), str(whole.dtype).removeprefix("torch.")))
+            if isinstance(tensor, Replicated):
+                return self._upload(tensor.tensor, None)
+            if path not in batches:
+                return self._upload(tensor, None)
+            dim = self.batch_dim(path)
+            return Batch(self._upload(tensor, dim), dim)
+
+        placed = map_tensors(named, put)
+        self.latest = tuple(seen)
+        positional = tuple(placed.pop(self._name(i)) for i in range(len(args)))
+        return positional, placed
+
+    def cut(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], count: int
+    ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """The `count` micro-batches of a batch that holds the rows of all of them, in order.
+
+        Raises:
+            SpmdZeroUsageError: no input has `count x micro_batch x local devices` rows.
+        """
+        if count == 1:
+            yield args, dict(kwargs)
+            return
+        rows = self.rows.whole
+        named = {self._name(i): value for i, value in enumerate(args)} | dict(kwargs)
+        shapes: dict[str, list[int]] = {}
+
+        def part(path: str, tensor: Any, start: int) -> Any:
+            dim = self.batch_dim(path)
+            if isinstance(tensor, Replicated) or tensor.dim() <= dim:
+                return tensor
+            shapes[path] = list(tensor.shape)
+            return tensor.narrow(dim, start, rows) if tensor.shape[dim] == count * rows else tensor
+
+        for index in range(count):
+            start = index * rows
+            cut = map_tensors(named, lambda path, tensor, start=start: part(path, tensor, start))
+            if all(count * rows != shape[self.batch_dim(p)] for p, shape in shapes.items()):
+                raise SpmdZeroUsageError(
+                    f"train_batch(batch) takes the rows of a whole step, {count * rows} = "
+                    f"gradient_accumulation_steps ({count}) x train_micro_batch_size_per_gpu "
+                    f"({self.rows.micro_batch}) x {runtime.local_device_count()} local devices; "
+                    f"got {shapes or 'no tensor with rows'}. DataLoader(drop_last=True) leaves a "
+                    "short last batch out; an iterator yields micro-batches"
+                )
+            yield tuple(cut.pop(self._name(i)) for i in range(len(args))), cut
+
+    def _name(self, index: int) -> str:
+        return self._positional[index] if index < len(self._positional) else f"*{index}"
+
+    def batch_dim(self, path: str) -> int:
+        """The dim of the batch of the input at `path`."""
+        return self._rules.input_batch_dims.get(path.split(".")[0], self._rules.batch_dim)
+
+    def _upload(self, tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
+        if tensor.device.type != "cpu":
+            # A number's buffer may be that of a number in the program, a view has none yet.
+            return fresh(tensor) if not tensor.dim() or tensor._is_view() else tensor
+        spec = (None,) * tensor.dim() if dim is None else self._mesh.batch_spec(tensor.dim(), dim)
+        return self._mesh.place(tensor, spec, role="batch")
+
+
+def _host_rows(tensor: torch.Tensor, dim: int) -> int:
+    """Rows of this host: a CPU tensor holds only them, a tensor on the devices those of all."""
+    rows = tensor.shape[dim]
+    return rows if tensor.device.type == "cpu" else rows // runtime.process_count()
+
+
+def to_half(tensor: Any) -> Any:
+    """The input in fp16 if it is floating, for `"fp16": {"auto_cast": true}`."""
+    if isinstance(tensor, Replicated):
+        return Replicated(to_half(tensor.tensor))
+    return tensor.half() if tensor.is_floating_point() else tensor
+
+
+def _refuse_elsewhere(path: str, tensor: torch.Tensor) -> None:
+    kind = tensor.device.type
+    if kind in ("cpu", runtime.device().type):
+        return
+    reason = "where it has no values" if kind == "meta" else "not a device of this engine"
+    raise SpmdZeroUsageError(
+        f"input {path!r} of shape {list(tensor.shape)} is on {tensor.device}, {reason}. Hand the "
+        f"engine tensors on the CPU or on {runtime.device()}; a batch on the meta device is enough "
+        "for spmdzero.explain(model, config, batch)"
+    )

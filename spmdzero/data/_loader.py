@@ -1,0 +1,270 @@
+"""A loader whose micro-batches are born sharded on the devices, a few ahead of their use."""
+
+import collections
+import functools
+import logging
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from spmdzero.backend.torch_xla import DeviceMesh, map_tensors, runtime
+from spmdzero.data._inputs import InputPlacer
+from spmdzero.data._position import Iteration, LoaderPosition
+from spmdzero.data._progress import LoaderProgress, in_micro_batches_of
+from spmdzero.data._sampler import ReplicaBatchSampler
+from spmdzero.data._seeds import SeededBatches, SeededRows
+from spmdzero.errors import SpmdZeroUsageError
+
+logger = logging.getLogger("spmdzero")
+_AHEAD = 2  # uploads run while a step does; more only costs device memory
+
+
+class ZeroDataLoader:
+    """Global micro-batches of a dataset, as tensors on the devices.
+
+    Each replica gets the rows that the DeepSpeed rank of its number would get. Each host loads
+    the rows of its own devices only.
+
+    Args:
+        dataset: map-style, or iterable: then each host's iterator must yield its own part.
+        mesh: the devices.
+        placer: the engine's, which is told about a short last micro-batch.
+        steps: how many micro-batches the engine has trained so far.
+        batch_dim: the dim that `collate_fn` makes the batch.
+        shuffle: a new order for each epoch set by `set_epoch`; map-style datasets only.
+        drop_last: leave out the last micro-batch of an epoch when it is short.
+        collate_fn: samples of all local devices' rows -> one batch; torch's default.
+        num_workers: processes that read samples.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        *,
+        mesh: DeviceMesh,
+        placer: InputPlacer,
+        steps: Callable[[], int],
+        batch_dim: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+    ) -> None:
+        self._mesh, self._batch_dim = mesh, batch_dim
+        self._batch_rows, self._rows = placer.rows, placer.rows.whole
+        self.sampler: ReplicaBatchSampler | None = None
+        options: dict[str, Any] = {"collate_fn": collate_fn, "num_workers": num_workers}
+        if isinstance(dataset, IterableDataset):
+            options |= {"batch_size": self._rows, "drop_last": drop_last}
+        else:
+            first = runtime.process_index() * runtime.local_device_count()
+            self.sampler = ReplicaBatchSampler(
+                length=_length(dataset),
+                micro_batch=placer.rows.micro_batch,
+                replicas=mesh.size,
+                local_replicas=range(first, first + runtime.local_device_count()),
+                shuffle=shuffle,
+                drop_last=drop_last,
+            )
+            self._batches = options["batch_sampler"] = SeededBatches(self.sampler)
+            dataset = SeededRows(dataset)
+        # What torch draws for its workers is drawn here, so that a resumed epoch can repeat it.
+        self._generator = torch.Generator()
+        self._loader = DataLoader(dataset, generator=self._generator, **options)
+        # The placer's micro-batch may change, this loader's may not.
+        self._all_rows = placer.rows.micro_batch * mesh.size
+        self._position = LoaderPosition(rows=self._all_rows, steps=steps)
+        self._passes, self._said_short = 0, False
+
+    def __len__(self) -> int:
+        """Global micro-batches in an epoch.
+
+        Raises:
+            TypeError: the dataset is iterable and has no length.
+        """
+        return len(self._loader)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in whose order the next iteration is."""
+        return self._passes if self.sampler is None else self.sampler.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the order of the epochs that start from now on.
+
+        A resumed epoch ends here unless it is this one.
+        """
+        if self.sampler is None:
+            self._passes = epoch
+        else:
+            self.sampler.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the latest epoch has come, for `load_state_dict` of a loader of this dataset."""
+        return self._position.state_dict(self.epoch)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Makes the next iteration the rest of the saved epoch, batch for batch.
+
+        It is a whole epoch where the saved one had ended, or had not begun, and after a
+        `set_epoch` of another one. Saved after the last micro-batch but before the loop ended, the
+        rest is empty.
+
+        With another number of rows in a micro-batch it begins at the same sample, or, where no
+        micro-batch does, with up to one micro-batch that was seen already. An iterable dataset is
+        read from its start and what was seen is thrown away.
+
+        Raises:
+            SpmdZeroUsageError: the dataset has no such position.
+        """
+        state = self.adapted(state)
+        self.set_epoch(state["epoch"])
+        self._position.resume(state)
+
+    def adapted(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The state of another loader in micro-batches of this one's rows; changes nothing.
+
+        Raises:
+            SpmdZeroUsageError: the dataset has no such position.
+        """
+        sampler = self.sampler
+        state = in_micro_batches_of(
+            self._all_rows,
+            state,
+            samples=None if sampler is None else sampler.samples,
+            length=None if sampler is None else len(sampler),
+        )
+        if sampler is not None:
+            # Each iteration sets its own start.
+            sampler.skip(state["handed_out"])
+        return state
+
+    def endless(self) -> Iterator[Any]:
+        """Micro-batches of one epoch after another, each in its own order.
+
+        Raises:
+            SpmdZeroUsageError: the dataset has no micro-batch at all.
+        """
+        while True:
+            progress = yield from self._iterate()
+            if not progress.handed_out:
+                raise SpmdZeroUsageError(
+                    f"the dataset has not one whole micro-batch of {self._rows} rows"
+                )
+            self.set_epoch(self.epoch + 1)
+
+    def __iter__(self) -> Iterator[Any]:
+        """One epoch, or the rest of a resumed one, read and uploaded a few micro-batches ahead.
+
+        In this thread: a dataset that draws random numbers shares torch's CPU generator with the
+        replicas' random numbers, and a thread of its own would make a run unrepeatable.
+        Processes that read ahead are `num_workers`.
+        """
+        progress = yield from self._iterate()
+        if progress.handed_out == progress.start > 0:
+            logger.info(
+                "epoch %d was saved after its last micro-batch: the rest of it, which this "
+                "iteration is, has none. The next one is a whole epoch", progress.epoch
+            )  # fmt: skip
+
+    def _iterate(self) -> Generator[Any, None, LoaderProgress]:
+        with self._position.iteration(self.epoch) as current:
+            ready: collections.deque[tuple[Any, int]] = collections.deque()
+            try:
+                for batch in self._read(current.progress):
+                    rows = self._count(batch)
+                    if self._is_whole(rows):
+                        place = functools.partial(self._place, rows=rows)
+                        ready.append((map_tensors(batch, place), rows))
+                    else:
+                        current.progress.drop()
+                    if len(ready) > _AHEAD:
+                        yield self._hand_out(ready, current)
+                while ready:
+                    yield self._hand_out(ready, current)
+            finally:
+                self._batch_rows.announced = None
+        return current.progress
+
+    def _read(self, progress: LoaderProgress) -> Iterator[Any]:
+        self._generator.manual_seed(progress.seed)
+        if self.sampler is not None:
+            self._batches.seed = progress.seed
+            self.sampler.skip(progress.handed_out)
+        unread = 0 if self.sampler is not None else progress.handed_out
+        batches = iter(self._loader)
+        while True:
+            with progress.reading(seen=unread > 0):
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    return
+            if unread:
+                unread -= 1
+            else:
+                yield batch
+
+    def _hand_out(self, ready: "collections.deque[tuple[Any, int]]", current: Iteration) -> Any:
+        batch, rows = ready.popleft()
+        # Before it is handed out: whoever holds it has it when he saves.
+        self._position.hand_out(current)
+        self._announce(rows)
+        return batch
+
+    def _announce(self, rows: int) -> None:
+        short = rows != self._rows
+        if short and not self._said_short:
+            self._said_short = True
+            logger.info(
+                "the last micro-batch of an epoch has %d rows instead of %d and compiles a "
+                'program of its own; "dataloader_drop_last": true leaves it out', rows, self._rows
+            )  # fmt: skip
+        self._batch_rows.announced = rows if short else None
+
+    def _is_whole(self, rows: int) -> bool:
+        if rows % runtime.local_device_count() == 0:
+            return True
+        if self.sampler is not None:
+            raise SpmdZeroUsageError(
+                f"collate_fn made a batch of {rows} rows, which {runtime.local_device_count()} "
+                "devices can't share equally: one row for each sample is expected"
+            )
+        logger.warning(
+            "dropped the last %d rows of an iterable dataset: %d devices can't share them equally",
+            rows,
+            runtime.local_device_count(),
+        )
+        return False
+
+    def _count(self, batch: Any) -> int:
+        sizes: list[int] = []
+
+        def look(_: str, tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.dim() > self._batch_dim:
+                sizes.append(tensor.shape[self._batch_dim])
+            return tensor
+
+        map_tensors(batch, look)
+        if not sizes:
+            raise SpmdZeroUsageError(
+                "the dataset's batches hold no tensor with a batch dim: collate_fn must make some"
+            )
+        return self._rows if self._rows in sizes else sizes[0]
+
+    def _place(self, _: str, tensor: torch.Tensor, *, rows: int) -> torch.Tensor:
+        dim = self._batch_dim
+        if tensor.dim() > dim and tensor.shape[dim] == rows:
+            return self._mesh.place(tensor, self._mesh.batch_spec(tensor.dim(), dim))
+        return self._mesh.place(tensor)
+
+
+def _length(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except TypeError as error:
+        raise SpmdZeroUsageError(
+            f"{type(dataset).__name__} has no length: a map-style dataset needs __len__, one "
+            "without is an IterableDataset"
+        ) from error

@@ -1,0 +1,94 @@
+"""Moving the user's module to the devices, in place."""
+
+import torch
+from torch import nn
+
+from spmdzero.backend.torch_xla import refuse_gradient_hooks, runtime
+from spmdzero.backend.torch_xla.mesh import DeviceMesh
+from spmdzero.engine._weights import WeightSource, aliases
+from spmdzero.errors import SpmdZeroUsageError
+
+Moved = dict[torch.Tensor, torch.Tensor]
+
+
+def move_module(
+    module: nn.Module, *, mesh: DeviceMesh, dtype: torch.dtype, source: WeightSource
+) -> Moved:
+    """Replicates parameters (cast to `dtype`) and buffers (as they are) on all devices.
+
+    One tensor after the other: of what comes from `source` only one is on the host at a time.
+
+    Every Python object that was a parameter stays that parameter: an optimizer or a closure made
+    before keeps working, and tied weights stay tied. A parameter that something keeps a weak
+    reference to (nn.LSTM does) can't be exchanged in place and becomes a new object.
+
+    Returns the parameters that became new objects: old -> new.
+
+    Raises:
+        SpmdZeroUsageError: a parameter or buffer is on a device other than the CPU, meta or ours;
+            parameters have another dtype than fp32 while `dtype` is fp32 (as DeepSpeed); or
+            `source` gives a tensor another shape.
+    """
+    named = aliases(module)
+    for tensor, names in named.items():
+        _check(names[0], tensor, dtype)
+    renewed: Moved = {}
+    for tensor, names in named.items():
+        is_parameter = isinstance(tensor, nn.Parameter)
+        cast = _value(tensor, names, source)
+        if is_parameter and tensor.is_floating_point():
+            cast = cast.to(dtype)
+        placed = mesh.place(cast) if cast.device.type == "cpu" else mesh.mark(cast.clone())
+        if is_parameter:
+            placed = nn.Parameter(placed, requires_grad=tensor.requires_grad)
+        # Attributes such as `no_decay`, by which people group parameters.
+        placed.__dict__.update(tensor.__dict__)
+        try:
+            torch.utils.swap_tensors(tensor, placed)
+        except RuntimeError as error:
+            if "weakref" not in str(error):
+                raise
+            renewed[tensor] = placed
+    _replace(module, renewed)
+    return renewed
+
+
+def _value(tensor: torch.Tensor, names: list[str], source: WeightSource) -> torch.Tensor:
+    given = source(names)
+    if given is None:
+        return tensor.detach()
+    if given.shape != tensor.shape:
+        raise SpmdZeroUsageError(
+            f"weights: {names[0]} is {list(given.shape)}, in the model it is {list(tensor.shape)}. "
+            "Build the model with the sizes that the weights were saved with"
+        )
+    return given.to(tensor.dtype)
+
+
+def _replace(module: nn.Module, renewed: Moved) -> None:
+    for part in module.modules() if renewed else ():
+        for registry in (part._parameters, part._buffers):
+            for name, tensor in list(registry.items()):
+                if tensor is not None and tensor in renewed:
+                    # setattr, because nn.LSTM refreshes its list of weights in it.
+                    setattr(part, name, renewed[tensor])
+
+
+def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    refuse_gradient_hooks(name, tensor)
+    if tensor.device.type not in ("cpu", "meta", runtime.device().type):
+        raise SpmdZeroUsageError(
+            f"{name} is on {tensor.device}, spmdzero moves a model to the mesh itself. Build it "
+            "on the CPU, or on the meta device, and hand it to spmdzero.initialize without "
+            ".cuda() or .to()"
+        )
+    if (
+        isinstance(tensor, nn.Parameter)
+        and tensor.is_floating_point()
+        and dtype == torch.float32
+        and tensor.dtype != torch.float32
+    ):
+        raise SpmdZeroUsageError(
+            f"{name} is {tensor.dtype}, but the config asks for fp32. "
+            'Call model.float(), or set "bf16": {"enabled": true}'
+        )

@@ -1,0 +1,230 @@
+"""One checkpoint as another format."""
+
+import dataclasses
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+
+from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
+from spmdzero.formats._boxes import Box, box_shape
+from spmdzero.formats._folder import LATEST, LATEST_UNIVERSAL, Retention, write_latest
+from spmdzero.formats._locate import locate
+from spmdzero.formats._open import open_state
+from spmdzero.formats._state import StoredTensor, TrainingState
+from spmdzero.formats._write import SaveOrder, save_native
+from spmdzero.formats.deepspeed import NUMBER, Target, without_debt, write_regular, write_universal
+from spmdzero.formats.export import (
+    Weights,
+    frozen_names,
+    write_dcp,
+    write_safetensors,
+    write_state_dict,
+)
+
+Format = Literal["native", "universal", "deepspeed", "safetensors", "dcp", "fp32"]
+FORMATS: tuple[str, ...] = get_args(Format)
+_WEIGHTS = ("safetensors", "fp32")
+OnBytes = Callable[[int], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """What a checkpoint is to become.
+
+    Attributes:
+        to: ``"native"``, ``"universal"`` or ``"deepspeed"``, from which training goes on; or the
+            weights as ``"safetensors"`` (Hugging Face's), ``"fp32"`` (a torch state dict) or
+            ``"dcp"`` (torch's distributed checkpoint, with the optimizer's states).
+        ranks: for ``"deepspeed"``: the processes that will load it.
+        stage: for ``"deepspeed"`` and ``"universal"``: the ZeRO stage that is noted in it.
+        dtype: of the weights, for ``"safetensors"`` and ``"dcp"``; None keeps theirs.
+        max_shard_size: of each file, for ``"safetensors"`` and ``"fp32"``.
+        exclude_frozen: leave out what no optimizer trained.
+    """
+
+    to: Format
+    ranks: int | None = None
+    stage: int = 2
+    dtype: torch.dtype | None = None
+    max_shard_size: int | str = "5GB"
+    exclude_frozen: bool = False
+
+    def __post_init__(self) -> None:
+        if self.to not in FORMATS:
+            raise SpmdZeroUsageError(f"convert to {self.to!r}: write one of {', '.join(FORMATS)}")
+        if self.to == "deepspeed" and self.ranks is None:
+            raise SpmdZeroUsageError(
+                "DeepSpeed's regular format has a file for each rank: say how many processes will "
+                "load it (--ranks 8), or convert to universal, which any number of them can load"
+            )
+
+
+def convert(
+    source: Path,
+    target: Path,
+    conversion: Conversion,
+    *,
+    tag: str | None = None,
+    progress: OnBytes = lambda _: None,
+) -> Path:
+    """Writes the checkpoint at `source` to `target` in another format; needs no device.
+
+    Args:
+        source: a folder of checkpoints, or the folder of one tag; native or DeepSpeed's.
+        target: where; a folder of checkpoints for the three formats that training goes on from.
+        conversion: the format.
+        tag: which checkpoint of `source`; what `latest` says by default.
+        progress: called with the number of bytes of each part that was read.
+
+    Returns the folder or file that was written.
+
+    Raises:
+        SpmdZeroCheckpointError: the source is damaged or not there, or the target can't be written.
+        SpmdZeroUsageError: the checkpoint has not what the format holds.
+    """
+    folder, tag = locate(source, tag)
+    state = _watched(_checked(open_state(folder, tag)), progress)
+    exact = conversion.to == "fp32" or conversion.dtype == torch.float32
+    _require_names(state, weights_only=conversion.to in _WEIGHTS, masters=exact)
+    try:
+        return _write(state, target, tag, conversion)
+    except OSError as error:
+        raise SpmdZeroCheckpointError(
+            file=error.filename or target,
+            reason=f"can't be written: {error.strerror or error}",
+            newest=None,
+        ) from error
+
+
+def fp32_weights(source: Path, tag: str | None = None, *, exclude_frozen: bool = False) -> Weights:
+    """The fp32 weights of a checkpoint, to be read tensor by tensor.
+
+    Args:
+        source, tag: as for `convert`.
+        exclude_frozen: leave out what no optimizer trained.
+
+    Raises:
+        SpmdZeroCheckpointError: it is damaged, or there is none.
+    """
+    state = _checked(open_state(*locate(source, tag)))
+    _require_names(state, weights_only=True, masters=True)
+    exclude = frozen_names(state) if exclude_frozen else frozenset[str]()
+    return Weights.of(state, dtype=torch.float32, exclude=exclude)
+
+
+def _checked(state: TrainingState) -> TrainingState:
+    state.check({name: tensor.pieces for name, tensor in state.tensors.items()})
+    return state
+
+
+def _require_names(state: TrainingState, *, weights_only: bool, masters: bool) -> None:
+    weights = [t for key, t in state.tensors.items() if key.startswith("parameter/")]
+    if weights_only and (not masters or all(t.dtype == torch.float32 for t in weights)):
+        return
+    groups = state.host.param_groups or ()
+    if any(name.startswith(NUMBER) for group in groups for name in group["params"]):
+        raise SpmdZeroUsageError(
+            f"{state.source}: at stage 0 DeepSpeed saves the optimizer's states, and the masters "
+            "of 16-bit weights, by number; which parameter has which only the script knows. Load "
+            "it into an engine by engine.load_checkpoint, and save it from there"
+        )
+
+
+def _write(state: TrainingState, target: Path, tag: str, conversion: Conversion) -> Path:
+    match conversion.to:
+        case "native":
+            order = SaveOrder(
+                folder=target,
+                tag=tag.removesuffix("_universal"),
+                nonce=secrets.token_hex(4),
+                latest=True,
+                retention=Retention(last=None, every=None),
+                description={"counters": dict(state.host.counters), "converted": state.source},
+            )
+            save_native(state, order)
+            return target / order.tag
+        case "universal" | "deepspeed":
+            return write_for_deepspeed(state, target, tag, conversion)
+    exclude = frozen_names(state) if conversion.exclude_frozen else frozenset[str]()
+    if conversion.to == "dcp":
+        write_dcp(state, target, dtype=conversion.dtype, exclude=exclude)
+        return target
+    dtype = torch.float32 if conversion.to == "fp32" else conversion.dtype
+    weights = Weights.of(state, dtype=dtype, exclude=exclude)
+    write = write_state_dict if conversion.to == "fp32" else write_safetensors
+    write(weights, target, max_shard_size=conversion.max_shard_size)
+    return target
+
+
+def write_for_deepspeed(
+    state: TrainingState,
+    folder: Path,
+    tag: str,
+    conversion: Conversion,
+    *,
+    config: Mapping[str, object] | None = None,
+    latest: bool = True,
+) -> Path:
+    """Writes `<folder>/<tag>` in one of DeepSpeed's formats, and the file that names it.
+
+    The universal format is in `<tag>_universal`, named by `latest_universal`, as DeepSpeed's own
+    converter has it. Returns the tag's folder.
+
+    Raises:
+        SpmdZeroCheckpointError: no space, or no permission.
+        SpmdZeroUsageError: the state is of no run that could go on, or not yet of one that
+            DeepSpeed could (`without_debt`).
+    """
+    universal = conversion.to == "universal"
+    target = Target(
+        state=without_debt(state),
+        ranks=conversion.ranks or 1,
+        stage=conversion.stage,
+        config=config or {},
+    )
+    tag = tag.removesuffix("_universal") + ("_universal" if universal else "")
+    (write_universal if universal else write_regular)(target, folder / tag)
+    if latest:
+        write_latest(folder, tag, LATEST_UNIVERSAL if universal else LATEST)
+    return folder / tag
+
+
+def bytes_to_read(folder: Path, tag: str, conversion: Conversion) -> int:
+    """About how many bytes `convert` will read, for a progress bar."""
+    weights_only = conversion.to in _WEIGHTS
+    masters = conversion.to == "fp32" or conversion.dtype == torch.float32
+    tensors = open_state(folder, tag).tensors
+    total = 0
+    for key, tensor in tensors.items():
+        role, _, name = key.partition("/")
+        if weights_only:
+            used = f"master/{name}" if masters and f"master/{name}" in tensors else key
+            if role not in ("parameter", "buffer"):
+                continue
+            tensor = tensors[used]
+        total += _size(tensor)
+    return total
+
+
+def _size(tensor: StoredTensor) -> int:
+    return math.prod(tensor.shape) * tensor.dtype.itemsize
+
+
+def _watched(state: TrainingState, progress: OnBytes) -> TrainingState:
+    """The same state, whose reading is reported."""
+
+    def watch(tensor: StoredTensor) -> StoredTensor:
+        def read(box: Box) -> torch.Tensor:
+            part = tensor.read(box)
+            progress(math.prod(box_shape(box)) * tensor.dtype.itemsize)
+            return part
+
+        return dataclasses.replace(tensor, read=read)
+
+    return dataclasses.replace(
+        state, tensors={name: watch(tensor) for name, tensor in state.tensors.items()}
+    )

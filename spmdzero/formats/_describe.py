@@ -1,0 +1,112 @@
+"""What a checkpoint holds, in numbers."""
+
+import dataclasses
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from spmdzero.formats._locate import format_of, locate
+from spmdzero.formats._open import open_state
+from spmdzero.formats._state import TrainingState
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TensorDescription:
+    """One tensor of a checkpoint: its name there, its shape, its dtype and its bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointDescription:
+    """What is in one checkpoint; `to_json` for programs.
+
+    Attributes:
+        path: the folder of the tag.
+        format: ``"native"``, ``"deepspeed"`` or ``"universal"``.
+        counters: ``global_steps`` and the like.
+        updates: of the weights; None where the checkpoint doesn't say.
+        parameters: how many, without buffers.
+        elements: of all parameters.
+        bytes: of all tensors.
+        dtypes: dtype -> how many parameters have it.
+        roles: ``parameter``, ``master``, ``exp_avg``, ... -> bytes of all its tensors.
+        groups: the numbers of each param group, ``"params"`` being how many are in it.
+        scaler, scheduler: the states of the loss scale and the schedule, None for none.
+        client_state: the keys of the caller's state.
+        tensors: every tensor.
+    """
+
+    path: str
+    format: str
+    counters: dict[str, int]
+    updates: int | None
+    parameters: int
+    elements: int
+    bytes: int
+    dtypes: dict[str, int]
+    roles: dict[str, int]
+    groups: list[dict[str, Any]]
+    scaler: dict[str, Any] | None
+    scheduler: dict[str, Any] | None
+    client_state: list[str]
+    tensors: tuple[TensorDescription, ...]
+
+    def to_json(self) -> str:
+        """All of it as JSON text; what is no JSON value as its `str`."""
+        return json.dumps(dataclasses.asdict(self), indent=2, default=str)
+
+
+def describe(source: Path, tag: str | None = None) -> CheckpointDescription:
+    """Opens a checkpoint, ours or DeepSpeed's, and tells what is in it; needs no device.
+
+    Args:
+        source: a folder of checkpoints, or the folder of one tag.
+        tag: which of them; what `latest` says by default.
+
+    Raises:
+        SpmdZeroCheckpointError: it is damaged, or there is none.
+    """
+    folder, tag = locate(source, tag)
+    state = open_state(folder, tag)
+    host = state.host
+    tensors = tuple(_tensors(state))
+    own = [tensor for tensor in tensors if tensor.name.startswith("parameter/")]
+    roles: Counter[str] = Counter()
+    for tensor in tensors:
+        roles[tensor.name.partition("/")[0]] += tensor.bytes
+    return CheckpointDescription(
+        path=str(folder / tag),
+        format=format_of(folder / tag),
+        counters=dict(host.counters),
+        updates=host.applied,
+        parameters=len(own),
+        elements=sum(math.prod(tensor.shape) for tensor in own),
+        bytes=sum(tensor.bytes for tensor in tensors),
+        dtypes=dict(Counter(tensor.dtype for tensor in own)),
+        roles=dict(roles),
+        groups=[
+            group | {"params": len(group.get("params", ()))} for group in host.param_groups or ()
+        ],
+        scaler=dict(host.scaler) if host.scaler is not None else None,
+        scheduler=dict(host.scheduler) if host.scheduler is not None else None,
+        client_state=sorted(host.client_state),
+        tensors=tensors,
+    )
+
+
+def _tensors(state: TrainingState) -> list[TensorDescription]:
+    return [
+        TensorDescription(
+            name=name,
+            shape=tensor.shape,
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            bytes=math.prod(tensor.shape) * tensor.dtype.itemsize,
+        )
+        for name, tensor in state.tensors.items()
+    ]

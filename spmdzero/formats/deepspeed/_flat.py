@@ -1,0 +1,69 @@
+"""How DeepSpeed's ZeRO-1/2 lays a param group out: flat, padded, in equal parts by rank."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from spmdzero.formats._boxes import whole_box
+from spmdzero.formats._state import StoredTensor
+
+# DeepSpeed's nccl_start_alignment_factor: each rank's partition starts at a multiple of it.
+_ALIGNMENT = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FlatGroup:
+    """One param group of a ZeRO-1/2 optimizer (DeepSpeed, runtime/zero/stage_1_and_2.py).
+
+    Attributes:
+        shapes: name -> shape, in the order of the flat tensor.
+        gaps: elements of padding that follow each parameter (`parameter_alignment`).
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    gaps: tuple[int, ...]
+
+    @functools.cached_property
+    def starts(self) -> dict[str, int]:
+        """Name -> its first element in the flat tensor."""
+        starts, at = {}, 0
+        for (name, shape), gap in zip(self.shapes.items(), self.gaps, strict=True):
+            starts[name] = at
+            at += math.prod(shape) + gap
+        return starts
+
+    @property
+    def numel(self) -> int:
+        """Elements, gaps included, without the padding at the end."""
+        return sum(math.prod(shape) for shape in self.shapes.values()) + sum(self.gaps)
+
+    def partition(self, ranks: int) -> int:
+        """Elements of each rank's partition, padding included."""
+        step = _ALIGNMENT * ranks
+        return -(-self.numel // step) * _ALIGNMENT
+
+    def stored(self, name: str, parts: Sequence[torch.Tensor]) -> StoredTensor:
+        """One parameter in the ranks' `parts` of the flat tensor, each 1-dim, in rank order."""
+        shape, start = self.shapes[name], self.starts[name]
+
+        def read(box: tuple[tuple[int, int], ...]) -> torch.Tensor:
+            flat = span(parts, start, start + math.prod(shape))
+            return flat.view(shape)[tuple(slice(*ends) for ends in box)].contiguous()
+
+        return StoredTensor(
+            shape=shape, dtype=parts[0].dtype, read=read, pieces=(whole_box(shape),)
+        )
+
+
+def span(parts: Sequence[torch.Tensor], start: int, stop: int) -> torch.Tensor:
+    """The elements `start` to `stop` of the concatenation of `parts`, 1-dim; a view if it can."""
+    found, at = [], 0
+    for part in parts:
+        low, high = max(start - at, 0), min(stop - at, part.numel())
+        if low < high:
+            found.append(part[low:high])
+        at += part.numel()
+    return found[0] if len(found) == 1 else torch.cat(found) if found else parts[0][:0]

@@ -1,0 +1,92 @@
+"""The weights of a training state, chosen and cast for use without an optimizer."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.formats._state import StoredTensor, TrainingState
+
+_DTYPES = {
+    "fp32": torch.float32,
+    "float32": torch.float32,
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "fp16": torch.float16,
+    "float16": torch.float16,
+}
+
+
+def dtype_called(name: str) -> torch.dtype:
+    """The dtype of a name such as ``"bf16"``.
+
+    Raises:
+        SpmdZeroUsageError: an unknown name.
+    """
+    if name not in _DTYPES:
+        raise SpmdZeroUsageError(f"dtype {name!r}: write one of {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Weights:
+    """What a module's state dict holds, to be read tensor by tensor.
+
+    Attributes:
+        tensors: state dict key -> tensor, tied ones once.
+        tied: further key of a tied parameter -> the one it is under.
+    """
+
+    tensors: Mapping[str, StoredTensor]
+    tied: Mapping[str, str]
+
+    @classmethod
+    def of(
+        cls,
+        state: TrainingState,
+        *,
+        dtype: torch.dtype | None = None,
+        exclude: frozenset[str] = frozenset(),
+    ) -> "Weights":
+        """The parameters and buffers of `state`.
+
+        Args:
+            state: the training state.
+            dtype: of floating-point tensors; fp32 takes a parameter from its master weights, which
+                hold more digits than itself. None leaves every tensor in the dtype it trains in.
+            exclude: names of parameters to leave out.
+        """
+        chosen: dict[str, StoredTensor] = {}
+        for key, tensor in state.tensors.items():
+            role, _, name = key.partition("/")
+            if role not in ("parameter", "buffer") or name in exclude:
+                continue
+            if dtype == torch.float32:
+                tensor = state.tensors.get(f"master/{name}", tensor)
+            chosen[name] = tensor if dtype is None else as_dtype(tensor, dtype)
+        tied = {alias: name for alias, name in state.host.tied.items() if name in chosen}
+        return cls(tensors=chosen, tied=tied)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """All of it in memory, tied parameters as one tensor under each of their keys."""
+        whole = {name: tensor.whole() for name, tensor in self.tensors.items()}
+        return whole | {alias: whole[name] for alias, name in self.tied.items()}
+
+
+def frozen_names(state: TrainingState) -> frozenset[str]:
+    """The parameters that no optimizer of `state` trains; none if it has no optimizer."""
+    names = {key.partition("/")[2] for key in state.tensors if key.startswith("parameter/")}
+    groups = state.host.param_groups
+    if groups is None:
+        return frozenset()
+    return frozenset(names - {name for group in groups for name in group["params"]})
+
+
+def as_dtype(tensor: StoredTensor, dtype: torch.dtype) -> StoredTensor:
+    """`tensor`, cast while it is read if it is of floating point; integers stay what they are."""
+    if not tensor.dtype.is_floating_point or tensor.dtype == dtype:
+        return tensor
+    return dataclasses.replace(
+        tensor, dtype=dtype, read=lambda box: tensor.read(box).to(dtype).contiguous()
+    )

@@ -1,0 +1,1 @@
+"""Optimised HLO as text, read."""

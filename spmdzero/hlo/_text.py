@@ -1,0 +1,78 @@
+"""Reading the text of an optimised HLO module."""
+
+import re
+
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.hlo._module import Instruction, Module, Shape
+
+_SHAPE = re.compile(r"\b([a-z]+\d*[a-z\d]*)\[([\d,<=]*)\]")
+_HEADER = re.compile(r"(?:ENTRY )?%(?P<name>[\w.\-]+) ?\(.*\{\s*$")
+_INSTRUCTION = re.compile(r"\s+(?P<root>ROOT )?%(?P<name>[\w.\-]+) = (?P<rest>.*)$")
+_OPCODE = re.compile(r"\s*(?P<opcode>[a-z][\w\-]*)\(")
+
+
+def parse(text: str) -> Module:
+    """The module that `text` describes.
+
+    Raises:
+        SpmdZeroUsageError: the text is not an HLO module with an entry computation.
+    """
+    header, entry, current = "", "", ""
+    computations: dict[str, dict[str, Instruction]] = {}
+    for line in text.splitlines():
+        if line.startswith("HloModule "):
+            header = line
+        elif found := _HEADER.match(line):
+            current = found["name"]
+            computations[current] = {}
+            if line.startswith("ENTRY "):
+                entry = current
+        elif current and (found := _INSTRUCTION.match(line)):
+            instruction = _instruction(found, current)
+            computations[current][instruction.name] = instruction
+    if not header or not entry:
+        raise SpmdZeroUsageError(
+            "the text is not one HLO module: it lacks a 'HloModule' header or an ENTRY "
+            "computation. Pass the whole text of the optimised module."
+        )
+    return Module(header, entry, computations)
+
+
+def _instruction(found: re.Match[str], computation: str) -> Instruction:
+    rest = found["rest"]
+    type_end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
+    opcode = _OPCODE.match(rest, type_end)
+    if opcode is None:
+        raise SpmdZeroUsageError(
+            f"the HLO line of %{found['name']} has no operation: {rest[:80]!r}. Pass the text "
+            "as the compiler printed it."
+        )
+    end = _closing(rest, opcode.end() - 1)
+    arguments = rest[opcode.end() : end]
+    return Instruction(
+        name=found["name"],
+        computation=computation,
+        opcode=opcode["opcode"],
+        shapes=shapes(rest[:type_end]),
+        operands=tuple(re.findall(r"%([\w.\-]+)", arguments)),
+        arguments=arguments,
+        attributes=rest[end + 1 :],
+        is_root=bool(found["root"]),
+    )
+
+
+def shapes(text: str) -> tuple[Shape, ...]:
+    """The arrays that a type such as ``(f32[8,16]{1,0}, bf16[])`` names."""
+    return tuple(
+        Shape(dtype, tuple(int(d.lstrip("<=")) for d in dims.split(",") if d))
+        for dtype, dims in _SHAPE.findall(text)
+    )
+
+
+def _closing(text: str, start: int) -> int:
+    depth = 0
+    for index in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[index], 0)
+        if depth == 0:
+            return index
+    return len(text)

@@ -1,0 +1,1 @@
+"""Plans, ledgers, findings and explanations as text and as HTML."""

@@ -1,0 +1,199 @@
+"""A running engine's state in the form that checkpoints share, read off the devices in parts."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from spmdzero.backend.torch_xla import local_replicas, local_shards, local_slices, runtime
+from spmdzero.formats import (
+    Box,
+    StoredTensor,
+    TrainingState,
+    assemble,
+    box_shape,
+    box_slices,
+    flat_boxes,
+    whole_box,
+)
+from spmdzero.plan import Placement, Role, choose_placement
+from spmdzero.state._host_state import host_state
+
+if TYPE_CHECKING:
+    from spmdzero.engine._engine import Engine
+
+ACCUMULATOR = "accumulator/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A tensor on the devices, and how it stands for one of the model's.
+
+    Attributes:
+        stored: what the devices hold.
+        shape: of the tensor, without padding.
+        placement: how `stored` holds it; None where every device holds all of it.
+    """
+
+    stored: torch.Tensor
+    shape: tuple[int, ...]
+    placement: Placement | None = None
+
+
+@torch.no_grad()
+def live_state(
+    engine: "Engine",
+    *,
+    exclude_frozen: bool = False,
+    client_state: Mapping[str, Any] | None = None,
+) -> TrainingState:
+    """The state that `engine` would have to be given to go on from here.
+
+    Reading a part moves it from the devices to the host, one tensor at a time; no device and no
+    host puts a tensor together. Valid until the next step.
+
+    Raises:
+        SpmdZeroUsageError: gradients wait where they can't be saved.
+    """
+    host = host_state(engine, exclude_frozen=exclude_frozen, client_state=client_state or {})
+    held = held_tensors(engine)
+    for name in host.excluded:
+        held.pop(f"parameter/{name}")
+    if host.accumulation is None:
+        held = {name: item for name, item in held.items() if not name.startswith(ACCUMULATOR)}
+    held = _spread(engine, held)
+    runtime.sync()
+    runtime.wait()
+    latest = _Latest()
+    return TrainingState(
+        tensors={
+            name: _on_devices(name, item, latest, turn=turn)
+            for turn, (name, item) in enumerate(held.items())
+        },
+        host=host,
+        source="the running engine",
+    )
+
+
+def held_tensors(engine: "Engine") -> dict[str, Held]:
+    """Every tensor that a checkpoint holds, by its name there."""
+    plan, held = engine.plan, dict[str, Held]()
+    for name, parameter in engine.module.named_parameters():
+        held[f"parameter/{name}"] = Held(stored=parameter, shape=tuple(parameter.shape))
+    for name, buffer in persistent_buffers(engine.module):
+        held[f"buffer/{name}"] = Held(stored=buffer, shape=tuple(buffer.shape))
+    for name, parameter in engine.module.named_parameters():
+        if engine.optimizer is None or not plan[name].trainable:
+            continue
+        for slot, stored in engine.optimizer.state[parameter].items():
+            role = Role.MASTER if slot == "master" else Role.MOMENT
+            placement = plan[name].placement(role) if stored.dim() else None
+            held[f"{slot}/{name}"] = _held(stored, plan[name].shape, placement)
+    for name, stored in engine._gradients.accumulators.items():
+        placement = plan[name].placement(Role.ACCUMULATOR)
+        held[f"{ACCUMULATOR}{name}"] = _held(stored, plan[name].shape, placement)
+    return held
+
+
+def _held(stored: torch.Tensor, shape: tuple[int, ...], placement: Placement | None) -> Held:
+    # Of Partials each row is a tensor of its own.
+    own = placement is None or placement.kind == "partial"
+    return Held(stored=stored, shape=tuple(stored.shape) if own else shape, placement=placement)
+
+
+def persistent_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The buffers that are part of the module's state dict."""
+    passing = {
+        f"{prefix}.{name}".lstrip(".")
+        for prefix, part in module.named_modules(remove_duplicate=False)
+        for name in part._non_persistent_buffers_set
+    }
+    return ((name, b) for name, b in module.named_buffers() if name not in passing)
+
+
+def _spread(engine: "Engine", held: dict[str, Held]) -> dict[str, Held]:
+    """Large tensors of which every device has all, as shards: each then sends its part only."""
+    spread = {}
+    for name, item in held.items():
+        stored = item.stored
+        if item.placement is None or item.placement.kind == "replicate":
+            placement = choose_placement(
+                item.shape,
+                mesh=engine.mesh.spec,
+                min_shard_elements=engine.plan.min_shard_elements,
+            )
+            if placement.is_sharded:
+                stored = engine.mesh.store(stored, placement)
+            item = Held(stored=stored, shape=item.shape, placement=placement)
+        spread[name] = item
+    return spread
+
+
+class _Latest:
+    """The shards of the tensor that was read last: they leave the devices all at once."""
+
+    def __init__(self) -> None:
+        self._name, self._shards = "", list[torch.Tensor]()
+
+    def shards(self, name: str, stored: torch.Tensor) -> list[torch.Tensor]:
+        if name != self._name:
+            self._shards = []
+            self._name, self._shards = name, local_shards(stored)
+        return self._shards
+
+
+def _on_devices(name: str, item: Held, latest: _Latest, *, turn: int) -> StoredTensor:
+    dtype = item.stored.dtype
+    if item.placement is None or item.placement.kind == "replicate":
+        mine = turn % runtime.process_count() == runtime.process_index()
+        return StoredTensor(
+            shape=item.shape,
+            dtype=dtype,
+            read=lambda box: item.stored.detach().cpu()[box_slices(box)].contiguous(),
+            pieces=(whole_box(item.shape),) if mine else (),
+        )
+    local = local_slices(item.stored)
+    parts = list(device_boxes(item.shape, item.placement, local))
+    first = local_replicas(item.stored)
+    return StoredTensor(
+        shape=item.shape,
+        dtype=dtype,
+        read=lambda box: assemble(
+            box, _held_pieces(latest.shards(name, item.stored), parts), dtype=dtype
+        ),
+        pieces=tuple(
+            box for boxes, copy in zip(parts, first, strict=True) if not copy for box in boxes
+        ),
+    )
+
+
+def device_boxes(
+    shape: tuple[int, ...], placement: Placement | None, local: list[tuple[slice, ...]]
+) -> Iterator[tuple[Box, ...]]:
+    """For each local device the parts of a tensor of `shape` that it holds, padding left out.
+
+    Args:
+        shape: of the tensor.
+        placement: how it is stored.
+        local: what of the stored form each local device holds, from `local_slices`.
+    """
+    for slices in local:
+        if placement is not None and placement.kind == "flat":
+            (held,) = slices
+            yield tuple(flat_boxes(shape, held.start, min(held.stop, math.prod(shape))))
+        else:
+            yield (tuple((part.start, part.stop) for part in slices),)
+
+
+def _held_pieces(
+    shards: list[torch.Tensor], parts: list[tuple[Box, ...]]
+) -> Iterator[tuple[Box, torch.Tensor]]:
+    # Along the data axis several devices hold the same part.
+    for boxes, shard in dict(zip(parts, shards, strict=True)).items():
+        start = 0
+        for box in boxes:
+            shape = box_shape(box)
+            yield box, shard.reshape(-1)[start : start + math.prod(shape)].reshape(shape)
+            start += math.prod(shape)

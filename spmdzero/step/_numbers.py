@@ -1,0 +1,116 @@
+"""The numbers of a step that the host knows, on their way to the devices."""
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from spmdzero.backend.torch_xla.mesh import DeviceMesh
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.optim import UpdateRule
+from spmdzero.precision import LossScaler
+from spmdzero.step._schedule_hold import ROWS, ScheduleHold
+
+
+def upload_numbers(
+    rules: Sequence[UpdateRule],
+    groups: list[dict[str, Any]],
+    *,
+    mesh: DeviceMesh,
+    hold: ScheduleHold | None,
+    skipped: torch.Tensor,
+) -> list[dict[str, torch.Tensor]]:
+    """What each rule's `hyper` says of its group, as 0-dim fp32 tensors on the devices.
+
+    One upload for all numbers of all groups: as Python floats they would be a transfer each, and
+    0.0 and 1.0 would be constants, which recompiles when a schedule hits them.
+
+    Args:
+        rules: one per param group.
+        groups: the param groups.
+        mesh: the devices.
+        hold: what holds the schedule back for skipped steps, None if nothing has to.
+        skipped: 0-dim int32 on the device, steps skipped so far.
+    """
+    hypers = _hypers(rules, groups)
+    placed = [mesh.place(host, role="numbers") for host in _hosts(hypers, groups, hold)]
+    if not placed:
+        return [{} for _ in hypers]
+    if len(placed) == 1:
+        (row,) = placed
+    else:
+        held, table = placed
+        behind = (skipped - held).clamp(0, ROWS - 1)
+        row = table.index_select(0, behind.reshape(1).long())[0]
+    on_device = iter(row.unbind())
+    return [{key: next(on_device) for key in hyper} for hyper in hypers]
+
+
+def group_numbers(
+    rules: Sequence[UpdateRule], groups: list[dict[str, Any]], hold: ScheduleHold | None
+) -> list[torch.Tensor]:
+    """What `upload_numbers` uploads, in its order: once a step, because `hold` takes it down."""
+    return _hosts(_hypers(rules, groups), groups, hold)
+
+
+def numbers_at(
+    rules: Sequence[UpdateRule], groups: list[dict[str, Any]], then: list[dict[str, Any]]
+) -> list[float]:
+    """The numbers of `groups` with the lr and momentum that they had at another position."""
+    merged = [group | held for group, held in zip(groups, then, strict=True)]
+    return [value for hyper in _hypers(rules, merged) for value in hyper.values()]
+
+
+def fixed_numbers(rules: Sequence[UpdateRule], groups: list[dict[str, Any]]) -> Hashable:
+    """Of groups whose rule reads them itself the values, which are constants of its program."""
+    return tuple(
+        (repr({key: value for key, value in group.items() if key != "params"}), rule.attributes())
+        for rule, group in _pairs(rules, groups)
+        if not rule.hyper(group)
+    )
+
+
+def _hypers(rules: Sequence[UpdateRule], groups: list[dict[str, Any]]) -> list[Mapping[str, float]]:
+    return [rule.hyper(group) for rule, group in _pairs(rules, groups)]
+
+
+def _pairs(
+    rules: Sequence[UpdateRule], groups: list[dict[str, Any]]
+) -> Iterator[tuple[UpdateRule, dict[str, Any]]]:
+    if len(groups) != len(rules):
+        raise SpmdZeroUsageError(
+            f"optimizer.param_groups had {len(rules)} entries after initialize and has "
+            f"{len(groups)}: the sharding plan has placed the states of each. Pass all groups as "
+            'model_parameters; one that is not to train can have "lr": 0'
+        )
+    return zip(rules, groups, strict=True)
+
+
+def _hosts(
+    hypers: Sequence[Mapping[str, float]],
+    groups: list[dict[str, Any]],
+    hold: ScheduleHold | None,
+) -> list[torch.Tensor]:
+    numbers = [value for hyper in hypers for value in hyper.values()]
+    # Taken down even where a rule reads its group itself, which then is ahead by what is unread.
+    table = hold.table(numbers, groups) if hold is not None else None
+    if not numbers:
+        return []
+    if hold is None or table is None:
+        return [torch.tensor(numbers, dtype=torch.float32)]
+    return [torch.tensor(hold.held, dtype=torch.int32), table]
+
+
+def loss_scale_number(scaler: LossScaler) -> torch.Tensor:
+    """What the loss is multiplied by, 0-dim fp32."""
+    return torch.tensor(scaler.cur_scale, dtype=torch.float32)
+
+
+def scale_numbers(scaler: LossScaler) -> torch.Tensor:
+    """The loss scale now, and after the coming step if that applies: `[2]` fp32."""
+    return torch.tensor([scaler.cur_scale, scaler.scale_if_applied()], dtype=torch.float32)
+
+
+def step_number(step: int) -> torch.Tensor:
+    """1 + the step, 0-dim int32: 0 stands for none."""
+    return torch.tensor(step + 1, dtype=torch.int32)
