@@ -21,10 +21,6 @@ def planned_micro_batches(config: SpmdZeroConfig, batch: BatchSizes) -> int:
 class Accumulation:
     """Gradient accumulation, managed by the engine's count or by the caller.
 
-    Args:
-        training: whose.
-        direct_calls: is told of gradients that no forward of the engine made.
-
     Attributes:
         ran_forward: whether a forward of the engine with gradients ran since the latest step
             ended: those of all its micro-batches may run before the first backward.
