@@ -7,13 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spmdzero.optim._group_checks import (
-    log_decay,
-    refuse_options,
-    require_betas,
-    require_fixed,
-    require_number,
-)
+from spmdzero.config import AdamParams
+from spmdzero.optim._group_checks import log_decay
 from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, keep_new
 
 
@@ -26,6 +21,8 @@ class Adam(UpdateRule):
         bias_correction: divide the moments by `1 - beta ** step`.
     """
 
+    parameters = AdamParams
+    not_in_groups = ("adam_w_mode", "torch_adam", "amsgrad")
     decoupled: bool
     bias_correction: bool
 
@@ -35,28 +32,9 @@ class Adam(UpdateRule):
         return ("exp_avg", "exp_avg_sq")
 
     @property
-    def defaults(self) -> dict[str, Any]:
-        """FusedAdam's defaults (DeepSpeed, ops/adam/fused_adam.py)."""
-        return {
-            "lr": 1e-3,
-            "bias_correction": self.bias_correction,
-            "betas": (0.9, 0.999),
-            "eps": 1e-8,
-            "weight_decay": 0.0,
-        }
-
-    def validate(self, group: Mapping[str, Any]) -> None:
-        """Check a param group; the ranges are torch.optim.Adam's.
-
-        Raises:
-            SpmdZeroConfigError: see `UpdateRule.validate`.
-        """
-        require_betas(group["betas"])
-        for name in ("lr", "eps", "weight_decay"):
-            require_number(name, group[name])
-        refuse_options(group, ("amsgrad", "maximize", "differentiable"))
-        require_fixed(group, "bias_correction", fixed=self.bias_correction)
-        require_fixed(group, "decoupled_weight_decay", fixed=self.decoupled)
+    def fixed(self) -> dict[str, Any]:
+        """What the compiled update has no other of."""
+        return {"bias_correction": self.bias_correction, "decoupled_weight_decay": self.decoupled}
 
     def hyper(self, group: Mapping[str, Any]) -> dict[str, float]:
         """lr, eps, the decay and what the betas lead to."""

@@ -7,13 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spmdzero.optim._group_checks import (
-    log_decay,
-    refuse_options,
-    require_betas,
-    require_fixed,
-    require_number,
-)
+from spmdzero.config import LambParams
+from spmdzero.optim._group_checks import log_decay
 from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, keep_new
 
 
@@ -30,6 +25,8 @@ class Lamb(UpdateRule):
         eps_inside_sqrt: add eps to the second moment, not to its root.
     """
 
+    parameters = LambParams
+    not_in_groups = ("eps_inside_sqrt",)
     bias_correction: bool
     eps_inside_sqrt: bool
 
@@ -39,29 +36,9 @@ class Lamb(UpdateRule):
         return ("exp_avg", "exp_avg_sq")
 
     @property
-    def defaults(self) -> dict[str, Any]:
-        """FusedLamb's defaults (DeepSpeed, ops/lamb/fused_lamb.py)."""
-        return {
-            "lr": 1e-3,
-            "bias_correction": self.bias_correction,
-            "betas": (0.9, 0.999),
-            "eps": 1e-8,
-            "weight_decay": 0.0,
-            "max_coeff": 10.0,
-            "min_coeff": 0.01,
-        }
-
-    def validate(self, group: Mapping[str, Any]) -> None:
-        """Check a param group.
-
-        Raises:
-            SpmdZeroConfigError: see `UpdateRule.validate`.
-        """
-        require_betas(group["betas"])
-        for name in ("lr", "eps", "weight_decay", "max_coeff", "min_coeff"):
-            require_number(name, group[name])
-        refuse_options(group, ("amsgrad", "max_grad_norm"))
-        require_fixed(group, "bias_correction", fixed=self.bias_correction)
+    def fixed(self) -> dict[str, Any]:
+        """What the compiled update has no other of."""
+        return {"bias_correction": self.bias_correction}
 
     def hyper(self, group: Mapping[str, Any]) -> dict[str, float]:
         """The numbers, and what the betas lead to."""

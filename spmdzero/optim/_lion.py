@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from spmdzero.optim._group_checks import require_betas, require_number
+from spmdzero.config import LionParams
 from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, keep_new
 
 
@@ -18,25 +18,12 @@ class Lion(UpdateRule):
     paper; DeepSpeed's kernel adds lr there at every step (csrc/lion/multi_tensor_lion.cu).
     """
 
+    parameters = LionParams
+
     @property
     def slots(self) -> tuple[str, ...]:
         """The momentum."""
         return ("exp_avg",)
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """FusedLion's defaults (DeepSpeed, ops/lion/fused_lion.py)."""
-        return {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.0}
-
-    def validate(self, group: Mapping[str, Any]) -> None:
-        """Check a param group.
-
-        Raises:
-            SpmdZeroConfigError: see `UpdateRule.validate`.
-        """
-        require_betas(group["betas"])
-        for name in ("lr", "weight_decay"):
-            require_number(name, group[name])
 
     def hyper(self, group: Mapping[str, Any]) -> dict[str, float]:
         """lr, the decay of a step, and both betas with their complements."""

@@ -1,7 +1,8 @@
 """Which of DeepSpeed's names are refused: why, and what to use instead."""
 
 import dataclasses
-from collections.abc import Iterator
+
+from spmdzero._names import dotted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,8 +17,7 @@ class Refusal:
     instead: str
 
 
-# Each with the names below `deepspeed` that it is about: those after a word with a colon are inside
-# of it.
+# Reason, alternative, and the names below `deepspeed` that they are about, as `dotted` reads them.
 _TABLE: tuple[tuple[str, str, str], ...] = (
     (
         "spmdzero trains; it has no inference engine and no kernels to inject",
@@ -222,16 +222,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def _named(names: str) -> Iterator[str]:
-    prefix = ""
-    for word in names.split():
-        if word.endswith(":"):
-            prefix = f"{word[:-1]}."
-        else:
-            yield f"{prefix}{word}"
-
-
 # Path below `deepspeed` -> refusal.
 REFUSALS: dict[str, Refusal] = {
-    path: Refusal(reason, instead) for reason, instead, names in _TABLE for path in _named(names)
+    path: Refusal(reason, instead) for reason, instead, names in _TABLE for path in dotted(names)
 }
