@@ -7,8 +7,7 @@ import pydantic
 import pytest
 import torch
 
-from spmdzero.config import NO_MEANING, OPTIMIZERS, SpmdZeroConfig, load_config
-from spmdzero.config._models import SECTIONS
+from spmdzero.config import SpmdZeroConfig, load_config
 from spmdzero.errors import SpmdZeroConfigError
 
 # A file as DeepSpeed's tutorials write them, with switched-off features and communication knobs.
@@ -140,30 +139,14 @@ def test_torch_adam_has_a_meaning():
     assert load_config(adam).no_meaning == ()
 
 
-@pytest.mark.parametrize(
-    "spmd",
-    [{"reduction": "explicit"}, {"outputs": {"0": "mean"}}],
-    ids=["reduction", "outputs"],
-)
-def test_a_global_forward_refuses_what_belongs_to_the_region(spmd):
-    with pytest.raises(SpmdZeroConfigError, match="region") as caught:
-        load_config({"spmd": {"forward": "global"} | spmd})
-    assert caught.value.key == f"spmd.{next(iter(spmd))}"
-
-
-@pytest.mark.parametrize("key", NO_MEANING)
-def test_every_key_without_meaning_is_one_that_its_section_takes(key):
-    section, _, name = key.rpartition(".")
-    model = OPTIMIZERS["Adam"] if section == "optimizer.params" else SECTIONS[section]
-    assert name in model.json_keys()
-
-
-@pytest.mark.parametrize(
-    ("given", "canonical"),
-    [("adam", "Adam"), ("ADAMW", "AdamW"), ("sgd", "SGD"), ("MUON", "Muon"), ("lion", "Lion")],
-)
-def test_optimizer_names_are_read_in_any_case(given, canonical):
-    assert load_config({"optimizer": {"type": given}}).optimizer.type == canonical
+def test_optimizer_names_are_read_in_any_case():
+    for given, canonical in (
+        ("adam", "Adam"),
+        ("ADAMW", "AdamW"),
+        ("sgd", "SGD"),
+        ("mUoN", "Muon"),
+    ):
+        assert load_config({"optimizer": {"type": given}}).optimizer.type == canonical
 
 
 def test_missing_or_null_parameters_are_no_parameters():
@@ -219,6 +202,6 @@ OFF = [
 ]
 
 
-@pytest.mark.parametrize("given", OFF, ids=json.dumps)
-def test_what_is_present_but_off_is_accepted(given):
-    assert isinstance(load_config(given), SpmdZeroConfig)
+def test_what_is_present_but_off_is_accepted():
+    for given in OFF:
+        assert isinstance(load_config(given), SpmdZeroConfig)
