@@ -12,26 +12,11 @@ from spmdzero.config._monitoring import (
     TensorBoardConfig,
     WandbConfig,
 )
-from spmdzero.config._optimizers import (
-    OPTIMIZERS,
-    AdagradParams,
-    AdamParams,
-    LambParams,
-    LionParams,
-    MuonParams,
-    SGDParams,
-)
+from spmdzero.config._optimizers import OPTIMIZERS
 from spmdzero.config._params import check_params
 from spmdzero.config._precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
 from spmdzero.config._refused_optimizers import REFUSED_OPTIMIZERS
-from spmdzero.config._schedules import (
-    SCHEDULES,
-    LRRangeTestParams,
-    OneCycleParams,
-    WarmupCosineLRParams,
-    WarmupDecayLRParams,
-    WarmupLRParams,
-)
+from spmdzero.config._schedules import SCHEDULES
 from spmdzero.config._spmd import SpmdConfig
 from spmdzero.config._triangle import BatchSizes, resolve_batch_sizes
 from spmdzero.config._types import Section
@@ -44,8 +29,6 @@ __all__ = [
     "REFUSED_OPTIMIZERS",
     "SCHEDULES",
     "ActivationCheckpointingConfig",
-    "AdagradParams",
-    "AdamParams",
     "BatchSizes",
     "Bf16Config",
     "CommsLoggerConfig",
@@ -54,13 +37,7 @@ __all__ = [
     "FlopsProfilerConfig",
     "Fp16Config",
     "KeyClass",
-    "LRRangeTestParams",
-    "LambParams",
-    "LionParams",
-    "MuonParams",
-    "OneCycleParams",
     "OptimizerConfig",
-    "SGDParams",
     "SchedulerConfig",
     "Section",
     "SpmdConfig",
@@ -68,9 +45,6 @@ __all__ = [
     "TensorBoardConfig",
     "TorchAutocastConfig",
     "WandbConfig",
-    "WarmupCosineLRParams",
-    "WarmupDecayLRParams",
-    "WarmupLRParams",
     "ZeroConfig",
     "check_params",
     "key_class",

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from spmdzero.config import AdagradParams
+from spmdzero.config import OPTIMIZERS
 from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, keep_new
 
 
@@ -14,7 +14,7 @@ from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, keep_new
 class Adagrad(UpdateRule):
     """Adagrad as torch.optim.Adagrad has it, which DeepSpeed's "Adagrad" is (JMLR 12, 2121)."""
 
-    parameters = AdagradParams
+    parameters = OPTIMIZERS["Adagrad"]
 
     @property
     def slots(self) -> tuple[str, ...]:

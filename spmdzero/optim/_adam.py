@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spmdzero.config import AdamParams
-from spmdzero.optim._group_checks import log_decay
-from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, keep_new
+from spmdzero.config import OPTIMIZERS
+from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, decay_rates, keep_new
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +20,7 @@ class Adam(UpdateRule):
         bias_correction: divide the moments by `1 - beta ** step`.
     """
 
-    parameters = AdamParams
+    parameters = OPTIMIZERS["Adam"]
     not_in_groups = ("adam_w_mode", "torch_adam", "amsgrad")
     decoupled: bool
     bias_correction: bool
@@ -39,18 +38,10 @@ class Adam(UpdateRule):
     def hyper(self, group: Mapping[str, Any]) -> dict[str, float]:
         """lr, eps, the decay and what the betas lead to."""
         lr, weight_decay = float(group["lr"]), float(group["weight_decay"])
-        beta1, beta2 = (float(beta) for beta in group["betas"])
-        return {
-            "lr": lr,
-            "eps": float(group["eps"]),
-            "decay": lr * weight_decay if self.decoupled else weight_decay,
-            # Subtracted in fp32, 1 - 0.999 would be right to 4 digits only.
-            "one_minus_beta1": 1.0 - beta1,
-            "one_minus_beta2": 1.0 - beta2,
-            "beta2": beta2,
-            "log_beta1": log_decay(beta1),
-            "log_beta2": log_decay(beta2),
-        }
+        rates = decay_rates(group, logarithms=True)
+        del rates["beta1"]
+        decay = lr * weight_decay if self.decoupled else weight_decay
+        return {"lr": lr, "eps": float(group["eps"]), "decay": decay, **rates}
 
     def prepare(self, hyper: Mapping[str, Tensor], step: Tensor) -> dict[str, Tensor]:
         """The step size and both moments' factors."""

@@ -1,6 +1,5 @@
 """The checks of a param group: by the config's parameters, and by what its rule was built for."""
 
-import math
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
@@ -85,8 +84,3 @@ def _on_host(name: str, value: Any) -> Any:
     if name == "betas" and isinstance(value, list | tuple):
         return [_on_host("beta", beta) for beta in value]
     return float(value) if isinstance(value, Real) and not isinstance(value, int) else value
-
-
-def log_decay(beta: float) -> float:
-    """The logarithm of a decay rate, minus infinity for 0."""
-    return math.log(beta) if beta else -math.inf

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spmdzero.config import LambParams
-from spmdzero.optim._group_checks import log_decay
-from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, keep_new
+from spmdzero.config import OPTIMIZERS
+from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, decay_rates, keep_new
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +24,7 @@ class Lamb(UpdateRule):
         eps_inside_sqrt: add eps to the second moment, not to its root.
     """
 
-    parameters = LambParams
+    parameters = OPTIMIZERS["Lamb"]
     not_in_groups = ("eps_inside_sqrt",)
     bias_correction: bool
     eps_inside_sqrt: bool
@@ -42,16 +41,9 @@ class Lamb(UpdateRule):
 
     def hyper(self, group: Mapping[str, Any]) -> dict[str, float]:
         """The numbers, and what the betas lead to."""
-        beta1, beta2 = (float(beta) for beta in group["betas"])
-        numbers = ("lr", "eps", "weight_decay", "max_coeff", "min_coeff")
-        return {name: float(group[name]) for name in numbers} | {
-            "beta1": beta1,
-            "beta2": beta2,
-            "one_minus_beta1": 1.0 - beta1,
-            "one_minus_beta2": 1.0 - beta2,
-            "log_beta1": log_decay(beta1),
-            "log_beta2": log_decay(beta2),
-        }
+        names = ("lr", "eps", "weight_decay", "max_coeff", "min_coeff")
+        numbers = {name: float(group[name]) for name in names}
+        return numbers | decay_rates(group, logarithms=True)
 
     def prepare(self, hyper: Mapping[str, Tensor], step: Tensor) -> dict[str, Tensor]:
         """The step size before the trust ratio."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from spmdzero.config import LionParams
-from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, keep_new
+from spmdzero.config import OPTIMIZERS
+from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, decay_rates, keep_new
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class Lion(UpdateRule):
     paper; DeepSpeed's kernel adds lr there at every step (csrc/lion/multi_tensor_lion.cu).
     """
 
-    parameters = LionParams
+    parameters = OPTIMIZERS["Lion"]
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -27,19 +27,8 @@ class Lion(UpdateRule):
 
     def hyper(self, group: Mapping[str, Any]) -> dict[str, float]:
         """lr, the decay of a step, and both betas with their complements."""
-        beta1, beta2 = (float(beta) for beta in group["betas"])
-        return {
-            "lr": float(group["lr"]),
-            "decay": float(group["lr"]) * float(group["weight_decay"]),
-            "beta1": beta1,
-            "beta2": beta2,
-            "one_minus_beta1": 1.0 - beta1,
-            "one_minus_beta2": 1.0 - beta2,
-        }
-
-    def prepare(self, hyper: Mapping[str, Tensor], step: Tensor) -> dict[str, Tensor]:
-        """The numbers as they are: no part of Lion depends on the step."""
-        return dict(hyper)
+        lr = float(group["lr"])
+        return {"lr": lr, "decay": lr * float(group["weight_decay"]), **decay_rates(group)}
 
     def update(
         self,

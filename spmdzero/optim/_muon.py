@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from spmdzero.config import MuonParams
+from spmdzero.config import OPTIMIZERS
 from spmdzero.optim._newton_schulz import aspect_scale, gather_dtype, orthogonalize
 from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, keep_new
 
@@ -27,7 +27,7 @@ class Muon(UpdateRule):
         ns_method: the Newton-Schulz iteration, see `orthogonalize`.
     """
 
-    parameters = MuonParams
+    parameters = OPTIMIZERS["Muon"]
     ns_method: Literal["gram", "standard"]
 
     @property
@@ -78,10 +78,6 @@ class Muon(UpdateRule):
         update = orthogonalize(matrix, method=self.ns_method) * scale
         stored = whole.store(update.reshape(whole.shape)).to(grad.dtype)
         return stored, {"momentum_buffer": buffer}
-
-    def prepare(self, hyper: Mapping[str, Tensor], step: Tensor) -> dict[str, Tensor]:
-        """lr and decay: no part of Muon depends on the step."""
-        return {"lr": hyper["lr"], "decay": hyper["decay"]}
 
     def update(
         self,

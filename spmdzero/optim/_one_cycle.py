@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from torch.optim import Optimizer
 
-from spmdzero.config import OneCycleParams
 from spmdzero.optim._schedule import DeepSpeedSchedule, checked, per_group
 
 _SECOND_BETA = 0.99
@@ -41,7 +40,7 @@ class OneCycle(DeepSpeedSchedule):
         SpmdZeroConfigError: a parameter of the wrong type, range or length.
     """
 
-    @checked(OneCycleParams)
+    @checked("OneCycle")
     def __init__(
         self,
         optimizer: Optimizer,

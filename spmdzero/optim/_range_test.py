@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from torch.optim import Optimizer
 
-from spmdzero.config import LRRangeTestParams
 from spmdzero.optim._schedule import DeepSpeedSchedule, checked, per_group
 
 
@@ -28,7 +27,7 @@ class LRRangeTest(DeepSpeedSchedule):
         SpmdZeroConfigError: a parameter of the wrong type, range or length.
     """
 
-    @checked(LRRangeTestParams)
+    @checked("LRRangeTest")
     def __init__(
         self,
         optimizer: Optimizer,

@@ -1,5 +1,6 @@
 """What an update rule is: the arithmetic of one optimizer, apart from where tensors live."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -151,14 +152,16 @@ class UpdateRule(ABC):
         """
         return grad, {}
 
-    @abstractmethod
     def prepare(self, hyper: Mapping[str, Tensor], step: Tensor) -> dict[str, Tensor]:
         """What every parameter of one group needs in `update`, once per group and step.
+
+        The numbers as they are, where no part of the rule depends on the step.
 
         Args:
             hyper: the numbers of `hyper` as 0-dim fp32 tensors.
             step: 0-dim fp32, how many steps have been applied, this one included (1 at first).
         """
+        return dict(hyper)
 
     @abstractmethod
     def update(
@@ -182,3 +185,17 @@ class UpdateRule(ABC):
                 follows from what `keep` returned, the program reads the old value once, and the
                 new one takes its place.
         """
+
+
+def decay_rates(group: Mapping[str, Any], *, logarithms: bool = False) -> dict[str, float]:
+    """What the betas of a param group lead to, by the names that the rules know them by.
+
+    In double precision: subtracted in fp32, 1 - 0.999 would be right to 4 digits only. The
+    logarithm of a beta of 0 is minus infinity.
+    """
+    found = {}
+    for name, beta in zip(("beta1", "beta2"), map(float, group["betas"]), strict=True):
+        found |= {name: beta, f"one_minus_{name}": 1.0 - beta}
+        if logarithms:
+            found[f"log_{name}"] = math.log(beta) if beta else -math.inf
+    return found

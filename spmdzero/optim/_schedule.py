@@ -9,7 +9,7 @@ from typing import ParamSpec
 import torch
 from torch.optim import Optimizer
 
-from spmdzero.config import Section, check_params
+from spmdzero.config import SCHEDULES, check_params
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 
 P = ParamSpec("P")
@@ -70,8 +70,8 @@ class DeepSpeedSchedule(ABC):
         self._last_lr = rates
 
 
-def checked(parameters: type[Section]) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Makes a schedule's `__init__` check its arguments as a config's ``scheduler.params`` are.
+def checked(name: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """Makes the `__init__` of the schedule `name` check its arguments as the config's are.
 
     Raises:
         SpmdZeroConfigError: one of the wrong type or range.
@@ -83,7 +83,7 @@ def checked(parameters: type[Section]) -> Callable[[Callable[P, None]], Callable
         @functools.wraps(init)
         def checking(*args: P.args, **kwargs: P.kwargs) -> None:
             _, _, *given = signature.bind(*args, **kwargs).arguments.items()
-            check_params(parameters, dict(given), at="scheduler.params")
+            check_params(SCHEDULES[name], dict(given), at="scheduler.params")
             init(*args, **kwargs)
 
         return checking

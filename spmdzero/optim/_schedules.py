@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from torch.optim import Optimizer
 
-from spmdzero.config import WarmupCosineLRParams, WarmupDecayLRParams, WarmupLRParams
 from spmdzero.optim._schedule import DeepSpeedSchedule, checked, per_group
 
 
@@ -55,7 +54,7 @@ class WarmupLR(_WarmupSchedule):
         SpmdZeroConfigError: a parameter of the wrong type, range or length.
     """
 
-    @checked(WarmupLRParams)
+    @checked("WarmupLR")
     def __init__(
         self,
         optimizer: Optimizer,
@@ -107,7 +106,7 @@ class WarmupDecayLR(WarmupLR):
         SpmdZeroConfigError: a parameter of the wrong type, range or length.
     """
 
-    @checked(WarmupDecayLRParams)
+    @checked("WarmupDecayLR")
     def __init__(
         self,
         optimizer: Optimizer,
@@ -153,7 +152,7 @@ class WarmupCosineLR(_WarmupSchedule):
         SpmdZeroConfigError: a parameter of the wrong type or range.
     """
 
-    @checked(WarmupCosineLRParams)
+    @checked("WarmupCosineLR")
     def __init__(
         self,
         optimizer: Optimizer,

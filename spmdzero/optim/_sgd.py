@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spmdzero.config import SGDParams
+from spmdzero.config import OPTIMIZERS
 from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, keep_new
 
 
@@ -20,7 +20,7 @@ class SGD(UpdateRule):
         nesterov: look ahead along the buffer (needs `momentum`).
     """
 
-    parameters = SGDParams
+    parameters = OPTIMIZERS["SGD"]
     momentum: bool
     nesterov: bool
 
