@@ -1,7 +1,6 @@
 """What `initialize` does, step by step: config, backend, plan, training."""
 
 import logging
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -28,11 +27,10 @@ from spmdzero.config import (
     resolve_batch_sizes,
 )
 from spmdzero.data._inputs import InputPlacer
-from spmdzero.engine._accumulation import planned_micro_batches
 from spmdzero.engine._groups import Groups, Members, find_groups
 from spmdzero.engine._schedule import make_schedule
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
-from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan
+from spmdzero.plan import MeshSpec, ShardingPlan
 from spmdzero.precision import GradientScaling, LossScaler, PrecisionPolicy
 from spmdzero.state._placed_module import move_module
 from spmdzero.state._training import Training
@@ -132,46 +130,6 @@ def place_module(
             stage=settings.zero_optimization.stage, allowed=settings.zero_allow_untested_optimizer
         )
     return groups
-
-
-def plan_of(
-    settings: SpmdZeroConfig,
-    model: nn.Module,
-    groups: Groups | None,
-    *,
-    batch: BatchSizes,
-    mesh: MeshSpec,
-) -> ShardingPlan:
-    """Where every tensor of the training state lives."""
-    precision = PrecisionPolicy.from_config(settings)
-    return ShardingPlan.build(
-        _parameters(model, groups),
-        stage=settings.zero_optimization.stage,
-        mesh=mesh,
-        min_shard_elements=settings.spmd.min_shard_elements,
-        master=precision.master,
-        moments=groups.slots if groups else (),
-        moment_dtype=_name(precision.moment),
-        accumulator_dtype=_name(precision.accumulate),
-        accumulation_steps=planned_micro_batches(settings, batch),
-        partial=settings.spmd.forward == "region",
-    )
-
-
-def _parameters(model: nn.Module, groups: Groups | None) -> Iterable[ParamSpec]:
-    slots = groups.slots_by_parameter() if groups else {}
-    for name, parameter in model.named_parameters():
-        yield ParamSpec(
-            name=name,
-            shape=tuple(parameter.shape),
-            dtype=_name(parameter.dtype),
-            trainable=parameter.requires_grad and (groups is None or parameter in slots),
-            moments=slots.get(parameter, ()) if groups and groups.has_many_layouts else None,
-        )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def make_training(

@@ -4,9 +4,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spmdzero.compat.zero import estimate_zero2_model_states_mem_needs
 from spmdzero.explain._aot import Compiled, CompilerMemory
-from spmdzero.plan import MemoryReport, Role, ShardingPlan
+from spmdzero.plan import (
+    MemoryReport,
+    Role,
+    ShardingPlan,
+    estimate_zero2_model_states_mem_needs,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

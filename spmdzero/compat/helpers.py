@@ -1,7 +1,8 @@
-"""Small helpers that scripts import from `deepspeed.utils`."""
+"""Small helpers that scripts import from `deepspeed.utils` and its like."""
 
 import contextlib
 import functools
+import os
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
@@ -10,6 +11,9 @@ import torch
 from torch import nn
 
 from spmdzero.backend.torch_xla import scope
+
+# Launchers read the environment file by this name.
+DEEPSPEED_ENVIRONMENT_NAME = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -89,3 +93,23 @@ class OnDevice(contextlib.AbstractContextManager["OnDevice", None]):
         if self.enabled:
             self._on.__exit__(kind, error, trace)
             torch.set_default_dtype(self._before)
+
+
+def clone_tensors_for_torch_save(
+    item: Any,
+    device: torch.device | str = torch.device("cpu"),  # noqa: B008 (DeepSpeed's)
+) -> Any:
+    """A copy of nested lists, tuples and dicts whose tensors are clones on `device`.
+
+    A clone's storage holds its own elements only, so files stay small.
+    """
+    if isinstance(item, torch.Tensor):
+        target = torch.device(device)
+        return item.detach().clone() if item.device == target else item.detach().to(target)
+    if isinstance(item, list | tuple):
+        return type(item)([clone_tensors_for_torch_save(value, device) for value in item])
+    if isinstance(item, dict):
+        return type(item)(
+            {key: clone_tensors_for_torch_save(value, device) for key, value in item.items()}
+        )
+    return item

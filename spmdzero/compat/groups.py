@@ -5,9 +5,9 @@ Ranks and sizes are those of processes (hosts), as in `spmdzero.comm`; devices a
 
 from typing import Any
 
-from spmdzero.compat import comm, refusals
+from spmdzero.compat import comm
 from spmdzero.compat.accelerator import get_accelerator
-from spmdzero.compat.utils.logging import log_dist
+from spmdzero.compat.logging import log_dist
 
 __all__ = [
     "bwc_pipeline_parallel_world_size",
@@ -43,32 +43,17 @@ def get_data_parallel_world_size() -> int:
 
 
 def get_model_parallel_group() -> None:
-    """None: there is no model parallelism."""
+    """None: there is no model or tensor parallelism."""
     return None
 
 
 def get_model_parallel_rank() -> int:
-    """0."""
+    """0: there is no model or tensor parallelism."""
     return 0
 
 
 def get_model_parallel_world_size() -> int:
-    """1."""
-    return 1
-
-
-def get_tensor_model_parallel_group() -> None:
-    """None: there is no tensor parallelism."""
-    return None
-
-
-def get_tensor_model_parallel_rank() -> int:
-    """0."""
-    return 0
-
-
-def get_tensor_model_parallel_world_size() -> int:
-    """1."""
+    """1: there is no model or tensor parallelism."""
     return 1
 
 
@@ -78,14 +63,11 @@ def get_tensor_model_parallel_src_rank() -> int:
 
 
 def bwc_tensor_model_parallel_world_size(mpu: Any = None) -> int:
-    """1."""
+    """1: there is no tensor or pipeline parallelism."""
     return 1
 
 
-def bwc_pipeline_parallel_world_size(mpu: Any = None) -> int:
-    """1."""
-    return 1
-
-
-def __getattr__(name: str) -> Any:
-    return refusals.attribute("utils.groups", name)
+get_tensor_model_parallel_group = get_model_parallel_group
+get_tensor_model_parallel_rank = get_model_parallel_rank
+get_tensor_model_parallel_world_size = get_model_parallel_world_size
+bwc_pipeline_parallel_world_size = bwc_tensor_model_parallel_world_size
