@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,7 +24,7 @@ from spmdzero.formats import (
     check_tag,
     held_for,
     latest_tag,
-    newest_complete,
+    naming_the_newest,
     save_native,
 )
 from spmdzero.state._from_deepspeed import open_for
@@ -170,7 +170,7 @@ class Checkpoints(ModuleMethods):
                 every host.
         """
         engine, folder, processes = cast("Engine", self), Path(load_dir), runtime.process_count()
-        with _naming_the_newest(folder, but=None):
+        with naming_the_newest(folder):
             with together(folder, doing="loaded", processes=processes):
                 self.wait_checkpoint()
                 if tag is None:
@@ -189,7 +189,7 @@ class Checkpoints(ModuleMethods):
             module_only=load_module_only,
             custom_load_fn=custom_load_fn,
         )
-        with _naming_the_newest(folder, but=str(tag)):
+        with naming_the_newest(folder, but=str(tag)):
             alike = functools.partial(
                 together, folder / str(tag), doing="loaded", processes=processes
             )
@@ -200,21 +200,6 @@ class Checkpoints(ModuleMethods):
             if names := getattr(self.load_report, what):
                 logger.warning("loaded %s: %s %s", folder / str(tag), what, ", ".join(names))
         return state.source, dict(state.host.client_state)
-
-
-@contextlib.contextmanager
-def _naming_the_newest(folder: Path, *, but: str | None) -> Iterator[None]:
-    try:
-        yield
-    except SpmdZeroCheckpointError as error:
-        if error.newest is not None:
-            raise
-        raise SpmdZeroCheckpointError(
-            file=error.file,
-            reason=error.reason,
-            newest=newest_complete(folder, but=but),
-            fix=error.fix,
-        ) from error
 
 
 def _checked(
@@ -245,7 +230,6 @@ def require_one_tag(folder: Path, tags: list[str | None]) -> None:
         raise SpmdZeroCheckpointError(
             file=folder,
             reason=f"the processes would load the tags {tags}, None where there is no latest",
-            newest=None,
             fix="Name the same tag in every process, in a folder that all of them see",
         )
 

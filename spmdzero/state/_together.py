@@ -34,7 +34,7 @@ def together(file: Path, *, doing: str, processes: int) -> Iterator[None]:
     for process, said in enumerate(everyones("", processes=processes)):
         if said:
             raise SpmdZeroCheckpointError(
-                file=file, reason=f"can't be {doing}: process {process}: {said}", newest=None
+                file=file, reason=f"can't be {doing}: process {process}: {said}"
             )
 
 

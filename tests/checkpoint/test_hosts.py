@@ -24,7 +24,7 @@ from spmdzero.formats import (
     open_state,
     save_native,
 )
-from spmdzero.formats import _parts as parts
+from spmdzero.formats.native import _hosts
 from tests.checkpoint.files import number_in, order_of, save, state_of
 
 OWN, COMMON = "each host's own", "the same on all hosts"
@@ -65,7 +65,7 @@ def test_two_processes_make_one_checkpoint_of_their_pieces(of_two: Path) -> None
     (manifest,) = complete_tags(of_two)
     kinds = sorted(path.name.split("-")[0] for path in (of_two / "step1").iterdir())
     assert kinds == ["COMMITTED", "manifest", "state", "state", "tensors", "tensors"]
-    assert len(manifest.states) == 2
+    assert len(manifest.contents.states) == 2
 
 
 @pytest.mark.parametrize("process", [0, 1])
@@ -141,7 +141,7 @@ def save_in_all(
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     # Who isn't told says after a while that it waited, which is no reason that a test expects.
-    monkeypatch.setattr(parts, "PATIENCE", 60.0)
+    monkeypatch.setattr(_hosts, "PATIENCE", 60.0)
 
 
 @pytest.mark.parametrize("where", FAILURES)
@@ -192,10 +192,10 @@ def test_a_report_of_a_failure_is_removed_once_nobody_can_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_in_all(tmp_path, lambda process, state: unsafe(state) if process == 0 else state)
-    (report,) = tmp_path.glob(".failed-*")
+    (report,) = tmp_path.glob(".saving-*")
     save(tmp_path, 2)
     assert report.exists(), "another host may not have looked yet"
-    monkeypatch.setattr("spmdzero.formats._folder.PATIENCE", -1.0)
+    monkeypatch.setattr(_hosts, "PATIENCE", -1.0)
     save(tmp_path, 3)
     assert not report.exists()
 

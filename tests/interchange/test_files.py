@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
-from spmdzero.formats import TrainingState
+from spmdzero.formats import TrainingState, open_state
 from spmdzero.formats.deepspeed import Target, read, write_regular, write_universal
 from spmdzero.formats.deepspeed._pickles import read_pt
 from tests.interchange.cases import CASES, model_of
@@ -189,7 +189,7 @@ def test_an_error_names_the_newest_tag_beside_the_damaged_one(tmp_path: Path) ->
         shutil.copytree(RECORDED / "z2_w2_fp16" / TAG, tmp_path / tag)
     (tmp_path / "damaged" / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
     with pytest.raises(SpmdZeroCheckpointError, match="rank 1") as caught:
-        read(tmp_path / "damaged")
+        open_state(tmp_path, "damaged")
     assert caught.value.newest == "whole"
 
 
