@@ -13,7 +13,6 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 import spmdzero
 from spmdzero.backend.torch_xla import DeviceMesh, RegionRules
 from spmdzero.data._inputs import InputPlacer
-from spmdzero.data._seeds import SeededBatches
 from spmdzero.engine import ReplicaBatchSampler, ZeroDataLoader
 from spmdzero.plan import MeshSpec
 from tests.checkpoint.test_data_position import Augmented, by_hand, start
@@ -203,17 +202,15 @@ def test_a_state_from_before_ends_were_noted_goes_on() -> None:
 
 
 def test_two_iterations_at_once_keep_their_own_seeds_for_worker_processes() -> None:
-    batches = SeededBatches(
-        ReplicaBatchSampler(length=80, micro_batch=2, replicas=8, local_replicas=range(8))
-    )
+    batches = ReplicaBatchSampler(length=80, micro_batch=2, replicas=8, local_replicas=range(8))
+    batches.skip(0, seed=1)
     seeds = []
-    batches.seed = 1
     for rows in batches:
-        seeds.append(rows.seed)  # type: ignore[attr-defined]
-        batches.seed = 2
+        seeds.append(rows.seed)
+        batches.skip(0, seed=2)
         next(iter(batches))
-    batches.seed = 1
-    assert seeds == [rows.seed for rows in batches]  # type: ignore[attr-defined]
+    batches.skip(2, seed=1)
+    assert seeds[2:] == [rows.seed for rows in batches]
 
 
 def test_the_epoch_after_a_finished_one_trains_in_a_resumed_run(tmp_path: Path) -> None:
