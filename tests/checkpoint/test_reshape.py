@@ -1,6 +1,5 @@
 """Any mesh to any mesh, any stage to any stage: the state is the same, bit for bit."""
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +48,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, State]:
     return folder, whole_state(engine)
 
 
-@pytest.mark.parametrize(
-    ("stage", "mesh"),
-    [
-        pair
-        for pair in itertools.product((0, 1, 2), MESHES)
-        # Those of the middle axes at the stages that shard most differently are enough by default.
-        if pair[0] != 1 or pair[1] == MESHES[0]
-    ],
-    ids=str,
-)
+# The meshes of the middle axes at the stages that shard most differently are enough.
+PLACES = [(0, mesh) for mesh in MESHES] + [(1, MESHES[0])] + [(2, mesh) for mesh in MESHES]
+
+
+@pytest.mark.parametrize(("stage", "mesh"), PLACES, ids=str)
 def test_a_state_is_the_same_at_every_stage_on_every_mesh_and_back(
     saved: tuple[Path, State], stage: int, mesh: dict[str, int], tmp_path: Path
 ) -> None:
@@ -108,29 +102,22 @@ def test_fp32_becomes_bf16_with_fp32_masters_and_fp32_again(stage: int, tmp_path
     assert differing(whole_state(again), whole_state(engine)) == []
 
 
-def test_eight_devices_to_two_and_back(tmp_path: Path) -> None:
-    _chain(tmp_path, [2], stage=2)
+CHAINS = [([2], 2), ([4, 2, 1], 0), ([4, 2, 1], 1), ([4, 2, 1], 2), ([3, 7], 2)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", [0, 1, 2])
-def test_eight_devices_to_four_to_two_to_one_and_back(tmp_path: Path, stage: int) -> None:
-    _chain(tmp_path, [4, 2, 1], stage=stage)
-
-
-@pytest.mark.slow
-def test_three_devices_pad_what_eight_do_not(tmp_path: Path) -> None:
-    _chain(tmp_path, [3, 7], stage=2)
-
-
-def _chain(folder: Path, counts: list[int], *, stage: int) -> None:
+@pytest.mark.parametrize(
+    ("counts", "stage"),
+    [pytest.param(*case, marks=[pytest.mark.slow] * (case != CHAINS[0])) for case in CHAINS],
+    ids=str,
+)
+def test_eight_devices_to_others_and_back(tmp_path: Path, counts: list[int], stage: int) -> None:
     engine = start(settings(2))
     train(engine, range(2))
-    source = folder / "8"
+    source = tmp_path / "8"
     engine.save_checkpoint(source)
     state = whole_state(engine)
     for devices in counts:
-        target = folder / str(devices)
+        target = tmp_path / str(devices)
         found = on_devices(devices, source, target, settings(stage))
         assert differing(found, state) == [], devices
         source = target
