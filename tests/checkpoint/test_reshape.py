@@ -1,13 +1,15 @@
 """Any mesh to any mesh, any stage to any stage: the state is the same, bit for bit."""
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.checkpoint.reshape import on_devices
-from tests.checkpoint.runs import config, start, train, whole_state
+from tests.checkpoint.runs import assert_state, config, start, train, whole_state
+from tests.support.processes import run_module
 
 State = dict[str, torch.Tensor]
 MESHES: list[dict[str, int]] = [
@@ -36,6 +38,17 @@ def weights(state: State) -> State:
 def differing(first: State, second: State) -> list[str]:
     assert first.keys() == second.keys()
     return [name for name, tensor in first.items() if not torch.equal(tensor, second[name])]
+
+
+def on_devices(devices: int, source: Path, target: Path, settings: dict[str, Any]) -> State:
+    """The state that a new process on so many devices loads from one folder and saves again."""
+    file = target.with_suffix(".pt")
+    run_module(
+        "tests.checkpoint.test_reshape",
+        *(str(source), str(target), json.dumps(settings), str(file)),
+        devices=devices,
+    )
+    return torch.load(file, weights_only=True)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +84,7 @@ def test_a_state_is_the_same_at_every_stage_on_every_mesh_and_back(
     engine.save_checkpoint(tmp_path)
     back = start(settings(2, gas=2))
     back.load_checkpoint(tmp_path)
-    assert differing(whole_state(back), state) == []
+    assert_state(back, state)
 
 
 def test_summands_of_another_mesh_become_their_sum(tmp_path: Path) -> None:
@@ -99,7 +112,7 @@ def test_fp32_becomes_bf16_with_fp32_masters_and_fp32_again(stage: int, tmp_path
     half.save_checkpoint(tmp_path / "bf16")
     again = start(settings(2))
     again.load_checkpoint(tmp_path / "bf16")
-    assert differing(whole_state(again), whole_state(engine)) == []
+    assert_state(again, whole_state(engine))
 
 
 CHAINS = [([2], 2), ([4, 2, 1], 0), ([4, 2, 1], 1), ([4, 2, 1], 2), ([3, 7], 2)]
@@ -123,4 +136,17 @@ def test_eight_devices_to_others_and_back(tmp_path: Path, counts: list[int], sta
         source = target
     back = start(settings(2))
     back.load_checkpoint(source)
-    assert differing(whole_state(back), state) == []
+    assert_state(back, state)
+
+
+def main() -> None:
+    """`CPU_NUM_DEVICES=2 python -m tests.checkpoint.test_reshape FROM TO SETTINGS STATE.pt`"""
+    source, target, settings, file = sys.argv[1:]
+    engine = start(json.loads(settings))
+    engine.load_checkpoint(source)
+    torch.save(whole_state(engine), file)
+    engine.save_checkpoint(target)
+
+
+if __name__ == "__main__":
+    main()
