@@ -222,4 +222,4 @@ def _gradient(training: Training, state: TrainingState, name: str, item: Held) -
 
 
 def _misfit(state: TrainingState, reason: str, *, fix: str) -> SpmdZeroCheckpointError:
-    return SpmdZeroCheckpointError(file=state.source, reason=reason, newest=None, fix=fix)
+    return SpmdZeroCheckpointError(file=state.source, reason=reason, fix=fix)

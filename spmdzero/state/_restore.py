@@ -158,7 +158,6 @@ def _progress(training: Training, host: HostState, options: LoadOptions) -> Iter
                 raise SpmdZeroCheckpointError(
                     file="the checkpoint",
                     reason="holds no state of a learning-rate schedule",
-                    newest=None,
                     fix="Load it with load_lr_scheduler_states=False",
                 )
             before = copy.deepcopy(schedule.state_dict())

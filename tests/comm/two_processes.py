@@ -8,7 +8,7 @@ import torch
 
 from spmdzero import comm
 from spmdzero.backend.torch_xla import runtime
-from spmdzero.state._hosts import everyones, together
+from spmdzero.state._together import everyones, together
 
 
 def main() -> None:

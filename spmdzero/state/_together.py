@@ -33,7 +33,7 @@ def together(file: Path, *, doing: str) -> Iterator[None]:
     for process, said in enumerate(everyones("")):
         if said:
             raise SpmdZeroCheckpointError(
-                file=file, reason=f"can't be {doing}: process {process}: {said}", newest=None
+                file=file, reason=f"can't be {doing}: process {process}: {said}"
             )
 
 
@@ -58,7 +58,6 @@ def require_one_tag(folder: Path, tags: list[str | None]) -> None:
         raise SpmdZeroCheckpointError(
             file=folder,
             reason=f"the processes would load the tags {tags}, None where there is no latest",
-            newest=None,
             fix="Name the same tag in every process, in a folder that all of them see",
         )
 
