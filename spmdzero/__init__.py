@@ -6,7 +6,8 @@ from typing import Any
 from spmdzero._initialize import initialize
 from spmdzero._logging import show_log_lines
 from spmdzero.audit import AuditReport, Diagnosis, Finding, audit, auditing, doctor
-from spmdzero.backend.torch_xla import local_shards, replicated
+from spmdzero.backend import current as _current_backend
+from spmdzero.backend import replicated
 from spmdzero.compat import (
     accelerator,
     checkpoint,
@@ -45,6 +46,8 @@ from spmdzero.plan import ShardingPlan
 from spmdzero.profiling import profile
 
 __version__ = version("spmdzero")
+# Imports the compiler front end, before a script can do it in another way.
+local_shards = _current_backend().arrays.local_shards
 show_log_lines()
 keep_old_paths()
 refuse_modules()

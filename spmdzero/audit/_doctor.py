@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from spmdzero.audit._diagnosis import Check, Diagnosis
 from spmdzero.audit._machine import machine_checks
 from spmdzero.audit._recompiles import recompilations
-from spmdzero.backend.torch_xla import counters, memory_maps, runtime
+from spmdzero.backend import current
 from spmdzero.engine import Engine
 from spmdzero.inspect import measure
 
@@ -16,12 +16,12 @@ def doctor(engine: Engine | None = None) -> Diagnosis:
     With an engine also: what was compiled again and why, values read from the devices per step,
     and operations that ran on the CPU, all from torch_xla's counters since the engine's first
     forward. It changes nothing, so it may be called while training. Without an engine it starts
-    the devices' runtime.
+    the devices' current().devices.
 
     Raises:
         SpmdZeroRuntimeError: a device was used before SPMD was on.
     """
-    runtime.start()
+    current().devices.start()
     checks = list(machine_checks(engine.spmd_config if engine else None))
     if engine is not None:
         checks.append(Check(name="device memory", status="ok", said=str(measure(engine))))
@@ -38,10 +38,11 @@ def _compilations(engine: Engine) -> Iterator[Check]:
         seconds.setdefault(compilation.kind, 0.0)
         seconds[compilation.kind] += compilation.seconds
     own = ", ".join(f"{kind} {spent:.1f} s" for kind, spent in seconds.items())
+    programs, spent_on_all = current().counters.compiled()
     yield Check(
         name="compilations",
         status="ok",
-        said=f"{runtime.compile_count()} programs in {counters.compile_seconds():.1f} s in this "
+        said=f"{programs} programs in {spent_on_all:.1f} s in this "
         f"process; this engine's: {own}; it launched {engine.programs.launches}, and "
         f"{engine.programs.compiling.steps} of its steps compiled something",
     )
@@ -63,10 +64,10 @@ def _compilations(engine: Engine) -> Iterator[Check]:
 
 
 def _memory_maps() -> Iterator[Check]:
-    allowed = memory_maps.limit()
-    if allowed is None or runtime.platform() != "CPU":
+    allowed = current().memory_maps.limit()
+    if allowed is None or current().devices.platform() != "CPU":
         return
-    held = memory_maps.count()
+    held = current().memory_maps.count()
     many = held > allowed * 3 // 4
     yield Check(
         name="memory maps",
@@ -95,7 +96,7 @@ def _host_reads(engine: Engine) -> Check:
 
 
 def _fallbacks() -> Iterator[Check]:
-    for name, calls in counters.fallbacks().items():
+    for name, calls in current().counters.fallbacks().items():
         yield Check(
             name="CPU fallback",
             status="warning",

@@ -98,7 +98,7 @@ def _flags(settings: SpmdZeroConfig | None) -> Iterator[Check]:
             else "",
         )
     else:
-        yield Check(name="flags", status="ok", said=" ".join(runtime.cpu_flags()) or "none")
+        yield Check(name="flags", status="ok", said=" ".join(flags.cpu_flags()) or "none")
     debugging = [name for name in _DEBUGGING if os.environ.get(name, "0") not in ("", "0")]
     if debugging:
         yield Check(

@@ -1,1 +1,46 @@
-"""What knows devices. Each folder is one compiler's front end, and alone imports it."""
+"""What knows devices: the protocol, and one folder for each compiler's front end that keeps it."""
+
+from spmdzero.backend._arrays import Arrays
+from spmdzero.backend._autograd_graph import nodes_behind
+from spmdzero.backend._backend import Backend
+from spmdzero.backend._current import current
+from spmdzero.backend._devices import Devices
+from spmdzero.backend._inputs import Batch, Replicated, replicated
+from spmdzero.backend._keys import draw_key, draw_keys
+from spmdzero.backend._mesh import Mesh, PartitionSpec, Reduction
+from spmdzero.backend._programs import AnnotatedProgram, Placeholders, Programs
+from spmdzero.backend._region import (
+    Forward,
+    GradientSink,
+    OutputRule,
+    Region,
+    RegionRules,
+    refuse_gradient_hooks,
+)
+from spmdzero.backend._tree import map_tensors
+
+__all__ = [
+    "AnnotatedProgram",
+    "Arrays",
+    "Backend",
+    "Batch",
+    "Devices",
+    "Forward",
+    "GradientSink",
+    "Mesh",
+    "OutputRule",
+    "PartitionSpec",
+    "Placeholders",
+    "Programs",
+    "Reduction",
+    "Region",
+    "RegionRules",
+    "Replicated",
+    "current",
+    "draw_key",
+    "draw_keys",
+    "map_tensors",
+    "nodes_behind",
+    "refuse_gradient_hooks",
+    "replicated",
+]

@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import torch
 
+from spmdzero.backend._autograd_graph import nodes_behind
 from spmdzero.backend.torch_xla import _manual, _private
-from spmdzero.backend.torch_xla._autograd_graph import nodes_behind
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
 from spmdzero.errors import ReplicaRegionError
 

@@ -2,8 +2,10 @@
 
 import torch
 
+from spmdzero.backend._mesh import PartitionSpec
 from spmdzero.backend.torch_xla import _private
-from spmdzero.backend.torch_xla.mesh import DeviceMesh, PartitionSpec, fresh
+from spmdzero.backend.torch_xla.arrays import fresh
+from spmdzero.backend.torch_xla.mesh import DeviceMesh
 
 
 def enter(tensor: torch.Tensor, mesh: DeviceMesh, spec: PartitionSpec) -> torch.Tensor:

@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from spmdzero.backend.torch_xla import _manual, _private, runtime
 from spmdzero.backend.torch_xla._moves import watch_moves
 from spmdzero.backend.torch_xla._place import place
-from spmdzero.backend.torch_xla.mesh import DeviceMesh, local_shards
+from spmdzero.backend.torch_xla.arrays import local_shards
+from spmdzero.backend.torch_xla.mesh import DeviceMesh
 from spmdzero.errors import ReplicaRegionError
 
 # Replicas whose values `repr` shows.

@@ -6,7 +6,11 @@ from collections.abc import Mapping
 
 from spmdzero._logging import log_once
 from spmdzero.backend.torch_xla import _private
+from spmdzero.backend.torch_xla._cpu_flags import in_force as cpu_flags
+from spmdzero.backend.torch_xla.compile_cache import use as use_cache
 from spmdzero.errors import SpmdZeroRuntimeError, SpmdZeroUsageError
+
+__all__ = ["FLAG_SETS", "XlaFlag", "apply", "cpu_flags", "flags_for", "in_force", "use_cache"]
 
 _VARIABLE = "LIBTPU_INIT_ARGS"
 
