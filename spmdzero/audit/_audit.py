@@ -9,7 +9,7 @@ from spmdzero.audit._finding import AuditReport, sorted_findings
 from spmdzero.audit._host import HostWatch
 from spmdzero.audit._program import audit_program
 from spmdzero.audit._recompiles import recompilations
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 from spmdzero.engine import Engine, StepGraph
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.inspect import CollectiveLedger

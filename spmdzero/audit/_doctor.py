@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from spmdzero.audit._diagnosis import Check, Diagnosis
 from spmdzero.audit._machine import machine_checks
 from spmdzero.audit._recompiles import recompilations
-from spmdzero.backend import current
+from spmdzero.backend import counters, memory_maps, runtime
 from spmdzero.engine import Engine
 from spmdzero.inspect import measure
 
@@ -16,12 +16,12 @@ def doctor(engine: Engine | None = None) -> Diagnosis:
     With an engine also: what was compiled again and why, values read from the devices per step,
     and operations that ran on the CPU, all from torch_xla's counters since the engine's first
     forward. It changes nothing, so it may be called while training. Without an engine it starts
-    the devices' current().devices.
+    the devices.
 
     Raises:
         SpmdZeroRuntimeError: a device was used before SPMD was on.
     """
-    current().devices.start()
+    runtime.start()
     checks = list(machine_checks(engine.spmd_config if engine else None))
     if engine is not None:
         checks.append(Check(name="device memory", status="ok", said=str(measure(engine))))
@@ -38,7 +38,7 @@ def _compilations(engine: Engine) -> Iterator[Check]:
         seconds.setdefault(compilation.kind, 0.0)
         seconds[compilation.kind] += compilation.seconds
     own = ", ".join(f"{kind} {spent:.1f} s" for kind, spent in seconds.items())
-    programs, spent_on_all = current().counters.compiled()
+    programs, spent_on_all = counters.compiled()
     yield Check(
         name="compilations",
         status="ok",
@@ -64,10 +64,10 @@ def _compilations(engine: Engine) -> Iterator[Check]:
 
 
 def _memory_maps() -> Iterator[Check]:
-    allowed = current().memory_maps.limit()
-    if allowed is None or current().devices.platform() != "CPU":
+    allowed = memory_maps.limit()
+    if allowed is None or runtime.platform() != "CPU":
         return
-    held = current().memory_maps.count()
+    held = memory_maps.count()
     many = held > allowed * 3 // 4
     yield Check(
         name="memory maps",
@@ -96,7 +96,7 @@ def _host_reads(engine: Engine) -> Check:
 
 
 def _fallbacks() -> Iterator[Check]:
-    for name, calls in current().counters.fallbacks().items():
+    for name, calls in counters.fallbacks().items():
         yield Check(
             name="CPU fallback",
             status="warning",

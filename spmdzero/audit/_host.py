@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spmdzero.audit._finding import Finding
-from spmdzero.backend.torch_xla import counters
+from spmdzero.backend import counters
 
 _SPMDZERO = Path(__file__).parents[1]
 _LIBRARIES = (str(Path(torch.__file__).parent), str(_SPMDZERO), "<")

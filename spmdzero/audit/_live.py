@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 
 from spmdzero.audit._finding import Finding
-from spmdzero.backend.torch_xla import buffer_ids, local_shapes, sharding_of
+from spmdzero.backend import arrays
 from spmdzero.engine import Engine
 
 # Below, a shard is smaller than what its collective costs; the default of min_shard_elements.
@@ -62,15 +62,15 @@ def drifted_parameters(engine: Engine) -> Iterator[Finding]:
                 "each forward now gathers it, as ZeRO-3 would",
                 fix="write with spmdzero.utils.safe_set_full_fp32_param, or through "
                 "model.load_state_dict; not with .data = or with tensors made of optimizer states",
-                evidence=f"a device holds {list(local_shapes(parameter)[0])} of "
-                f"{list(parameter.shape)}, {sharding_of(parameter)}",
+                evidence=f"a device holds {list(arrays.local_shapes(parameter)[0])} of "
+                f"{list(parameter.shape)}, {arrays.sharding_of(parameter)}",
             )
 
 
 def ids(engine: Engine) -> dict[str, tuple[int, int]]:
     """`buffer_ids` of each parameter and state."""
     return {
-        name: buffer_ids(tensor)
+        name: arrays.buffer_ids(tensor)
         for name, tensor in engine.named_tensors().items()
         if name.partition("/")[0] == "parameter" or _is_state(engine, name.partition("/")[0])
     }
@@ -117,4 +117,4 @@ def _is_large(engine: Engine, parameter: str) -> bool:
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
-    return local_shapes(tensor)[0] == tuple(tensor.shape)
+    return arrays.local_shapes(tensor)[0] == tuple(tensor.shape)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from spmdzero.audit._diagnosis import Check
-from spmdzero.backend.torch_xla import flags, runtime
+from spmdzero.backend import flags, runtime
 from spmdzero.config import SpmdZeroConfig
 
 _PACKAGES = ("torch", "torch_xla", "jax", "jaxlib", "libtpu")

@@ -3,8 +3,15 @@
 from spmdzero.backend._arrays import Arrays
 from spmdzero.backend._autograd_graph import nodes_behind
 from spmdzero.backend._backend import Backend
-from spmdzero.backend._current import current
-from spmdzero.backend._devices import Devices
+from spmdzero.backend._current import (
+    arrays,
+    counters,
+    current,
+    flags,
+    memory_maps,
+    programs,
+    runtime,
+)
 from spmdzero.backend._inputs import Batch, Replicated, replicated
 from spmdzero.backend._keys import draw_key, draw_keys
 from spmdzero.backend._mesh import Mesh, PartitionSpec, Reduction
@@ -17,6 +24,7 @@ from spmdzero.backend._region import (
     RegionRules,
     refuse_gradient_hooks,
 )
+from spmdzero.backend._runtime import Runtime
 from spmdzero.backend._tree import map_tensors
 
 __all__ = [
@@ -24,7 +32,6 @@ __all__ = [
     "Arrays",
     "Backend",
     "Batch",
-    "Devices",
     "Forward",
     "GradientSink",
     "Mesh",
@@ -36,11 +43,18 @@ __all__ = [
     "Region",
     "RegionRules",
     "Replicated",
+    "Runtime",
+    "arrays",
+    "counters",
     "current",
     "draw_key",
     "draw_keys",
+    "flags",
     "map_tensors",
+    "memory_maps",
     "nodes_behind",
+    "programs",
     "refuse_gradient_hooks",
     "replicated",
+    "runtime",
 ]

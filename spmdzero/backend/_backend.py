@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from spmdzero.backend._arrays import Arrays
-from spmdzero.backend._devices import Devices
 from spmdzero.backend._mesh import Mesh, PartitionSpec, Reduction
 from spmdzero.backend._programs import Counters, Flags, MemoryMaps, Programs
 from spmdzero.backend._region import Forward, GradientSink, Region, RegionRules
+from spmdzero.backend._runtime import Runtime
 from spmdzero.plan import MeshSpec
 
 
@@ -28,7 +28,7 @@ class Backend(Protocol):
         ...
 
     @property
-    def devices(self) -> Devices:
+    def runtime(self) -> Runtime:
         """Devices and processes."""
         ...
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from spmdzero.backend.torch_xla import DeviceMesh, map_tensors, runtime
+from spmdzero.backend import Mesh, map_tensors, runtime
 from spmdzero.data._inputs import InputPlacer
 from spmdzero.data._position import Iteration, LoaderPosition
 from spmdzero.data._progress import LoaderProgress, in_micro_batches_of
@@ -43,7 +43,7 @@ class ZeroDataLoader:
         self,
         dataset: Dataset[Any],
         *,
-        mesh: DeviceMesh,
+        mesh: Mesh,
         placer: InputPlacer,
         steps: Callable[[], int],
         batch_dim: int = 0,

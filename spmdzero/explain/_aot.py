@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spmdzero.backend.torch_xla import AnnotatedProgram
+from spmdzero.backend import AnnotatedProgram
 from spmdzero.errors import SpmdZeroRuntimeError
 from spmdzero.explain import _passes
 from spmdzero.explain._chips import Topology

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from spmdzero.audit import AuditReport, sorted_findings
-from spmdzero.backend.torch_xla import flags as flag_sets
-from spmdzero.backend.torch_xla import map_tensors, runtime
+from spmdzero.backend import flags, map_tensors, runtime
 from spmdzero.config import SpmdZeroConfig, load_config
 from spmdzero.engine import Engine, initialize
 from spmdzero.errors import SpmdZeroUsageError
@@ -181,7 +180,7 @@ def _on_targets(
 
 
 def _flags(settings: SpmdZeroConfig) -> dict[str, str]:
-    return {**TORCH_XLA_FLAGS, **flag_sets.flags_for(settings.spmd.xla_flags)}
+    return {**TORCH_XLA_FLAGS, **flags.flags_for(settings.spmd.xla_flags)}
 
 
 def _put_together(

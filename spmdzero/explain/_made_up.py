@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla import Replicated, map_tensors
+from spmdzero.backend import Replicated, map_tensors
 
 
 def made_up(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from spmdzero.backend.torch_xla import Placeholders, runtime
+from spmdzero.backend import Placeholders, programs, runtime
 from spmdzero.engine import Engine, StepGraph, find_loss, inputs_of
 from spmdzero.explain._trace import Batch, TracedProgram
 
@@ -39,7 +39,7 @@ def trace_without_data(engine: Engine, batch: Batch) -> tuple[TracedProgram, ...
     """
     more = engine.gradient_accumulation_steps() - 1
     runs = {"micro": more, "boundary": 1} if more else {"boundary": 1}
-    placeholders = Placeholders()
+    placeholders = programs.placeholders()
     placeholders.stand_for(engine.named_tensors().values())
     return tuple(
         _trace(engine, batch, placeholders, kind=kind, runs=count) for kind, count in runs.items()

@@ -5,7 +5,7 @@ from math import prod
 
 import torch
 
-from spmdzero.backend.torch_xla import local_devices, local_slices, runtime, sharding_of
+from spmdzero.backend import arrays, runtime
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.show import _shards as _render
 
@@ -76,13 +76,13 @@ def shards(tensor: torch.Tensor) -> ShardView:
     Raises:
         SpmdZeroUsageError: the tensor is not on the mesh, or still pending without an annotation.
     """
-    if tensor.device.type != "xla":
+    if not arrays.is_mine(tensor):
         raise SpmdZeroUsageError(
             f"the tensor is on {tensor.device}, where no mesh splits it. Pass one that lives on "
             "the mesh: a parameter of engine.module, or a value of engine.named_tensors()"
         )
     runtime.wait()
-    if not sharding_of(tensor):
+    if not arrays.sharding_of(tensor):
         raise SpmdZeroUsageError(
             "the compiler has not placed this tensor yet: it is the result of operations that are "
             "still pending. Run them first: torch_xla.sync()"
@@ -93,6 +93,8 @@ def shards(tensor: torch.Tensor) -> ShardView:
         element_bytes=tensor.element_size(),
         shards=tuple(
             Shard(device=device, slices=slices)
-            for device, slices in zip(local_devices(), local_slices(tensor), strict=True)
+            for device, slices in zip(
+                runtime.local_devices(), arrays.local_slices(tensor), strict=True
+            )
         ),
     )

@@ -22,7 +22,7 @@ class TorchXla:
     """`spmdzero.backend.Backend` over torch_xla's lazy tensors."""
 
     name, device_type = "torch_xla", "xla"
-    devices, arrays, programs = runtime, arrays, programs
+    runtime, arrays, programs = runtime, arrays, programs
     counters, flags, memory_maps = counters, flags, memory_maps
 
     def mesh(self, spec: MeshSpec) -> DeviceMesh:

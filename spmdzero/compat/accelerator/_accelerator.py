@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from spmdzero.backend.torch_xla import runtime, scope
+from spmdzero.backend import arrays, current, programs, runtime
 from spmdzero.compat.refusals import refused_methods
 from spmdzero.errors import SpmdZeroUsageError
 
@@ -34,7 +34,7 @@ class XlaAccelerator(_Refused):
 
     def device_name(self, device_index: int | None = None) -> str:
         """``"xla"``: what tensors are moved to."""
-        return "xla"
+        return current().device_type
 
     def current_device(self) -> int:
         """0: the virtual device."""
@@ -87,7 +87,7 @@ class XlaAccelerator(_Refused):
 
     def on_accelerator(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` is on the devices."""
-        return tensor.device.type == "xla"
+        return arrays.is_mine(tensor)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """False: XLA copies from ordinary host memory."""
@@ -216,7 +216,7 @@ class XlaAccelerator(_Refused):
     def range_push(self, msg: str, domain: Any = None, category: Any = None) -> None:
         """Names the operations until `range_pop` in the compiled program's metadata."""
         stack = contextlib.ExitStack()
-        stack.enter_context(scope(msg))
+        stack.enter_context(programs.scope(msg))
         self._ranges.append(stack)
 
     def range_pop(self, domain: Any = None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 from spmdzero.compat.comm._host import Done, all_on_cpu, on_host
 from spmdzero.compat.comm._processes import ensure_initialized
 from spmdzero.errors import SpmdZeroUsageError

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 from spmdzero.compat.comm import _alone
 from spmdzero.errors import SpmdZeroRuntimeError, SpmdZeroUsageError
 

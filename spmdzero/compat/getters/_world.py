@@ -6,7 +6,7 @@ here: processes (`world_size`, `global_rank`) and devices (`dp_world_size`).
 
 from torch import nn
 
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 from spmdzero.plan import ShardingPlan
 
 

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import nn
 
-from spmdzero.backend.torch_xla import scope
+from spmdzero.backend import programs
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -20,7 +20,7 @@ def instrument_w_nvtx(func: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(func)
     def named(*args: P.args, **kwargs: P.kwargs) -> R:
-        with scope(func.__qualname__):
+        with programs.scope(func.__qualname__):
             return func(*args, **kwargs)
 
     return named

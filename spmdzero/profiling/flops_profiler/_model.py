@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend.torch_xla import map_tensors, optimized_hlo, record_scopes, runtime
+from spmdzero.backend import map_tensors, programs, runtime
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.inspect import read_matmuls
 from spmdzero.profiling.flops_profiler._profile import ModelProfile
@@ -73,7 +73,7 @@ def _profile(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     device = runtime.device()
     twin = copy.deepcopy(model).to(device)
     args, kwargs = map_tensors((args, kwargs), lambda _, tensor: tensor.to(device))
-    record_scopes(True, by=twin)
+    programs.record_scopes(True, by=twin)
     try:
         with torch.no_grad(), module_scopes(twin):
             result = twin(*args, **kwargs)
@@ -84,6 +84,6 @@ def _profile(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             return tensor
 
         map_tensors(result, collect)
-        return ModelProfile.of(twin, read_matmuls(optimized_hlo(outputs)))
+        return ModelProfile.of(twin, read_matmuls(programs.optimized_hlo(outputs)))
     finally:
-        record_scopes(False, by=twin)
+        programs.record_scopes(False, by=twin)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from spmdzero.backend.torch_xla import scope
+from spmdzero.backend import programs
 
 # torch_xla appends a number to each scope.
 _MODULE = re.compile(r"\bmodule/([^/]*)\.\d+/")
@@ -27,7 +27,7 @@ def module_scopes(model: nn.Module) -> Iterator[None]:
     def enter(module: nn.Module, _: Any) -> None:
         if module in names and not _in_backward():
             stack = contextlib.ExitStack()
-            stack.enter_context(scope(f"module/{names[module]}"))
+            stack.enter_context(programs.scope(f"module/{names[module]}"))
             open_scopes.append(stack)
 
     def leave(module: nn.Module, _: Any, __: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 
 
-class Devices(Protocol):
+class Runtime(Protocol):
     """Of this process and of all processes, of which each host has one."""
 
     def start(self) -> None:
