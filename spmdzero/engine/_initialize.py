@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from spmdzero._logging import is_new
+from spmdzero.backend import processes
 from spmdzero.backend.torch_xla import (
     DeviceMesh,
     GlobalForward,
@@ -20,7 +21,6 @@ from spmdzero.backend.torch_xla import (
     flags,
     runtime,
 )
-from spmdzero.compat import comm
 from spmdzero.config import (
     NO_MEANING,
     SpmdZeroConfig,
@@ -130,7 +130,7 @@ def initialize(
         )
     flags.apply(settings.spmd.xla_flags)
     compile_cache.use(settings.spmd.compile_cache)
-    comm.connect(dist_init_required=dist_init_required)
+    processes.connect(required=dist_init_required)
     spec = MeshSpec.resolve(settings.spmd.mesh, device_count=runtime.device_count())
     batch = resolve_batch_sizes(settings, dp_world_size=spec.size)
     _log_keys_without_meaning(settings)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from spmdzero.compat import comm
+from spmdzero.backend.processes import gather_objects
 from spmdzero.errors import SpmdZeroCheckpointError
 
 _Value = TypeVar("_Value")
@@ -40,8 +40,4 @@ def together(file: Path, *, doing: str, processes: int) -> Iterator[None]:
 
 def everyones(value: _Value, *, processes: int) -> list[_Value]:
     """What each process calls this with, in their order; of their main threads only."""
-    if processes == 1:
-        return [value]
-    values = [value] * processes
-    comm.all_gather_object(values, value)
-    return values
+    return [value] if processes == 1 else gather_objects(value)

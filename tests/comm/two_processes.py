@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from spmdzero import comm
+from spmdzero.backend import processes
 from spmdzero.state._together import everyones, together
 
 
@@ -95,7 +96,7 @@ def main() -> None:
     with together(Path("runs"), doing="saved", processes=world):
         found["none fails"] = True
     try:
-        comm.connect(dist_init_required=None)
+        processes.connect(required=None)
     except Exception as error:
         found["not connected"] = [type(error).__name__, str(error)]
     print(json.dumps(found))
