@@ -12,7 +12,6 @@ from spmdzero.backend._current import (
     programs,
     runtime,
 )
-from spmdzero.backend._inputs import Batch, Replicated, replicated
 from spmdzero.backend._keys import draw_key, draw_keys
 from spmdzero.backend._mesh import Mesh, PartitionSpec, Reduction
 from spmdzero.backend._programs import AnnotatedProgram, Placeholders, Programs
@@ -25,7 +24,7 @@ from spmdzero.backend._region import (
     refuse_gradient_hooks,
 )
 from spmdzero.backend._runtime import Runtime
-from spmdzero.backend._tree import map_tensors
+from spmdzero.backend._tree import Batch, Replicated, map_tensors, replicated
 
 __all__ = [
     "AnnotatedProgram",

@@ -12,9 +12,9 @@ from spmdzero.backend._runtime import Runtime
 @functools.cache
 def current() -> Backend:
     """The backend in use, imported when it is first asked for."""
-    from spmdzero.backend.torch_xla import TorchXla
+    from spmdzero.backend.torch_xla import TORCH_XLA
 
-    return TorchXla()
+    return TORCH_XLA
 
 
 class _Part:

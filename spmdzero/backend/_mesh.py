@@ -17,20 +17,16 @@ class Mesh(Protocol):
     @property
     def spec(self) -> MeshSpec:
         """The named axes and their sizes."""
-        ...
 
     @property
     def size(self) -> int:
         """Devices in the mesh."""
-        ...
 
     def batch_spec(self, ndim: int, dim: int = 0) -> PartitionSpec:
         """`dim` of an `ndim`-dimensional tensor split over all axes."""
-        ...
 
     def mark(self, tensor: torch.Tensor, spec: PartitionSpec | None = None) -> torch.Tensor:
         """Constrains `tensor` to `spec` (replicated by default): go on with what this returns."""
-        ...
 
     def place(
         self, host: torch.Tensor, spec: PartitionSpec | None = None, *, role: str = "constant"
@@ -40,11 +36,9 @@ class Mesh(Protocol):
         With several hosts a tensor that is split holds this host's part only. The role tells a
         captured step where a new value comes from.
         """
-        ...
 
     def place_all(self, hosts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Uploads CPU tensors to every device whole."""
-        ...
 
     def overwrite(self, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
         """Replaces what the devices hold of `tensor`, which stays the same tensor.
@@ -59,23 +53,19 @@ class Mesh(Protocol):
         self, shape: tuple[int, ...], dtype: torch.dtype, spec: PartitionSpec
     ) -> torch.Tensor:
         """Zeros that are born as shards: no device ever holds the whole tensor."""
-        ...
 
     def stored_zeros(
         self, shape: tuple[int, ...], placement: Placement, dtype: torch.dtype
     ) -> torch.Tensor:
         """Zeros in the form in which `placement` stores a tensor of `shape`."""
-        ...
 
     def store(self, tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
         """A copy of a whole tensor in the form that `placement` stores: padded flat, or a shard."""
-        ...
 
     def gather(
         self, stored: torch.Tensor, placement: Placement, shape: tuple[int, ...]
     ) -> torch.Tensor:
         """The whole tensor of `shape` that `store` made `stored` from, replicated."""
-        ...
 
 
 class Reduction(Protocol):
@@ -83,7 +73,6 @@ class Reduction(Protocol):
 
     def partial(self, local: torch.Tensor) -> torch.Tensor:
         """`[n, *shape]` in global space, row i being device i's own gradient: nothing moves."""
-        ...
 
     def reduce_local(
         self, local: torch.Tensor, placement: Placement, *, dtype: torch.dtype | None = None
@@ -94,14 +83,11 @@ class Reduction(Protocol):
             local: `[*shape]` in replica space.
             dtype: what crosses the wire, where that is not the reduction's own.
         """
-        ...
 
     def reduce_partial(
         self, partial: torch.Tensor, placement: Placement, *, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         """The sum over dim 0 of a Partial `[n, *shape]`, stored as planned."""
-        ...
 
     def let_go_of_whole(self, gradient: torch.Tensor, placement: Placement) -> torch.Tensor:
         """A reduced gradient, number for number, of which devices keep their shards only."""
-        ...

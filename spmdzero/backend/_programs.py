@@ -31,7 +31,6 @@ class Placeholders(Protocol):
 
     def program(self, outputs: Sequence[torch.Tensor]) -> AnnotatedProgram:
         """The program that computes `outputs`."""
-        ...
 
 
 class Programs(Protocol):
@@ -39,7 +38,6 @@ class Programs(Protocol):
 
     def scope(self, name: str) -> contextlib.AbstractContextManager[None]:
         """What is computed inside carries `name` in the compiled program, if it is recorded."""
-        ...
 
     def record_scopes(self, enabled: bool, *, by: Any) -> None:
         """Whether `by` wants scopes and Python lines recorded: they are while one who lives does.
@@ -49,22 +47,18 @@ class Programs(Protocol):
 
     def optimized_hlo(self, tensors: Sequence[torch.Tensor]) -> str:
         """The optimised, partitioned HLO of the program that computes `tensors`."""
-        ...
 
     def annotated(self, tensors: Sequence[torch.Tensor]) -> AnnotatedProgram:
         """The program that computes `tensors`, as it is handed to the compiler."""
-        ...
 
     def text(self, tensors: Sequence[torch.Tensor]) -> str:
         """That program as text, with the Python line of each operation if it was recorded.
 
         Empty where nothing is left to compute.
         """
-        ...
 
     def placeholders(self) -> Placeholders:
         """None of a tensor yet."""
-        ...
 
     def start_trace(self, folder: str | os.PathLike[str]) -> None:
         """Records what host and devices do, for TensorBoard and Perfetto.
@@ -82,23 +76,18 @@ class Counters(Protocol):
 
     def compiled(self) -> tuple[int, float]:
         """Programs that were compiled, and the seconds that took."""
-        ...
 
     def aliased_inputs(self) -> int:
         """Input buffers that the last compiled program reuses for its outputs (donation)."""
-        ...
 
     def host_reads(self) -> int:
         """Transfers from the devices to the host; each waits for what computes its value."""
-        ...
 
     def fallbacks(self) -> dict[str, int]:
         """Operations that ran on the CPU for want of a lowering, such as ``aten::i0``: calls."""
-        ...
 
     def fallback_calls(self, operation: str) -> int:
         """How often one operation, such as ``aten::i0``, did."""
-        ...
 
 
 class Flags(Protocol):
@@ -110,7 +99,6 @@ class Flags(Protocol):
         Raises:
             SpmdZeroUsageError: there is no such set.
         """
-        ...
 
     def apply(self, name: str) -> None:
         """Hands a set to the TPU compiler; what the environment says stays.
@@ -122,11 +110,9 @@ class Flags(Protocol):
 
     def in_force(self) -> dict[str, str]:
         """The flags that this process hands to the TPU compiler, name -> value."""
-        ...
 
     def cpu_flags(self) -> list[str]:
         """The flags of XLA on the CPU, those of the environment and spmdzero's own."""
-        ...
 
     def use_cache(self, path: str) -> None:
         """Keeps compiled programs in the folder `path`; an empty path changes nothing.
@@ -141,12 +127,9 @@ class MemoryMaps(Protocol):
 
     def limit(self) -> int | None:
         """How many it may have; None where there is no such limit."""
-        ...
 
     def count(self) -> int:
         """How many it has."""
-        ...
 
     def make_room(self) -> int:
         """Lets go of programs when they run out; how many others that compiled."""
-        ...

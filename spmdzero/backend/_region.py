@@ -46,16 +46,13 @@ class Region(Forward, Protocol):
     @property
     def recomputes(self) -> bool:
         """Whether the latest forward checkpoints activations."""
-        ...
 
     @property
     def awaits_backward(self) -> bool:
         """Whether a backward pass is to come that runs parts of the latest forward again."""
-        ...
 
     def backward(self) -> contextlib.AbstractContextManager[None]:
         """Wraps `loss.backward()`: gradient checkpointing runs the module's forward again there."""
-        ...
 
     def check_agreement(self) -> None:
         """Reads whether integer outputs and buffers were the same on every replica so far.

@@ -8,9 +8,31 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend._inputs import Batch, Replicated
-
 _LEAVES = (str, bytes, int, float, complex, bool, type(None), torch.device, torch.dtype, type)
+
+
+@dataclasses.dataclass(frozen=True)
+class Replicated:
+    """A tensor that every replica receives whole, although its dim 0 could pass for a batch."""
+
+    tensor: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A global tensor whose dim `dim` is the batch, of all devices together."""
+
+    tensor: torch.Tensor
+    dim: int
+
+
+def replicated(tensor: torch.Tensor) -> Replicated:
+    """Declares that every replica receives `tensor` whole.
+
+    An input whose dim 0 has as many rows as the micro-batch enters the replica region as a
+    batch shard. `engine(x, spmdzero.replicated(table))` says that `table` only looks like one.
+    """
+    return Replicated(tensor)
 
 
 def map_tensors(tree: Any, function: Callable[[str, Any], Any], path: str = "") -> Any:

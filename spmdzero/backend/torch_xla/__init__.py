@@ -5,11 +5,10 @@ import os
 import sys
 
 from spmdzero.backend._autograd_graph import nodes_behind
-from spmdzero.backend._inputs import Batch, Replicated, replicated
 from spmdzero.backend._keys import draw_keys
 from spmdzero.backend._programs import AnnotatedProgram
 from spmdzero.backend._region import RegionRules, refuse_gradient_hooks
-from spmdzero.backend._tree import map_tensors
+from spmdzero.backend._tree import Batch, Replicated, map_tensors, replicated
 from spmdzero.backend.torch_xla import _chips
 
 if "torch_xla" not in sys.modules:
@@ -24,7 +23,7 @@ if "torch_xla" not in sys.modules:
     logging.root.handlers[:] = handlers
 
 from spmdzero.backend.torch_xla import compile_cache, counters, flags, memory_maps, runtime, tracing
-from spmdzero.backend.torch_xla._backend import TorchXla
+from spmdzero.backend.torch_xla._backend import TORCH_XLA
 from spmdzero.backend.torch_xla._boundary import refuse_leak
 from spmdzero.backend.torch_xla._global import GlobalForward
 from spmdzero.backend.torch_xla._norm import global_norm
@@ -73,6 +72,7 @@ from spmdzero.backend.torch_xla.strangers import strangers
 from spmdzero.backend.torch_xla.uploads import Uploads, record_uploads
 
 __all__ = [
+    "TORCH_XLA",
     "AnnotatedProgram",
     "Batch",
     "CapturedProgram",
@@ -89,7 +89,6 @@ __all__ = [
     "ReplicaRegion",
     "Replicated",
     "StandInKeptError",
-    "TorchXla",
     "Tracing",
     "Uploads",
     "annotated_program",

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend._inputs import Batch
-from spmdzero.backend._tree import map_tensors
+from spmdzero.backend._tree import Batch, map_tensors
 from spmdzero.backend.torch_xla._autocast import autocast
 from spmdzero.backend.torch_xla._frozen_norms import FrozenNorms
 from spmdzero.backend.torch_xla._mended import mend

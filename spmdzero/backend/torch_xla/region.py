@@ -15,9 +15,8 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.utils.stateless import _reparametrize_module
 
-from spmdzero.backend._inputs import Batch
 from spmdzero.backend._region import GradientSink, RegionRules, refuse_gradient_hooks
-from spmdzero.backend._tree import map_tensors
+from spmdzero.backend._tree import Batch, map_tensors
 from spmdzero.backend.torch_xla import _manual, counters, runtime
 from spmdzero.backend.torch_xla._autocast import autocast
 from spmdzero.backend.torch_xla._boundary import enter_batch, enter_parameter, enter_whole
