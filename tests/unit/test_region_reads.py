@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from region_harness import ROWS, Apply, Probe, run
 from torch import nn
 
+from spmdzero._user_line import user_line
 from spmdzero.backend.torch_xla import DeviceMesh
-from spmdzero.backend.torch_xla._place import place
 from spmdzero.errors import ReplicaRegionError
 
 X = torch.arange(ROWS * 4.0).reshape(ROWS, 4)
@@ -321,6 +321,6 @@ def test_naming_the_place_of_a_read_keeps_nothing_of_the_script_alive() -> None:
 
     batch = Batch()
     alive = weakref.ref(batch)
-    assert "test_region_reads.py" in place(nn.Identity())
+    assert "test_region_reads.py" in user_line(nn.Identity())
     del batch
     assert alive() is None

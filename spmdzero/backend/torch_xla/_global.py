@@ -9,11 +9,9 @@ from torch import nn
 
 from spmdzero.backend._tree import Batch, map_tensors
 from spmdzero.backend.torch_xla._autocast import autocast
-from spmdzero.backend.torch_xla._frozen_norms import FrozenNorms
-from spmdzero.backend.torch_xla._mended import mend
 from spmdzero.backend.torch_xla._reads import watch_reads
-from spmdzero.backend.torch_xla._wide_norms import WideNorms
 from spmdzero.backend.torch_xla.arrays import fresh
+from spmdzero.backend.torch_xla.kernels import TorchsNorms, mend_extremes
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
 
 # Propagation gathers the whole batch around these (measured on torch_xla 2.9, CPU).
@@ -49,7 +47,7 @@ class GlobalForward:
     def __init__(
         self, *, mesh: DeviceMesh, module: nn.Module, autocast: torch.dtype | None = None
     ) -> None:
-        mend()
+        mend_extremes()
         watch_reads(mesh)
         self._mesh, self._module, self._autocast = mesh, module, autocast
         self._rows: set[tuple[int, int]] = set()
@@ -72,8 +70,7 @@ class GlobalForward:
                     after = part.register_forward_hook(lambda _, args, out: self._keep_split(out))
                     hooks.callback(before.remove)
                     hooks.callback(after.remove)
-            hooks.enter_context(FrozenNorms())
-            hooks.enter_context(WideNorms())
+            hooks.enter_context(TorchsNorms())
             hooks.enter_context(autocast(self._autocast))
             return self._module(*args, **kwargs)
 

@@ -22,14 +22,12 @@ from spmdzero.backend.torch_xla._autocast import autocast
 from spmdzero.backend.torch_xla._boundary import enter_batch, enter_parameter, enter_whole
 from spmdzero.backend.torch_xla._buffers import leave_buffers
 from spmdzero.backend.torch_xla._dispatch import RegionDispatch
-from spmdzero.backend.torch_xla._frozen_norms import FrozenNorms
 from spmdzero.backend.torch_xla._kept import kept_tensors, refuse_new
-from spmdzero.backend.torch_xla._mended import mend
 from spmdzero.backend.torch_xla._outputs import Outputs
 from spmdzero.backend.torch_xla._passage import KeySource, Passage, Reader, Tracing
 from spmdzero.backend.torch_xla._random import ReplicaRandom
 from spmdzero.backend.torch_xla._reads import watch_reads
-from spmdzero.backend.torch_xla._wide_norms import WideNorms
+from spmdzero.backend.torch_xla.kernels import TorchsNorms, mend_extremes
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
 from spmdzero.backend.torch_xla.strangers import is_fixed
 from spmdzero.backend.torch_xla.uploads import uploads_so_far
@@ -69,7 +67,7 @@ class ReplicaRegion:
         seed: int = 1,
         autocast: torch.dtype | None = None,
     ) -> None:
-        mend()
+        mend_extremes()
         watch_reads(mesh)
         self._mesh, self._module, self._sink = mesh, module, sink
         self._outputs = Outputs(mesh=mesh, rules=rules, seed=seed)
@@ -125,8 +123,7 @@ class ReplicaRegion:
         kept = kept_tensors(self._module)
         with (
             self._dispatch(own.key, own.read) as dispatch,
-            FrozenNorms(),
-            WideNorms(),
+            TorchsNorms(),
             autocast(self._autocast),
         ):
             output = functional_call(self._module, state, entered_args, entered_kwargs)
@@ -187,7 +184,7 @@ class ReplicaRegion:
                 return
             state, self._state = self._state, {}
         inside = _reparametrize_module(self._module, dict(state), tie_weights=True)
-        with self._dispatch(key, read) as dispatch, FrozenNorms(), WideNorms(), inside:
+        with self._dispatch(key, read) as dispatch, TorchsNorms(), inside:
             yield
         self.read_at = self.read_at or dispatch.read_at
 
