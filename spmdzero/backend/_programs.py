@@ -90,8 +90,31 @@ class Counters(Protocol):
         """How often one operation, such as ``aten::i0``, did."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class XlaFlag:
+    """One flag of libtpu's compiler.
+
+    Attributes:
+        name: without the leading dashes.
+        value: as libtpu reads it.
+        effect: what it changes in the compiled program.
+        source: where the effect was measured or published.
+    """
+
+    name: str
+    value: str
+    effect: str
+    source: str
+
+
 class Flags(Protocol):
-    """What the compilers are started with."""
+    """What the compilers are started with.
+
+    Attributes:
+        FLAG_SETS: named sets of the TPU compiler's flags.
+    """
+
+    FLAG_SETS: Mapping[str, tuple[XlaFlag, ...]]
 
     def flags_for(self, name: str) -> Mapping[str, str]:
         """The TPU compiler's flags of a named set, name -> value.
