@@ -9,11 +9,11 @@ from spmdzero.backend._keys import draw_keys
 from spmdzero.backend._programs import AnnotatedProgram
 from spmdzero.backend._region import RegionRules, refuse_gradient_hooks
 from spmdzero.backend._tree import Batch, Replicated, map_tensors, replicated
-from spmdzero.backend.torch_xla import _chips
+from spmdzero.backend.torch_xla._environment import has_tpu_chips
 
 if "torch_xla" not in sys.modules:
     # torch_xla chooses while it is imported, and warns when it has to guess.
-    os.environ.setdefault("PJRT_DEVICE", "TPU" if _chips.are_here() else "CPU")
+    os.environ.setdefault("PJRT_DEVICE", "TPU" if has_tpu_chips() else "CPU")
     # XLA warns at each compile that GSPMD propagation will give way to Shardy; errors still show.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # torch_xla calls basicConfig, after which a script's own does nothing.

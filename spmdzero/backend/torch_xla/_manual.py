@@ -13,6 +13,11 @@ def enter(tensor: torch.Tensor, mesh: DeviceMesh, spec: PartitionSpec) -> torch.
     return _private.full_to_shard(mesh.mark(fresh(tensor), spec))
 
 
+def enter_copy(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """This device's copy of a whole tensor."""
+    return enter(tensor, mesh, (None,) * tensor.dim())
+
+
 def leave(
     tensor: torch.Tensor, mesh: DeviceMesh, spec: PartitionSpec, shape: tuple[int, ...]
 ) -> torch.Tensor:

@@ -8,13 +8,14 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 
-from spmdzero.backend.torch_xla import _chips, _private, counters, memory_maps
+from spmdzero.backend.torch_xla import _private, counters, memory_maps
 from spmdzero.backend.torch_xla._cpu_flags import in_force as cpu_flags
 from spmdzero.backend.torch_xla._cpu_flags import start_as_torch_computes
+from spmdzero.backend.torch_xla._environment import has_tpu_chips
 from spmdzero.backend.torch_xla.counters import aliased_inputs
 from spmdzero.errors import SpmdZeroRuntimeError
 
-__all__ = ["aliased_inputs", "cpu_flags"]
+__all__ = ["aliased_inputs", "cpu_flags", "has_tpu_chips"]
 
 
 def start() -> None:
@@ -103,11 +104,6 @@ def rendezvous() -> str:
 def platform() -> str:
     """``"CPU"``, ``"TPU"``, ..."""
     return str(xr.device_type())
-
-
-def has_tpu_chips() -> bool:
-    """Whether this machine has TPU chips, used or not."""
-    return _chips.are_here()
 
 
 _tracing_only = False
