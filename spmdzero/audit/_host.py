@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spmdzero.audit._finding import Finding
+from spmdzero.audit._report import Finding
 from spmdzero.backend.torch_xla import counters
 
 _SPMDZERO = Path(__file__).parents[1]

@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from spmdzero.errors import SpmdZeroError
-from spmdzero.explain import Explanation, Topology, _passes, page, require_tpu_compiler
+from spmdzero.explain import Explanation, Topology, _passes, require_tpu_compiler
+from spmdzero.show import together
 
 _WORKER = "spmdzero.cli._explain_worker"
 _DEFAULT_DEVICES = 8
@@ -73,12 +74,13 @@ def explain(
     except SpmdZeroError as error:
         typer.echo(f"spmdzero explain: {error}", err=True)
         raise typer.Exit(2) from error
+    page = together(explanations)
     if as_json:
         typer.echo(json.dumps([json.loads(e.to_json()) for e in explanations], indent=2))
     else:
-        typer.echo("\n\n".join(str(e) for e in explanations))
+        typer.echo(page.text())
     if html is not None:
-        html.write_text(page(explanations))
+        html.write_text(page.document())
     problems = [problem for e in explanations for problem in e.problems]
     for problem in problems:
         typer.echo(f"problem: {problem}", err=True)

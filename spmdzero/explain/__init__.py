@@ -15,7 +15,6 @@ from spmdzero.explain._made_up import made_up
 from spmdzero.explain._moves import Moves, ProgramLedger
 from spmdzero.explain._refused import RefusedScatter
 from spmdzero.explain._roofline import Roofline
-from spmdzero.show._explanation import page
 
 __all__ = [
     "CHIPS",
@@ -35,6 +34,5 @@ __all__ = [
     "explain",
     "explain_engine",
     "made_up",
-    "page",
     "require_tpu_compiler",
 ]

@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,17 +76,15 @@ def test_step_without_a_leak_has_no_activation(annotated):
     assert not any(c.in_loop for c in annotated.collectives)
 
 
-@pytest.mark.parametrize("program", ["annotated", "explicit", "replicated"])
-def test_donated_inputs_are_the_ones_that_the_runtime_aliased(programs, program):
-    ledger = CollectiveLedger.from_hlo(programs[program])
-    # weight, bias and a momentum for each are updated in place.
-    assert ledger.aliased == json.loads(programs["aliased"])[program] == 4
-    assert ledger.parameters > ledger.aliased
-
-
-def test_aliased_count_of_the_caller_wins_over_the_header(programs):
-    text = programs["annotated"]
-    assert CollectiveLedger.from_hlo(text, aliased=0).aliased == 0
+def test_donated_inputs_are_the_ones_that_the_runtime_aliased(programs):
+    counted = json.loads(programs["aliased"])
+    for program in ("annotated", "explicit", "replicated"):
+        ledger = CollectiveLedger.from_hlo(programs[program])
+        # weight, bias and a momentum for each are updated in place.
+        assert ledger.aliased == counted[program] == 4
+        assert ledger.parameters > ledger.aliased
+    # The caller's own count wins over the header.
+    assert CollectiveLedger.from_hlo(programs["annotated"], aliased=0).aliased == 0
 
 
 def test_explicit_reduce_scatter_counts_its_unsharded_side(programs):
@@ -130,8 +128,6 @@ def test_without_metadata_nothing_is_called_a_leak(programs):
     ledger = CollectiveLedger.from_hlo(programs["loop"])
     with pytest.raises(SpmdZeroUsageError, match="no op_name metadata"):
         _ = ledger.activations
-    assert "roles unknown" in str(ledger)
-    assert "untagged" not in str(ledger)
 
 
 # What libtpu prints: layouts with tiles, iota replica groups, a fusion around the reduction that
@@ -276,61 +272,29 @@ def test_kinds_and_totals_cover_every_collective(tpu):
     assert tpu.wire_bytes == sum(c.wire_bytes for c in tpu.collectives)
 
 
-@pytest.mark.parametrize(
-    ("op_name", "expected"),
-    [
-        ("zero.gradient/4.bias.127/aten__sum", ("gradient", "4.bias")),
-        ("zero.parameter/0.weight.32/aten__add.2/aten__add", ("parameter", "0.weight")),
-        ("zero.loss.10/aten__mse_loss", ("loss", "")),
-        ("outer.1/zero.loss.10/zero.norm.2/aten__sum", ("norm", "")),
-        ("zero.parameter/blocks.0.1.7/aten__add", ("parameter", "blocks.0.1")),
-        ("nonzero.gradient/x.1/aten__sum", ("", "")),
-        ("zero.3/conv.5/aten__sum", ("", "")),
-    ],
-)
-def test_tag_is_the_innermost_scope_without_its_number(op_name, expected):
-    text = TPU.replace("zero.parameter/w.20/xla__custom_sharding", op_name)
-    (gather,) = (c for c in CollectiveLedger.from_hlo(text).collectives if c.kind == "all-gather")
-    assert (gather.role, gather.tensor, gather.op_name) == (*expected, op_name)
+TAGS = {
+    "zero.gradient/4.bias.127/aten__sum": ("gradient", "4.bias"),
+    "zero.parameter/0.weight.32/aten__add.2/aten__add": ("parameter", "0.weight"),
+    "zero.loss.10/aten__mse_loss": ("loss", ""),
+    "outer.1/zero.loss.10/zero.norm.2/aten__sum": ("norm", ""),
+    "zero.parameter/blocks.0.1.7/aten__add": ("parameter", "blocks.0.1"),
+    "nonzero.gradient/x.1/aten__sum": ("", ""),
+    "zero.3/conv.5/aten__sum": ("", ""),
+}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "size"), [("f32", 4), ("f8e4m3fn", 1), ("pred", 1), ("s4", 0.5), ("c64", 8)]
-)
-def test_bytes_follow_the_element_type(dtype, size):
-    text = TPU.replace("bf16[", f"{dtype}[")
-    assert by_tensor(CollectiveLedger.from_hlo(text).of_role("gradient"))["b"].bytes == 128 * size
+def test_tag_is_the_innermost_scope_without_its_number():
+    for op_name, expected in TAGS.items():
+        text = TPU.replace("zero.parameter/w.20/xla__custom_sharding", op_name)
+        ledger = CollectiveLedger.from_hlo(text)
+        (gather,) = (c for c in ledger.collectives if c.kind == "all-gather")
+        assert (gather.role, gather.tensor, gather.op_name) == (*expected, op_name)
 
 
-def test_details_have_one_line_for_each_collective_in_order(annotated):
-    # A summary, headings and a rule stand before them.
-    lines = annotated.details().splitlines()[3:]
-    for line, collective in zip(lines, annotated.collectives, strict=True):
-        shown = line.split()
-        assert shown[0] == collective.role
-        assert collective.tensor in shown or collective.tensor == ""
-        assert f"{collective.bytes:,}" in shown
-        assert str(list(collective.shape)) in line
-
-
-def test_text_names_totals_and_each_untagged_collective(tpu):
-    text = str(tpu)
-    assert "1 of 3 inputs donated" in text
-    assert text.count("untagged: ") == len(tpu.activations) == 3
-    assert "\x1b" not in text
-
-
-def test_repr_is_one_line_with_the_totals(tpu):
-    first = str(tpu).splitlines()[0]
-    assert repr(tpu) == f"CollectiveLedger({first})"
-
-
-def test_html_escapes_names_and_sets_no_colour(tpu):
-    text = TPU.replace("channel_id=9,", 'metadata={op_name="<script>"}, channel_id=9,')
-    html = CollectiveLedger.from_hlo(text)._repr_html_()
-    assert "&lt;script&gt;" in html
-    assert "<script>" not in html
-    assert "color:" not in html
+def test_bytes_follow_the_element_type():
+    for dtype, size in {"f32": 4, "f8e4m3fn": 1, "pred": 1, "s4": 0.5, "c64": 8}.items():
+        ledger = CollectiveLedger.from_hlo(TPU.replace("bf16[", f"{dtype}["))
+        assert by_tensor(ledger.of_role("gradient"))["b"].bytes == 128 * size, dtype
 
 
 def test_json_holds_every_field(tpu):
@@ -339,17 +303,9 @@ def test_json_holds_every_field(tpu):
     assert replace(tpu, **{**loaded, "collectives": tuple(rebuilt)}) == tpu
 
 
-def test_ledger_is_frozen(tpu):
-    with pytest.raises(FrozenInstanceError):
-        tpu.aliased = 3
-
-
-def test_text_that_is_not_a_module_is_refused():
+def test_text_that_is_no_whole_module_is_refused():
     with pytest.raises(SpmdZeroUsageError, match="not one HLO module"):
         CollectiveLedger.from_hlo("func.func @main() {\n}\n")
-
-
-def test_unknown_number_of_devices_is_refused():
     with pytest.raises(SpmdZeroUsageError, match=r"%all-reduce\.8 spans"):
         CollectiveLedger.from_hlo(TPU.replace("num_partitions=8, ", ""))
 
