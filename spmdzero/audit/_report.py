@@ -43,8 +43,30 @@ class Finding:
     evidence: str
 
 
+class _Report(Shown):
+    """What can be printed, checked and written as JSON."""
+
+    @property
+    def problems(self) -> tuple[object, ...]:
+        """What is wrong."""
+        raise NotImplementedError
+
+    def strict(self) -> None:
+        """Does nothing if there is no problem.
+
+        Raises:
+            AuditError: there is one; the message is this report.
+        """
+        if self.problems:
+            raise AuditError(str(self))
+
+    def to_json(self) -> str:
+        """This as JSON text: an object with this class's attributes."""
+        return json.dumps(asdict(self), indent=2)  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True, kw_only=True)
-class AuditReport(Shown):
+class AuditReport(_Report):
     """The findings of some steps of training.
 
     Attributes:
@@ -61,18 +83,10 @@ class AuditReport(Shown):
         """The findings of one kind."""
         return tuple(finding for finding in self.findings if finding.name == name)
 
-    def strict(self) -> None:
-        """Does nothing if nothing was found.
-
-        Raises:
-            AuditError: something was found; the message is this report.
-        """
-        if self.findings:
-            raise AuditError(str(self))
-
-    def to_json(self) -> str:
-        """The report as JSON text: an object with this class's attributes."""
-        return json.dumps(asdict(self), indent=2)
+    @property
+    def problems(self) -> tuple[Finding, ...]:
+        """The findings."""
+        return self.findings
 
     @classmethod
     def from_json(cls, text: str) -> "AuditReport":
@@ -115,7 +129,7 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diagnosis(Shown):
+class Diagnosis(_Report):
     """All checks, in the order in which they were made."""
 
     checks: tuple[Check, ...]
@@ -128,19 +142,6 @@ class Diagnosis(Shown):
     def of(self, name: str) -> tuple[Check, ...]:
         """The checks of one name."""
         return tuple(check for check in self.checks if check.name == name)
-
-    def strict(self) -> None:
-        """Does nothing if there is no problem.
-
-        Raises:
-            AuditError: there is one; the message is this diagnosis.
-        """
-        if self.problems:
-            raise AuditError(str(self))
-
-    def to_json(self) -> str:
-        """The diagnosis as JSON text: an object with this class's attributes."""
-        return json.dumps(asdict(self), indent=2)
 
 
 def sorted_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -20,13 +20,17 @@ from spmdzero.explain._aot import TORCH_XLA_FLAGS, require_tpu_compiler
 from spmdzero.explain._chips import CHIPS, Topology
 from spmdzero.explain._explanation import Explanation
 from spmdzero.explain._fit import stage_fit
-from spmdzero.explain._made_up import with_values
 from spmdzero.explain._moves import floor_elements
 from spmdzero.explain._progress import Step, shown
 from spmdzero.explain._roofline import Roofline, roofline
 from spmdzero.explain._targets import Target, compile_on
 from spmdzero.explain._trace import Batch, TracedProgram, trace_audited, trace_step
-from spmdzero.explain._without_data import bring_to_devices, is_without_data, trace_without_data
+from spmdzero.explain._without_data import (
+    bring_to_devices,
+    is_without_data,
+    trace_without_data,
+    with_values,
+)
 from spmdzero.inspect import read_matmuls
 from spmdzero.plan import Role, ShardingPlan, itemsize
 
