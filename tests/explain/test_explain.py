@@ -2,14 +2,13 @@
 
 import json
 import re
-import sys
 from typing import Any
 
 import pytest
 import torch
 
 import spmdzero
-from spmdzero import Explanation, SpmdZeroRuntimeError, SpmdZeroUsageError
+from spmdzero import Explanation, SpmdZeroUsageError
 from spmdzero.plan import Role
 from tests.audit.models import GrowsByItself, ReadsValue, batches
 from tests.audit.models import config as audited_config
@@ -159,10 +158,3 @@ def test_an_engine_explains_its_own_stage_by_training_one_step() -> None:
 def test_a_topology_of_another_size_is_refused_with_the_command_that_takes_it() -> None:
     with pytest.raises(SpmdZeroUsageError, match=r"4 chips and this process 8 devices.*explain"):
         spmdzero.explain(make_model(), config(), make_batch(0, 0), tpu=["v5e:2x2"])
-
-
-def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As importlib.util.find_spec sees a package that is not there.
-    monkeypatch.setitem(sys.modules, "libtpu", None)
-    with pytest.raises(SpmdZeroRuntimeError, match=re.escape("pip install 'spmdzero[tpu]'")):
-        spmdzero.explain(make_model(), config(), make_batch(0, 0), tpu=["v5e:2x4"])
