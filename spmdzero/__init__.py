@@ -3,6 +3,7 @@
 from importlib.metadata import version
 from typing import Any
 
+import spmdzero.show  # noqa: F401 - it registers how plans, ledgers and reports are shown
 from spmdzero._initialize import initialize
 from spmdzero._logging import show_log_lines
 from spmdzero.audit import AuditReport, Diagnosis, Finding, audit, auditing, doctor

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spmdzero._user_line import called_by_library, user_line
-from spmdzero.audit._finding import Finding
+from spmdzero.audit._report import Finding
 from spmdzero.backend import counters
 
 _ENGINE = Path(__file__).parents[1] / "engine"

@@ -5,9 +5,9 @@ from math import prod
 
 import torch
 
+from spmdzero._display import Shown
 from spmdzero.backend import arrays, runtime
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.show import _shards as _render
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Shard:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ShardView:
+class ShardView(Shown):
     """Who holds what of one tensor; print it, or let a notebook draw it.
 
     Attributes:
@@ -58,14 +58,21 @@ class ShardView:
                 found.append(shard.slices)
         return tuple(found)
 
+    @property
+    def summary(self) -> str:
+        """Shape, number of parts, and bytes per device, in one line."""
+        whole = prod(self.shape) * self.element_bytes
+        count, parts = len(self.shards), len(self.parts)
+        named = f"{self.dtype} {list(self.shape)}"
+        if parts == 1:
+            return f"{named}, whole on each of {count} devices: {whole:,} bytes per device"
+        return (
+            f"{named}, {parts} parts on {count} devices: "
+            f"{self.bytes_per_device:,} of {whole:,} bytes per device"
+        )
+
     def __repr__(self) -> str:
-        return f"ShardView({_render.summary(self)})"
-
-    def __str__(self) -> str:
-        return _render.shards_text(self)
-
-    def _repr_html_(self) -> str:
-        return _render.shards_html(self)
+        return f"ShardView({self.summary})"
 
 
 def shards(tensor: torch.Tensor) -> ShardView:
