@@ -5,7 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spmdzero.explain._aot import CompilerMemory
-from spmdzero.plan import MemoryReport, Role, ShardingPlan
+from spmdzero.plan import (
+    MemoryReport,
+    Role,
+    ShardingPlan,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from spmdzero.config import load_config
-from spmdzero.errors import SpmdZeroConfigError
+from tests.support.refusals import refused
 
 HJSON = """
 # A comment, as in many real files.
@@ -21,12 +21,6 @@ HJSON = """
   "bf16": {"enabled": true},
 }
 """
-
-
-def refused(config, **kwargs):
-    with pytest.raises(SpmdZeroConfigError) as caught:
-        load_config(config, **kwargs)
-    return caught.value
 
 
 def written(tmp_path, text):

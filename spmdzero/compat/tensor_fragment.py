@@ -1,0 +1,91 @@
+"""`deepspeed.utils.safe_*`: one parameter's fp32 weights, gradient and optimizer states.
+
+Works for every param group; DeepSpeed's own finds optimizer states of the first group only.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from spmdzero.engine import owner_of
+
+
+def safe_get_full_fp32_param(param: torch.Tensor) -> torch.Tensor | None:
+    """The fp32 weights that the optimizer updates, `[*shape]` on the device.
+
+    None for a parameter that no engine trains.
+    """
+    owner = owner_of(param)
+    return owner[0].read_master(owner[1]) if owner else None
+
+
+def safe_set_full_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
+    """Replaces the weights `[*shape]`: the fp32 master, and the parameter cast to its dtype.
+
+    DeepSpeed's forward sees the new weights after the next step only; here it does at once.
+    Does nothing for a parameter that no engine trains, as DeepSpeed.
+
+    Raises:
+        SpmdZeroUsageError: `value` has another shape.
+    """
+    if owner := owner_of(param):
+        owner[0].write_master(owner[1], value)
+
+
+def safe_get_full_optimizer_state(param: torch.Tensor, optim_state_key: str) -> torch.Tensor | None:
+    """One optimizer state, e.g. ``"exp_avg"``, `[*shape]` fp32 on the device.
+
+    None for a parameter that no engine trains.
+
+    Raises:
+        SpmdZeroUsageError: the optimizer keeps no such state; the message names those it keeps.
+    """
+    owner = owner_of(param)
+    return owner[0].read_state(owner[1], optim_state_key) if owner else None
+
+
+def safe_set_full_optimizer_state(
+    param: torch.Tensor, value: torch.Tensor, optim_state_key: str
+) -> None:
+    """Replaces one optimizer state, `[*shape]`.
+
+    Raises:
+        SpmdZeroUsageError: there is no such state, or `value` has another shape.
+    """
+    if owner := owner_of(param):
+        owner[0].write_state(owner[1], optim_state_key, value)
+
+
+def safe_get_full_grad(param: torch.Tensor) -> torch.Tensor | None:
+    """The averaged gradient, `[*shape]` on the device, between `backward` and `step`.
+
+    The same tensor as `param.grad`. None where there is none.
+    """
+    owner = owner_of(param)
+    return owner[0].read_gradient(owner[1]) if owner else param.grad
+
+
+def safe_set_full_grad(param: torch.Tensor, value: torch.Tensor) -> None:
+    """Replaces the gradient `[*shape]` that the next step uses.
+
+    Raises:
+        SpmdZeroUsageError: `value` has another shape.
+    """
+    if owner := owner_of(param):
+        owner[0].write_gradient(owner[1], value)
+    elif param.grad is not None:
+        param.grad.copy_(value)
+
+
+def safe_update_full_grad_vectorized(
+    param_list: list[Any], update_func: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> None:
+    """Replaces each parameter's gradient by `update_func(gradient, parameter)`.
+
+    Parameters without a gradient are left out.
+    """
+    for param in param_list:
+        grad = safe_get_full_grad(param)
+        if grad is not None:
+            safe_set_full_grad(param, update_func(grad, param))
