@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
@@ -40,6 +40,7 @@ class Forward(Protocol):
         """
 
 
+@runtime_checkable
 class Region(Forward, Protocol):
     """Calls a module once per device, each on its own rows."""
 
