@@ -3,10 +3,12 @@
 from importlib.metadata import version
 from typing import Any
 
+import spmdzero.show  # noqa: F401 - it registers how plans, ledgers and reports are shown
 from spmdzero._initialize import initialize
 from spmdzero._logging import show_log_lines
 from spmdzero.audit import AuditReport, Diagnosis, Finding, audit, auditing, doctor
-from spmdzero.backend.torch_xla import local_shards, replicated
+from spmdzero.backend import current as _current_backend
+from spmdzero.backend import replicated
 from spmdzero.compat import accelerator, checkpointing, comm, refusals
 from spmdzero.compat._arguments import add_config_arguments
 from spmdzero.compat._old_paths import keep_old_paths
@@ -34,6 +36,8 @@ from spmdzero.plan import ShardingPlan
 from spmdzero.profiling import profile
 
 __version__ = version("spmdzero")
+# Imports the compiler front end, before a script can do it in another way.
+local_shards = _current_backend().arrays.local_shards
 show_log_lines()
 keep_old_paths()
 

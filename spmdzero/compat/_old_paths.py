@@ -32,7 +32,7 @@ _SAME = {
     "utils.tensor_fragment": "spmdzero.compat.tensor_fragment",
     "utils.z3_leaf_module": "spmdzero.compat.z3_leaf_module",
     "utils.zero_to_fp32": "spmdzero.compat.zero_to_fp32",
-    "xla": "spmdzero.backend.torch_xla",
+    "xla": "spmdzero.backend",
 }
 _CONTEXTS = "GatheredParameters Init register_external_parameter"
 _KINDS = "ZeroParamStatus ZeroParamType"

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import nn
 
-from spmdzero.backend.torch_xla import scope
+from spmdzero.backend import programs
 
 # Launchers read the environment file by this name.
 DEEPSPEED_ENVIRONMENT_NAME = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
@@ -24,7 +24,7 @@ def instrument_w_nvtx(func: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(func)
     def named(*args: P.args, **kwargs: P.kwargs) -> R:
-        with scope(func.__qualname__):
+        with programs.scope(func.__qualname__):
             return func(*args, **kwargs)
 
     return named

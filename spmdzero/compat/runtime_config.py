@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 from spmdzero.config import load_config, resolve_batch_sizes
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend.torch_xla import runtime, write_stamp
+from spmdzero.backend import arrays, runtime
 from spmdzero.config import load_config
 from spmdzero.engine import trained_parameter
 
@@ -103,7 +103,9 @@ class GatheredParameters(contextlib.AbstractContextManager[None, None]):
         self._stamps: dict[torch.Tensor, object] = {}
 
     def __enter__(self) -> None:
-        self._stamps = {p: write_stamp(p) for p in self._given if trained_parameter(p) is not None}
+        self._stamps = {
+            p: arrays.write_stamp(p) for p in self._given if trained_parameter(p) is not None
+        }
 
     def __exit__(
         self,
@@ -111,7 +113,7 @@ class GatheredParameters(contextlib.AbstractContextManager[None, None]):
         error: BaseException | None,
         trace: types.TracebackType | None,
     ) -> None:
-        written = {p for p, stamp in self._stamps.items() if write_stamp(p) != stamp}
+        written = {p for p, stamp in self._stamps.items() if arrays.write_stamp(p) != stamp}
         owners = [trained_parameter(parameter) for parameter in written]
         for optimizer in {owner.training.optimizer for owner in owners if owner is not None}:
             if optimizer is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from spmdzero.backend import arrays
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.formats import Conversion, StoredTensor, convert, fp32_weights
 
@@ -101,7 +102,7 @@ def load_state_dict_from_zero_checkpoint(
         SpmdZeroCheckpointError: it is damaged, or there is none.
         SpmdZeroUsageError: an engine trains the model, whose parameters live on the devices.
     """
-    if any(parameter.device.type == "xla" for parameter in model.parameters()):
+    if any(map(arrays.is_mine, model.parameters())):
         raise SpmdZeroUsageError(
             "load_state_dict_from_zero_checkpoint(model, ...): an engine trains this model. Use "
             "engine.load_checkpoint(dir, load_module_only=True), or a fresh copy of the model"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from spmdzero.backend.torch_xla import DeviceMesh, map_tensors, runtime
+from spmdzero.backend import Mesh, map_tensors, runtime
 from spmdzero.data._inputs import InputPlacer
 from spmdzero.data._position import LoaderPosition, Pass, in_micro_batches_of
 from spmdzero.data._sampler import ReplicaBatchSampler
@@ -42,7 +42,7 @@ class ZeroDataLoader:
         self,
         dataset: Dataset[Any],
         *,
-        mesh: DeviceMesh,
+        mesh: Mesh,
         placer: InputPlacer,
         steps: Callable[[], int],
         batch_dim: int = 0,

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from spmdzero._logging import is_new
+from spmdzero.backend import processes
 from spmdzero.backend.torch_xla import (
     DeviceMesh,
     GlobalForward,
@@ -17,7 +18,6 @@ from spmdzero.backend.torch_xla import (
     flags,
     runtime,
 )
-from spmdzero.compat import comm
 from spmdzero.config import (
     NO_MEANING,
     BatchSizes,
@@ -94,7 +94,7 @@ def start_backend(
     """Connects all hosts, and lays the config's mesh over their devices."""
     flags.apply(settings.spmd.xla_flags)
     compile_cache.use(settings.spmd.compile_cache)
-    comm.connect(dist_init_required=dist_init_required)
+    processes.connect(required=dist_init_required)
     spec = MeshSpec.resolve(settings.spmd.mesh, device_count=runtime.device_count())
     batch = resolve_batch_sizes(settings, dp_world_size=spec.size)
     new = [key for key in settings.no_meaning if is_new(("without meaning", key))]

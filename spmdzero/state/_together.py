@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from spmdzero.backend.torch_xla import runtime
-from spmdzero.compat import comm
+from spmdzero.backend import runtime
+from spmdzero.backend.processes import gather_objects
 from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
 
 _Value = TypeVar("_Value")
@@ -39,10 +39,7 @@ def together(file: Path, *, doing: str) -> Iterator[None]:
 
 def everyones(value: _Value) -> list[_Value]:
     """What each process calls this with, in their order; of their main threads only."""
-    values = [value] * runtime.process_count()
-    if len(values) > 1:
-        comm.all_gather_object(values, value)
-    return values
+    return [value] if runtime.process_count() == 1 else gather_objects(value)
 
 
 def require_one_tag(folder: Path, tags: list[str | None]) -> None:

@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend.torch_xla import _tree
+from spmdzero.backend._tree import Batch, map_tensors
 from spmdzero.backend.torch_xla._autocast import autocast
-from spmdzero.backend.torch_xla._frozen_norms import FrozenNorms
-from spmdzero.backend.torch_xla._mended import mend
 from spmdzero.backend.torch_xla._reads import watch_reads
-from spmdzero.backend.torch_xla._wide_norms import WideNorms
-from spmdzero.backend.torch_xla.mesh import DeviceMesh, fresh
+from spmdzero.backend.torch_xla.arrays import fresh
+from spmdzero.backend.torch_xla.kernels import TorchsNorms, mend_extremes
+from spmdzero.backend.torch_xla.mesh import DeviceMesh
 
 # Propagation gathers the whole batch around these (measured on torch_xla 2.9, CPU).
 _LEAKING = (
@@ -48,7 +47,7 @@ class GlobalForward:
     def __init__(
         self, *, mesh: DeviceMesh, module: nn.Module, autocast: torch.dtype | None = None
     ) -> None:
-        mend()
+        mend_extremes()
         watch_reads(mesh)
         self._mesh, self._module, self._autocast = mesh, module, autocast
         self._rows: set[tuple[int, int]] = set()
@@ -58,12 +57,12 @@ class GlobalForward:
         self._rows = set()
 
         def unwrap(_: str, tensor: Any) -> torch.Tensor:
-            if not isinstance(tensor, _tree.Batch):
+            if not isinstance(tensor, Batch):
                 return tensor
             self._rows.add((tensor.dim, tensor.tensor.shape[tensor.dim]))
             return tensor.tensor
 
-        args, kwargs = _tree.map_tensors((args, dict(kwargs)), unwrap)
+        args, kwargs = map_tensors((args, dict(kwargs)), unwrap)
         with contextlib.ExitStack() as hooks:
             for part in self._module.modules():
                 if isinstance(part, _LEAKING):
@@ -71,13 +70,12 @@ class GlobalForward:
                     after = part.register_forward_hook(lambda _, args, out: self._keep_split(out))
                     hooks.callback(before.remove)
                     hooks.callback(after.remove)
-            hooks.enter_context(FrozenNorms())
-            hooks.enter_context(WideNorms())
+            hooks.enter_context(TorchsNorms())
             hooks.enter_context(autocast(self._autocast))
             return self._module(*args, **kwargs)
 
     def _keep_split(self, tree: Any) -> Any:
-        return _tree.map_tensors(tree, lambda _, tensor: self._annotate(tensor))
+        return map_tensors(tree, lambda _, tensor: self._annotate(tensor))
 
     def _annotate(self, tensor: torch.Tensor) -> torch.Tensor:
         for dim, rows in self._rows:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from spmdzero._logging import log_once
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 from spmdzero.compat.getters._tables import FIXED, KEYS
 from spmdzero.config import BatchSizes, SpmdZeroConfig
 from spmdzero.plan import ShardingPlan

@@ -1,14 +1,59 @@
-"""What each module of a model costs."""
+"""Which module of a model traced an operation, and what each module's operations cost."""
 
+import contextlib
 import dataclasses
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from spmdzero.inspect import Matmul
-from spmdzero.profiling.flops_profiler._scopes import module_of
-from spmdzero.show import _flops as _render
+from spmdzero.backend import programs
+from spmdzero.hlo import Matmul
+
+# torch_xla appends a number to each scope.
+_MODULE = re.compile(r"\bmodule/([^/]*)\.\d+/")
+
+
+@contextlib.contextmanager
+def module_scopes(model: nn.Module) -> Iterator[None]:
+    """Forward calls of the model's modules inside leave their names in the program's `op_name`.
+
+    Not what backward recomputes: that is part of the cost of backward.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    open_scopes: list[contextlib.ExitStack] = []
+
+    def enter(module: nn.Module, _: Any) -> None:
+        if module in names and not _in_backward():
+            stack = contextlib.ExitStack()
+            stack.enter_context(programs.scope(f"module/{names[module]}"))
+            open_scopes.append(stack)
+
+    def leave(module: nn.Module, _: Any, __: Any) -> None:
+        if module in names and not _in_backward():
+            open_scopes.pop().close()
+
+    before = register_module_forward_pre_hook(enter)
+    after = register_module_forward_hook(leave, always_call=True)
+    try:
+        yield
+    finally:
+        before.remove()
+        after.remove()
+
+
+def module_of(op_name: str) -> str | None:
+    """The innermost module that traced an operation; ``""`` is the model, None is no module."""
+    found = _MODULE.findall(op_name)
+    return found[-1] if found else None
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,25 +122,6 @@ class ModelProfile:
     def flops(self) -> int:
         """Floating-point operations of the same: two for each multiply-accumulate."""
         return 2 * self.macs
-
-    def text(
-        self, *, facts: dict[str, str], module_depth: int, top_modules: int, detailed: bool
-    ) -> str:
-        """The report, as DeepSpeed arranges it (profiling/flops_profiler/profiler.py).
-
-        Args:
-            facts: lines of the summary that the program doesn't tell, such as world sizes.
-            module_depth: how many levels to aggregate, -1 for all.
-            top_modules: classes to name at each level.
-            detailed: whether each module is listed.
-        """
-        return _render.report(
-            self,
-            facts=facts,
-            module_depth=module_depth,
-            top_modules=top_modules,
-            detailed=detailed,
-        )
 
 
 def _within(inner: str | None, name: str) -> bool:

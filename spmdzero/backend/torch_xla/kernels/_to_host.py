@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla._kernels import Kernel, wrap_kernel
+from spmdzero.backend.torch_xla.kernels._wrap import Kernel, wrap_kernel
 
 
-def watch_moves(read: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+def watch_copies_to_host(read: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
     """Asks `read` at each move of a tensor from the devices to the host.
 
     Args:

@@ -1,4 +1,4 @@
-"""Norms of fp16 tensors: as exact, and as hard to overflow, as torch's own."""
+"""Norms as torch computes them: of fp16 tensors, and with frozen statistics in training."""
 
 import copy
 
@@ -9,7 +9,7 @@ from torch import nn
 from spmdzero.backend.torch_xla import DeviceMesh
 from tests.unit.region_harness import ROWS, Probe, numbers
 
-WIDTH = 64
+WIDTH, CHANNELS = 64, 16
 SCALE = 1500.0 * ROWS
 
 
@@ -65,3 +65,34 @@ def test_batch_norm_of_bf16_rows_has_the_mean_statistics_of_torchs_fp32(
         found = probe.buffers[name].float()
         bound = eps if getattr(given, name).dtype == torch.bfloat16 else 1e-6
         torch.testing.assert_close(found, expected, rtol=bound, atol=bound)
+
+
+def frozen(norm: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 2.0)
+    return nn.Sequential(nn.Conv1d(CHANNELS, CHANNELS, 3), norm.eval(), nn.Flatten(), nn.Tanh())
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_gradients_and_statistics_are_torchs(affine: bool, mesh: DeviceMesh) -> None:
+    module = frozen(nn.BatchNorm1d(CHANNELS, affine=affine))
+    x = numbers(ROWS, CHANNELS, 8)
+    probe = Probe(copy.deepcopy(module), mesh)
+    module(x).square().sum().backward()
+    probe.backward(probe(probe.batch(x)).square().sum())
+    for name, parameter in module.named_parameters():
+        # fp32 sums over the rows of eight devices, in another order than torch's.
+        torch.testing.assert_close(probe.gradients[name], parameter.grad, rtol=1e-4, atol=1e-4)
+    for name, buffer in module.named_buffers():
+        assert torch.equal(probe.module.get_buffer(name).cpu(), buffer), name
+
+
+def test_bf16_rows_pass_frozen_fp32_statistics(mesh: DeviceMesh) -> None:
+    module = frozen(nn.BatchNorm1d(CHANNELS))
+    x = numbers(ROWS, CHANNELS, 8)
+    probe = Probe(copy.deepcopy(module), mesh, dtype=torch.bfloat16)
+    output = probe(probe.batch(x.bfloat16()))
+    probe.backward(output.float().square().sum())
+    # bf16 has 8 bits: a few roundings of values up to 1.
+    torch.testing.assert_close(output.float().cpu().detach(), module(x).detach(), rtol=0, atol=0.05)

@@ -51,7 +51,8 @@ def tag_of(
     nameless = not instruction.op_name
     if element is None and not nameless:
         return own
-    for name in (*_names_before(module, operand), *_names_after(module, instruction, element)):
+    before = (v.op_name for v in module.origin(operand, through=ELEMENTWISE | {"parameter"}))
+    for name in (*before, *_names_after(module, instruction, element)):
         near = _tag(name)
         if near[1] and near[0] == (own[0] or near[0]):
             return near
@@ -67,29 +68,14 @@ def _tag(op_name: str) -> tuple[str, str]:
 def _tag_by_use(
     module: Module, instruction: Instruction, element: int | None, outputs: Sequence[str]
 ) -> tuple[str, str]:
-    pending = list(module.uses(instruction, element))
-    seen: set[tuple[str, str]] = set()
-    while pending:
-        use = pending.pop(0)
+    for use in module.readers(instruction, element, through=_LAYOUT):
         if use.user is None:
             role, _, tensor = outputs[use.position].partition("/") if outputs else ("", "", "")
             if role:
                 return role, tensor
-            continue
-        if _tag(use.user.op_name)[1]:
+        elif _tag(use.user.op_name)[1]:
             return _tag(use.user.op_name)
-        key = use.user.computation, use.user.name
-        if key not in seen and use.user.opcode in _LAYOUT:
-            seen.add(key)
-            pending += module.uses(use.user)
     return "", ""
-
-
-def _names_before(module: Module, value: Instruction) -> Iterator[str]:
-    yield value.op_name
-    if value.opcode in ELEMENTWISE or value.opcode == "parameter":
-        for source in module.sources(value)[:1]:
-            yield from _names_before(module, source)
 
 
 def _names_after(module: Module, value: Instruction, element: int | None) -> Iterator[str]:

@@ -1,16 +1,16 @@
-"""Operations of torch_xla 2.9 that answer otherwise than torch, put right wherever they run."""
+"""`amax` and `amin` without a dim, which torch_xla answers with their input."""
 
 import functools
 from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla._kernels import Kernel, wrap_kernel
+from spmdzero.backend.torch_xla.kernels._wrap import Kernel, wrap_kernel
 
 
 @functools.cache
-def mend() -> None:
-    """Has `amax` and `amin` without a dim reduce all dims; torch_xla returns their input."""
+def mend_extremes() -> None:
+    """Has them reduce all dims."""
     for name in ("amax", "amin"):
         wrap_kernel(name, functools.partial(_over_all_dims, name))
 

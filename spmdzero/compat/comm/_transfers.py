@@ -1,9 +1,4 @@
-"""Tensors carried between processes (hosts), by DeepSpeed's names and signatures.
-
-In all of them `prof`, `log_name` and `debug` are DeepSpeed's labels for its communication log,
-which has no place for host transfers here: they change nothing. With `async_op=True` the handle
-to `wait` on is returned; a device tensor goes through the host and its handle has finished.
-"""
+"""Tensors carried between processes (hosts), by DeepSpeed's names and signatures."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,20 +7,14 @@ import torch
 import torch.distributed as dist
 
 from spmdzero.compat.comm._host import Done, run_on_host
+from spmdzero.compat.comm._labels import labelled
 
 Group = dist.ProcessGroup | None
 Tensors = Sequence[torch.Tensor]
 
 
-def broadcast(
-    tensor: torch.Tensor,
-    src: int,
-    group: Group = None,
-    async_op: bool = False,
-    prof: bool = False,
-    log_name: str = "broadcast",
-    debug: str | None = None,
-) -> Any:
+@labelled()
+def broadcast(tensor: torch.Tensor, src: int, group: Group = None, async_op: bool = False) -> Any:
     """Every process's `tensor` becomes that of process `src`, in place."""
     return run_on_host(
         lambda _, targets, asynchronous: dist.broadcast(targets[0], src, group, asynchronous),
@@ -34,14 +23,9 @@ def broadcast(
     )
 
 
+@labelled()
 def all_gather(
-    tensor_list: Tensors,
-    tensor: torch.Tensor,
-    group: Group = None,
-    async_op: bool = False,
-    prof: bool = False,
-    log_name: str = "all_gather",
-    debug: str | None = None,
+    tensor_list: Tensors, tensor: torch.Tensor, group: Group = None, async_op: bool = False
 ) -> Any:
     """`tensor_list[i]` becomes process i's `tensor`."""
     return run_on_host(
@@ -63,14 +47,9 @@ def all_gather_coalesced(
     return Done() if async_op else None
 
 
+@labelled()
 def all_gather_into_tensor(
-    output_tensor: torch.Tensor,
-    tensor: torch.Tensor,
-    group: Group = None,
-    async_op: bool = False,
-    prof: bool = False,
-    log_name: str = "all_gather_into_tensor",
-    debug: str | None = None,
+    output_tensor: torch.Tensor, tensor: torch.Tensor, group: Group = None, async_op: bool = False
 ) -> Any:
     """`output_tensor`, `[n * rows, ...]`, becomes every process's `tensor`, in order of rank."""
     return run_on_host(
@@ -94,15 +73,13 @@ def allgather_fn(
     return all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
 
 
+@labelled()
 def gather(
     tensor: torch.Tensor,
     gather_list: Tensors | None = None,
     dst: int = 0,
     group: Group = None,
     async_op: bool = False,
-    prof: bool = False,
-    log_name: str = "gather",
-    debug: str | None = None,
 ) -> Any:
     """On process `dst`, `gather_list[i]` becomes process i's `tensor`."""
     return run_on_host(
@@ -115,15 +92,13 @@ def gather(
     )
 
 
+@labelled()
 def scatter(
     tensor: torch.Tensor,
     scatter_list: Tensors | None = None,
     src: int = 0,
     group: Group = None,
     async_op: bool = False,
-    prof: bool = False,
-    log_name: str = "scatter",
-    debug: str | None = None,
 ) -> Any:
     """`tensor` becomes process `src`'s `scatter_list[own rank]`."""
     return run_on_host(
@@ -136,6 +111,7 @@ def scatter(
     )
 
 
+@labelled()
 def all_to_all_single(
     output: torch.Tensor,
     tensor: torch.Tensor,
@@ -143,9 +119,6 @@ def all_to_all_single(
     input_split_sizes: list[int] | None = None,
     group: Group = None,
     async_op: bool = False,
-    prof: bool = False,
-    log_name: str = "all_to_all_single",
-    debug: str | None = None,
 ) -> Any:
     """Sends part i of `tensor` to process i; `output` becomes the parts that came, in order."""
     return run_on_host(
@@ -158,14 +131,12 @@ def all_to_all_single(
     )
 
 
+@labelled()
 def all_to_all(
     output_tensor_list: Tensors,
     input_tensor_list: Tensors,
     group: Group = None,
     async_op: bool = False,
-    prof: bool = False,
-    log_name: str = "all_to_all",
-    debug: str | None = None,
 ) -> Any:
     """Sends `input_tensor_list[i]` to process i; `output_tensor_list[i]` becomes what i sent."""
 
