@@ -7,14 +7,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from spmdzero.formats import (
-    FORMATS,
-    Conversion,
-    Format,
-    bytes_to_read,
-    dtype_called,
-    locate,
-)
+from spmdzero.formats import FORMATS, Conversion, Format, dtype_called
 from spmdzero.formats import convert as convert_checkpoint
 
 
@@ -46,14 +39,15 @@ def convert(
         max_shard_size=max_shard_size,
         exclude_frozen=exclude_frozen,
     )
-    folder, tag = locate(source, tag)
-    total = bytes_to_read(folder, tag, conversion)
     with _bar() as bar:
-        task = bar.add_task(f"{tag} to {to}", total=total)
+        task = bar.add_task(f"{tag or source.name} to {to}", total=None)
         written = convert_checkpoint(
-            folder, target, conversion, tag=tag, progress=lambda n: bar.advance(task, n)
+            source,
+            target,
+            conversion,
+            tag=tag,
+            progress=lambda read, total: bar.update(task, advance=read, total=total),
         )
-        bar.update(task, completed=total)
     typer.echo(written)
 
 

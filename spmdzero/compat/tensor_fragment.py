@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.engine import owner_of
+from spmdzero.engine import trained_parameter
 
 
 def safe_get_full_fp32_param(param: torch.Tensor) -> torch.Tensor | None:
@@ -16,8 +16,8 @@ def safe_get_full_fp32_param(param: torch.Tensor) -> torch.Tensor | None:
 
     None for a parameter that no engine trains.
     """
-    owner = owner_of(param)
-    return owner[0].read_master(owner[1]) if owner else None
+    trained = trained_parameter(param)
+    return trained.read_master() if trained else None
 
 
 def safe_set_full_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
@@ -29,8 +29,8 @@ def safe_set_full_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
     Raises:
         SpmdZeroUsageError: `value` has another shape.
     """
-    if owner := owner_of(param):
-        owner[0].write_master(owner[1], value)
+    if trained := trained_parameter(param):
+        trained.write_master(value)
 
 
 def safe_get_full_optimizer_state(param: torch.Tensor, optim_state_key: str) -> torch.Tensor | None:
@@ -41,8 +41,8 @@ def safe_get_full_optimizer_state(param: torch.Tensor, optim_state_key: str) -> 
     Raises:
         SpmdZeroUsageError: the optimizer keeps no such state; the message names those it keeps.
     """
-    owner = owner_of(param)
-    return owner[0].read_state(owner[1], optim_state_key) if owner else None
+    trained = trained_parameter(param)
+    return trained.read_state(optim_state_key) if trained else None
 
 
 def safe_set_full_optimizer_state(
@@ -53,8 +53,8 @@ def safe_set_full_optimizer_state(
     Raises:
         SpmdZeroUsageError: there is no such state, or `value` has another shape.
     """
-    if owner := owner_of(param):
-        owner[0].write_state(owner[1], optim_state_key, value)
+    if trained := trained_parameter(param):
+        trained.write_state(optim_state_key, value)
 
 
 def safe_get_full_grad(param: torch.Tensor) -> torch.Tensor | None:
@@ -62,8 +62,8 @@ def safe_get_full_grad(param: torch.Tensor) -> torch.Tensor | None:
 
     The same tensor as `param.grad`. None where there is none.
     """
-    owner = owner_of(param)
-    return owner[0].read_gradient(owner[1]) if owner else param.grad
+    trained = trained_parameter(param)
+    return trained.read_gradient() if trained else param.grad
 
 
 def safe_set_full_grad(param: torch.Tensor, value: torch.Tensor) -> None:
@@ -72,8 +72,8 @@ def safe_set_full_grad(param: torch.Tensor, value: torch.Tensor) -> None:
     Raises:
         SpmdZeroUsageError: `value` has another shape.
     """
-    if owner := owner_of(param):
-        owner[0].write_gradient(owner[1], value)
+    if trained := trained_parameter(param):
+        trained.write_gradient(value)
     elif param.grad is not None:
         param.grad.copy_(value)
 

@@ -3,8 +3,6 @@
 Set and found as in DeepSpeed, so that scripts which mark their mixture-of-experts blocks run.
 """
 
-from collections.abc import Iterable
-
 import torch
 from torch import nn
 
@@ -62,11 +60,9 @@ def set_z3_leaf_modules_by_name(
     Raises:
         SpmdZeroUsageError: a name was not found, and `raise_if_not_found`.
     """
-    named = dict(model.named_modules())
-    missing = [name for name in module_names if name not in named]
-    return _flagged(
-        [named[n] for n in module_names if n in named], missing, flag, raise_if_not_found
-    )
+    modules = dict(model.named_modules())
+    named = {name: [modules[name]] if name in modules else [] for name in module_names}
+    return _flag(named, flag, raise_if_not_found)
 
 
 def set_z3_leaf_modules_by_suffix(
@@ -80,45 +76,35 @@ def set_z3_leaf_modules_by_suffix(
     Raises:
         SpmdZeroUsageError: a suffix was not found, and `raise_if_not_found`.
     """
-    found = {
+    named = {
         suffix: [m for name, m in model.named_modules() if name.endswith(suffix)]
         for suffix in module_name_suffixes
     }
-    missing = [suffix for suffix, modules in found.items() if not modules]
-    unique = {id(m): m for modules in found.values() for m in modules}
-    return _flagged(unique.values(), missing, flag, raise_if_not_found)
+    return _flag(named, flag, raise_if_not_found)
+
+
+def _flag(
+    named: dict[str, list[nn.Module]], flag: bool, raise_if_not_found: bool
+) -> tuple[list[nn.Module], list[str]]:
+    missing = [name for name, modules in named.items() if not modules]
+    if missing and raise_if_not_found:
+        raise SpmdZeroUsageError(f"no modules named {missing} found in the model")
+    found = list(dict.fromkeys(module for modules in named.values() for module in modules))
+    for module in found:
+        set_z3_leaf_module(module, flag)
+    return found, missing
 
 
 def _flag_classes(
     model: nn.Module, classes: list[type] | list[str], flag: bool, raise_if_not_found: bool
 ) -> list[nn.Module]:
-    found = [
-        module
-        for module in model.modules()
-        if any(
-            isinstance(module, wanted)
-            if isinstance(wanted, type)
-            else wanted in (type(module).__name__, _qualified(module))
-            for wanted in classes
-        )
-    ]
+    def wanted(cls: type) -> bool:
+        names = (cls.__name__, f"{cls.__module__}.{cls.__qualname__}")
+        return any(issubclass(cls, w) if isinstance(w, type) else w in names for w in classes)
+
+    found = [module for module in model.modules() if wanted(type(module))]
     if not found and raise_if_not_found:
         raise SpmdZeroUsageError(f"no modules of type {classes} found in the model")
     for module in found:
         set_z3_leaf_module(module, flag)
     return found
-
-
-def _flagged(
-    modules: Iterable[nn.Module], missing: list[str], flag: bool, raise_if_not_found: bool
-) -> tuple[list[nn.Module], list[str]]:
-    modules = list(modules)
-    if missing and raise_if_not_found:
-        raise SpmdZeroUsageError(f"no modules named {missing} found in the model")
-    for module in modules:
-        set_z3_leaf_module(module, flag)
-    return modules, missing
-
-
-def _qualified(module: nn.Module) -> str:
-    return f"{type(module).__module__}.{type(module).__qualname__}"

@@ -11,7 +11,7 @@ from torch import nn
 
 from spmdzero.backend import arrays, runtime
 from spmdzero.config import load_config
-from spmdzero.engine import owner_of
+from spmdzero.engine import trained_parameter
 
 
 class DeepSpeedTensorOverride(enum.Enum):
@@ -103,7 +103,9 @@ class GatheredParameters(contextlib.AbstractContextManager[None, None]):
         self._stamps: dict[torch.Tensor, object] = {}
 
     def __enter__(self) -> None:
-        self._stamps = {p: arrays.write_stamp(p) for p in self._given if owner_of(p) is not None}
+        self._stamps = {
+            p: arrays.write_stamp(p) for p in self._given if trained_parameter(p) is not None
+        }
 
     def __exit__(
         self,
@@ -112,10 +114,10 @@ class GatheredParameters(contextlib.AbstractContextManager[None, None]):
         trace: types.TracebackType | None,
     ) -> None:
         written = {p for p, stamp in self._stamps.items() if arrays.write_stamp(p) != stamp}
-        owners = (owner_of(parameter) for parameter in written)
-        for access in {owner[0] for owner in owners if owner is not None}:
-            if access.optimizer is not None:
-                access.optimizer.refresh_masters(written)
+        owners = [trained_parameter(parameter) for parameter in written]
+        for optimizer in {owner.training.optimizer for owner in owners if owner is not None}:
+            if optimizer is not None:
+                optimizer.refresh_masters(written)
                 runtime.sync()
 
 

@@ -7,7 +7,7 @@ from spmdzero.engine._engine import Engine
 from spmdzero.engine._folded import FoldedCalls
 from spmdzero.engine._initialize import initialize
 from spmdzero.engine._loss import find_loss, inputs_of
-from spmdzero.engine._parameter import ZeroParameter, owner_of
+from spmdzero.engine._parameter import ZeroParameter, trained_parameter
 from spmdzero.engine._programs import Call, Compilation, ProgramLog, changed_calls
 from spmdzero.engine._snapshot import StepGraph
 from spmdzero.step._optimizer import ZeroOptimizer
@@ -28,5 +28,5 @@ __all__ = [
     "find_loss",
     "initialize",
     "inputs_of",
-    "owner_of",
+    "trained_parameter",
 ]

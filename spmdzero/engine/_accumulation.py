@@ -14,10 +14,6 @@ from spmdzero.step._autograd import autograd_grad, set_autograd_grad
 class Accumulation:
     """Gradient accumulation, managed by the engine's count or by the caller.
 
-    Args:
-        training: whose.
-        direct_calls: is told of gradients that no forward of the engine made.
-
     Attributes:
         ran_forward: whether a forward of the engine with gradients ran since the latest step
             ended: those of all its micro-batches may run before the first backward.

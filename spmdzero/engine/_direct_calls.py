@@ -65,13 +65,13 @@ class DirectCalls:
 
 
 def _has_cpu_tensor(args: Any, kwargs: Mapping[str, Any]) -> bool:
-    found: list[bool] = []
+    found: list[torch.Tensor] = []
 
     def look(_: str, tensor: Any) -> Any:
         # A number is moved by torch itself.
-        if isinstance(tensor, torch.Tensor):
-            found.append(tensor.device.type == "cpu" and tensor.dim() > 0)
+        if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu" and tensor.dim() > 0:
+            found.append(tensor)
         return tensor
 
     map_tensors((args, dict(kwargs)), look)
-    return any(found)
+    return bool(found)

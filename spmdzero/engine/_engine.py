@@ -1,7 +1,7 @@
 """The engine: DeepSpeed's forward / backward / step over a module that lives on a mesh."""
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -9,7 +9,6 @@ from torch import nn
 from spmdzero.backend.torch_xla import runtime
 from spmdzero.compat.getters import ConfigGetters
 from spmdzero.compat.refusals import refused_methods
-from spmdzero.engine._access import ParameterAccess
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._capture_watch import HOOKS
 from spmdzero.engine._captured import CapturedSteps
@@ -18,16 +17,16 @@ from spmdzero.engine._direct_calls import DirectCalls
 from spmdzero.engine._exports import Exports
 from spmdzero.engine._folded import FoldedCalls
 from spmdzero.engine._launching import Launching
-from spmdzero.engine._module_methods import ModuleMethods
-from spmdzero.engine._parameter import MastersFollow, adopt_parameters
+from spmdzero.engine._module_methods import MastersFollow, ModuleMethods
+from spmdzero.engine._parameter import adopt_parameters
 from spmdzero.engine._parts import offers
 from spmdzero.engine._progress import Progress
-from spmdzero.engine._reports import reports
+from spmdzero.engine._reports import WallClock, reports
 from spmdzero.engine._step_end import StepEnd
 from spmdzero.engine._three_calls import ThreeCalls
 from spmdzero.engine._train_batch import TrainBatch
-from spmdzero.engine._wall_clock import WallClock
 from spmdzero.monitor import MonitorMaster
+from spmdzero.state._counters import Counters
 from spmdzero.state._training import Training
 
 _SHARED = (
@@ -40,6 +39,15 @@ _ACCUMULATION = (
     "is_first_micro_batch set_gradient_accumulation_boundary no_sync coalesce_grad_reduction"
 )
 
+if TYPE_CHECKING:
+    # What `offers` and the table of refusals add, for type checkers and editors.
+    class _Offered(
+        ThreeCalls, TrainBatch, Accumulation, Launching, WallClock, Progress, ModuleMethods,
+        Checkpoints, Exports, ConfigGetters, Training, Counters,
+    ): ...  # fmt: skip
+else:
+    _Offered = refused_methods("DeepSpeedEngine")
+
 
 @offers("_getters", ConfigGetters)
 @offers("_training", Training, _SHARED)
@@ -49,10 +57,11 @@ _ACCUMULATION = (
 @offers("_launching", Launching, "observe")
 @offers("_wall_clock", WallClock, "get_wall_clock_timers")
 @offers("_progress", Progress)
+@offers("_training.counters", Counters, "global_steps micro_steps global_samples")
 @offers("_module_methods", ModuleMethods)
 @offers("_checkpoints", Checkpoints)
 @offers("_exports", Exports)
-class Engine(nn.Module, refused_methods("DeepSpeedEngine")):  # type: ignore[misc]
+class Engine(nn.Module, _Offered):
     """Trains a module under a sharding plan, called as a DeepSpeedEngine is.
 
     Made by `spmdzero.initialize`. What it does is done by its parts, which share a `Training`;
@@ -125,8 +134,7 @@ class Engine(nn.Module, refused_methods("DeepSpeedEngine")):  # type: ignore[mis
         self._checkpoints = Checkpoints(training, accumulation)
         self._exports = Exports(training, accumulation)
         self._module_methods = ModuleMethods(training)
-        self._access = ParameterAccess(training, accumulation)
-        adopt_parameters(training, self._access)
+        adopt_parameters(training, accumulation)
         if training.optimizer is not None:
             MastersFollow(training.optimizer).watch(training.module)
         if direct_calls is not None:

@@ -19,7 +19,7 @@ from spmdzero.engine._setup import (
     require_module,
     start_backend,
 )
-from spmdzero.engine._weights import Weights
+from spmdzero.state._weights import Weights
 from spmdzero.step._optimizer import ZeroOptimizer
 
 OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
@@ -75,9 +75,7 @@ def initialize(
     module = require_module(model, mpu=mpu, mesh_param=mesh_param)
     settings = read_settings(config_params if config is None else config, args, optimizer)
     mesh, batch = start_backend(settings, dist_init_required=dist_init_required)
-    groups = place_module(
-        module, weights, (optimizer, model_parameters), settings=settings, mesh=mesh
-    )
+    groups = place_module(settings, module, mesh, weights, (optimizer, model_parameters))
     plan = planned(settings, module, groups, batch=batch, mesh=mesh.spec)
     training = make_training(
         settings, module, groups, lr_scheduler, batch=batch, plan=plan, mesh=mesh

@@ -3,13 +3,15 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend.torch_xla import runtime, write_stamp
 from spmdzero.data._loader import ZeroDataLoader
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.state._training import Training
+from spmdzero.step._optimizer import ZeroOptimizer
 
 
 class ModuleMethods:
@@ -152,3 +154,43 @@ class ModuleMethods:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients summed so far."""
         self._training.gradients.forget(self._training.module.parameters())
+
+
+class MastersFollow:
+    """Hooks of each submodule: what `load_state_dict` wrote becomes the optimizer's masters.
+
+    Otherwise the masters would undo it at the next step. The masters of what a partial state dict
+    leaves alone keep their digits. A copy or a pickle of the module does nothing: it belongs to no
+    engine.
+    """
+
+    def __init__(self, optimizer: ZeroOptimizer | None = None) -> None:
+        self._optimizer = optimizer
+        self._stamps: dict[torch.Tensor, object] = {}
+
+    def watch(self, model: nn.Module) -> None:
+        """Follows loads into `model` and into each of its submodules."""
+        for module in model.modules():
+            module.register_load_state_dict_pre_hook(self._before)
+            module.register_load_state_dict_post_hook(self._after)
+
+    def _before(
+        self, module: nn.Module, state: Any, prefix: str, metadata: dict[str, Any], *_: Any
+    ) -> None:
+        if self._optimizer is not None and metadata.get("assign_to_params_buffers"):
+            raise SpmdZeroUsageError(
+                "load_state_dict(assign=True) would replace parameters that the engine trains by "
+                "others. Leave assign out: values are copied onto the devices"
+            )
+        for parameter in module.parameters(recurse=False):
+            self._stamps[parameter] = write_stamp(parameter)
+
+    def _after(self, module: nn.Module, _: Any) -> None:
+        own = [p for p in module.parameters(recurse=False) if p in self._stamps]
+        written = {p for p in own if self._stamps.pop(p) != write_stamp(p)}
+        if written and self._optimizer is not None:
+            self._optimizer.refresh_masters(written)
+            runtime.sync()
+
+    def __reduce__(self) -> Any:
+        return MastersFollow, ()

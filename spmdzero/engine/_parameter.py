@@ -1,18 +1,144 @@
-"""A parameter whose `grad` is the engine's: summed over micro-batches, averaged over devices."""
+"""A parameter that an engine trains, and what the engine keeps of it, as whole tensors."""
 
 import copy
+import dataclasses
 import weakref
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from spmdzero.backend.torch_xla import runtime, write_stamp
-from spmdzero.engine._access import ParameterAccess
+from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend.torch_xla.mesh import fresh
+from spmdzero.engine._accumulation import Accumulation
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.plan import Placement, Role
 from spmdzero.state._training import Training
 from spmdzero.step._autograd import autograd_grad, set_autograd_grad
 from spmdzero.step._optimizer import ZeroOptimizer
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedParameter:
+    """What an engine keeps of one parameter.
+
+    Every `write_` raises SpmdZeroUsageError for a value of another shape, and what is about the
+    optimizer does where there is none.
+
+    Attributes:
+        name: its name in the plan.
+        training, accumulation: the engine's.
+    """
+
+    name: str
+    training: Training
+    accumulation: Accumulation
+
+    def read_gradient(self) -> torch.Tensor | None:
+        """The gradient as `ZeroParameter.grad` describes it."""
+        self.accumulation.collect_gradients()
+        return self.training.gradients.read(self.name)
+
+    def write_gradient(self, value: torch.Tensor | None) -> None:
+        """Replaces the gradient, or forgets it."""
+        self.accumulation.collect_gradients()
+        if value is None:
+            self.training.gradients.discard(self.name)
+        else:
+            self.training.gradients.write(self.name, self._like(value, self._shape, ".grad"))
+
+    @torch.no_grad()
+    def read_master(self) -> torch.Tensor:
+        """The weights that the optimizer updates, `[*shape]` fp32 on the device, whole."""
+        parameter, optimizer = self._trained()
+        master = optimizer.state[parameter].get("master")
+        if master is None:
+            return fresh(parameter.detach()).float()
+        return self._whole(master, Role.MASTER)
+
+    @torch.no_grad()
+    def write_master(self, value: torch.Tensor) -> None:
+        """Replaces the fp32 master, and the parameter itself, cast to its dtype."""
+        parameter, optimizer = self._trained()
+        value = self._like(value, self._shape).float()
+        master = optimizer.state[parameter].get("master")
+        if master is not None:
+            self._store(master, value, Role.MASTER)
+        parameter.copy_(value)
+        self.training.mesh.mark(parameter)
+        # Pending, the write would make the next step another program.
+        runtime.sync()
+
+    @torch.no_grad()
+    def read_state(self, slot: str) -> torch.Tensor:
+        """One optimizer state, `[*shape]` or a scalar, fp32 on the device, whole.
+
+        Raises:
+            SpmdZeroUsageError: the optimizer keeps no state `slot`.
+        """
+        stored = self._state(slot)
+        whole = self._whole(stored, Role.MOMENT) if stored.dim() else fresh(stored)
+        return whole.float()
+
+    @torch.no_grad()
+    def write_state(self, slot: str, value: torch.Tensor) -> None:
+        """Replaces one optimizer state.
+
+        Raises:
+            SpmdZeroUsageError: the optimizer keeps no state `slot`.
+        """
+        stored = self._state(slot)
+        shape = self._shape if stored.dim() else ()
+        value = self._like(value, shape, f".{slot}").to(stored.dtype)
+        if stored.dim():
+            self._store(stored, value, Role.MOMENT)
+        else:
+            self.training.mesh.mark(stored.copy_(value))
+        runtime.sync()
+
+    def _trained(self) -> tuple[nn.Parameter, ZeroOptimizer]:
+        optimizer = self.training.optimizer
+        if optimizer is None:
+            raise SpmdZeroUsageError(
+                f"{self.name} has no master weights and no optimizer states: the engine was made "
+                'without an optimizer. Name one in the config ("optimizer": {"type": "AdamW", ...})'
+            )
+        return self.training.module.get_parameter(self.name), optimizer
+
+    def _state(self, slot: str) -> torch.Tensor:
+        parameter, optimizer = self._trained()
+        states = optimizer.state[parameter]
+        if slot == "master" or slot not in states:
+            kept = ", ".join(sorted(key for key in states if key != "master")) or "none"
+            raise SpmdZeroUsageError(
+                f"the optimizer keeps no state {slot!r} of {self.name}; it keeps: {kept}"
+            )
+        return states[slot]
+
+    def _placement(self, role: Role) -> Placement:
+        placement = self.training.plan[self.name].placement(role)
+        assert placement is not None
+        return placement
+
+    def _whole(self, stored: torch.Tensor, role: Role) -> torch.Tensor:
+        return self.training.mesh.gather(stored, self._placement(role), self._shape)
+
+    def _store(self, stored: torch.Tensor, value: torch.Tensor, role: Role) -> None:
+        placement, mesh = self._placement(role), self.training.mesh
+        # In place, or the next step's program could not reuse the buffer.
+        stored.copy_(mesh.store(value, placement))
+        mesh.mark(stored, placement.partition_spec(self._shape, mesh.spec))
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return self.training.plan[self.name].shape
+
+    def _like(self, value: torch.Tensor, shape: tuple[int, ...], what: str = "") -> torch.Tensor:
+        if tuple(value.shape) != tuple(shape):
+            raise SpmdZeroUsageError(
+                f"{self.name}{what} has shape {list(shape)}, the new value {list(value.shape)}"
+            )
+        return value.detach().to(runtime.device())
 
 
 class ZeroParameter(nn.Parameter):
@@ -31,20 +157,16 @@ class ZeroParameter(nn.Parameter):
         after a step, and for a parameter that took no part. What is written into it in place,
         `torch.nn.utils.clip_grad_norm_` included, is what the step uses.
         """
-        owner = owner_of(self)
-        if owner is None:
-            return autograd_grad(self)
-        access, name = owner
-        return access.read_gradient(name)
+        trained = trained_parameter(self)
+        return autograd_grad(self) if trained is None else trained.read_gradient()
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
-        owner = owner_of(self)
-        if owner is None:
+        trained = trained_parameter(self)
+        if trained is None:
             set_autograd_grad(self, value)
         else:
-            access, name = owner
-            access.write_gradient(name, value)
+            trained.write_gradient(value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         # A copy belongs to no engine.
@@ -65,59 +187,21 @@ class ZeroParameter(nn.Parameter):
 _OWNER = "_spmdzero_owner"
 
 
-def adopt_parameters(training: Training, access: ParameterAccess) -> None:
+def adopt_parameters(training: Training, accumulation: Accumulation) -> None:
     """Makes the gradients of trained parameters readable as their `grad`."""
     # A parameter must not keep an engine alive.
-    reference = weakref.ref(access)
+    owner = weakref.ref(training), weakref.ref(accumulation)
     for name, parameter in training.parameters:
         if training.plan[name].trainable:
             if type(parameter) is nn.Parameter:
                 parameter.__class__ = ZeroParameter
-            setattr(parameter, _OWNER, (reference, name))
+            setattr(parameter, _OWNER, (name, *owner))
 
 
-def owner_of(parameter: torch.Tensor) -> tuple[ParameterAccess, str] | None:
-    """What the engine that trains `parameter` knows of it, and its name there; None for none."""
-    reference, name = getattr(parameter, _OWNER, (lambda: None, ""))
-    access = reference()
-    return (access, name) if access is not None else None
-
-
-class MastersFollow:
-    """Hooks of each submodule: what `load_state_dict` wrote becomes the optimizer's masters.
-
-    Otherwise the masters would undo it at the next step. The masters of what a partial state dict
-    leaves alone keep their digits. A copy or a pickle of the module does nothing: it belongs to no
-    engine.
-    """
-
-    def __init__(self, optimizer: ZeroOptimizer | None = None) -> None:
-        self._optimizer = optimizer
-        self._stamps: dict[torch.Tensor, object] = {}
-
-    def watch(self, model: nn.Module) -> None:
-        """Follows loads into `model` and into each of its submodules."""
-        for module in model.modules():
-            module.register_load_state_dict_pre_hook(self._before)
-            module.register_load_state_dict_post_hook(self._after)
-
-    def _before(
-        self, module: nn.Module, state: Any, prefix: str, metadata: dict[str, Any], *_: Any
-    ) -> None:
-        if self._optimizer is not None and metadata.get("assign_to_params_buffers"):
-            raise SpmdZeroUsageError(
-                "load_state_dict(assign=True) would replace parameters that the engine trains by "
-                "others. Leave assign out: values are copied onto the devices"
-            )
-        for parameter in module.parameters(recurse=False):
-            self._stamps[parameter] = write_stamp(parameter)
-
-    def _after(self, module: nn.Module, _: Any) -> None:
-        own = [p for p in module.parameters(recurse=False) if p in self._stamps]
-        written = {p for p in own if self._stamps.pop(p) != write_stamp(p)}
-        if written and self._optimizer is not None:
-            self._optimizer.refresh_masters(written)
-            runtime.sync()
-
-    def __reduce__(self) -> Any:
-        return MastersFollow, ()
+def trained_parameter(parameter: torch.Tensor) -> TrainedParameter | None:
+    """What an engine keeps of `parameter`, None for one that no engine trains."""
+    name, *owner = getattr(parameter, _OWNER, ("", lambda: None, lambda: None))
+    training, accumulation = (reference() for reference in owner)
+    if training is None or accumulation is None:
+        return None
+    return TrainedParameter(name, training, accumulation)

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ def offers(part: str, cls: type, names: str = "") -> Callable[[_Owner], _Owner]:
     Signatures and docstrings are the part's. What the class has already stands.
 
     Args:
-        part: the attribute of an instance that holds the part.
+        part: where an instance holds the part: an attribute, or one of an attribute.
         cls: the part's class.
         names: of methods and attributes, separated by spaces; by default all public ones.
     """
@@ -31,15 +32,18 @@ def offers(part: str, cls: type, names: str = "") -> Callable[[_Owner], _Owner]:
 def _offered(part: str, name: str, member: Any) -> Any:
     if isinstance(member, staticmethod):
         return member
+    owner = operator.attrgetter(part)
     if not inspect.isfunction(member):
         return property(
-            lambda self: getattr(getattr(self, part), name),
-            lambda self, value: setattr(getattr(self, part), name, value),
+            operator.attrgetter(f"{part}.{name}"),
+            lambda self, value: setattr(owner(self), name, value),
             doc=member.__doc__ if isinstance(member, property) else None,
         )
 
+    method = operator.attrgetter(f"{part}.{name}")
+
     @functools.wraps(member)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(getattr(self, part), name)(*args, **kwargs)
+        return method(self)(*args, **kwargs)
 
     return call

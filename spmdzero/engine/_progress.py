@@ -15,21 +15,6 @@ class Progress:
         self._training = training
 
     @property
-    def global_steps(self) -> int:
-        """Gradient accumulation boundaries passed."""
-        return self._training.counters.global_steps
-
-    @property
-    def micro_steps(self) -> int:
-        """Micro-batches passed."""
-        return self._training.counters.micro_steps
-
-    @property
-    def global_samples(self) -> int:
-        """Samples of all devices passed at boundaries."""
-        return self._training.counters.global_samples
-
-    @property
     def micro_losses(self) -> tuple[torch.Tensor, ...]:
         """The losses of the step's micro-batches so far, 0-dim on the device."""
         return tuple(self._training.losses)

@@ -1,9 +1,10 @@
-"""What an engine reports while it trains: scalars to the monitors, throughput to the log."""
+"""What an engine reports while it trains: scalars, throughput, how long its calls take."""
 
+import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from spmdzero.backend.torch_xla import runtime
 from spmdzero.engine._progress import Progress
 from spmdzero.monitor import Event, MonitorMaster
+from spmdzero.state._counters import Counters
 from spmdzero.state._training import Training
 
 logger = logging.getLogger("spmdzero")
@@ -19,6 +21,8 @@ logger = logging.getLogger("spmdzero")
 _STEPS_PER_FLUSH = 10
 # The first steps compile; DeepSpeed's ThroughputTimer leaves out as many (utils/timer.py).
 _WARM_UP_STEPS = 2
+# Timed phases, and their names in a monitor.
+_EVENTS = {"fwd": "forward", "bwd": "backward", "step": "step"}
 
 
 def reports(
@@ -30,7 +34,7 @@ def reports(
     if monitor.enabled:
         yield StepEvents(training, progress, monitor)
     if config.steps_per_print and first:
-        yield Throughput(progress, every=config.steps_per_print)
+        yield Throughput(training.counters, every=config.steps_per_print)
     if config.dump_state and first:
         _dump_state(training)
 
@@ -54,7 +58,7 @@ class StepEvents:
             self._monitor.flush()
 
     def _events(self) -> Iterator[Event]:
-        samples, losses = self._progress.global_samples, self._progress.micro_losses
+        samples, losses = self._training.counters.global_samples, self._progress.micro_losses
         if losses:
             yield "Train/Samples/train_loss", functools.partial(_mean, losses), samples
         yield "Train/Samples/lr", self._progress.get_lr()[0], samples
@@ -78,33 +82,33 @@ class Throughput:
     waits at print steps only and counts all time, loading of data included.
 
     Args:
-        progress: of the engine.
+        counters: of the engine.
         every: steps between two print steps.
     """
 
-    def __init__(self, progress: Progress, *, every: int) -> None:
-        self._progress, self._every, self._steps = progress, every, 0
+    def __init__(self, counters: Counters, *, every: int) -> None:
+        self._counters, self._every, self._steps = counters, every, 0
         self._first: _Mark | None = None
         self._latest: _Mark | None = None
 
     def __call__(self) -> None:
         """Takes note of a finished step."""
-        progress = self._progress
+        counters = self._counters
         self._steps += 1
         if self._steps == _WARM_UP_STEPS:
             self._first = self._latest = self._mark()
-        elif self._first and self._latest and progress.global_steps % self._every == 0:
+        elif self._first and self._latest and counters.global_steps % self._every == 0:
             now = self._mark()
             logger.info(
                 "micro_step=%d/global_step=%d, RunningAvgSamplesPerSec=%s, CurrSamplesPerSec=%s",
-                progress.micro_steps, progress.global_steps,
+                counters.micro_steps, counters.global_steps,
                 _rate(self._first, now), _rate(self._latest, now),
             )  # fmt: skip
             self._latest = now
 
     def _mark(self) -> _Mark:
         runtime.wait()
-        return _Mark(time.perf_counter(), self._progress.global_samples)
+        return _Mark(time.perf_counter(), self._counters.global_samples)
 
 
 def _rate(start: _Mark, end: _Mark) -> float:
@@ -117,3 +121,67 @@ def _dump_state(training: Training) -> None:
         logger.info("  %s %s %r", name, "." * (32 - len(name)), value)
     logger.info("  json = %s", training.spmd_config.source)
     logger.info("%s", training.plan)
+
+
+class WallClock:
+    """Logs how long the three calls take, after each micro-batch and each boundary, if asked to.
+
+    Tensors are lazy: ``fwd`` and ``bwd`` are the milliseconds that Python takes to trace them, and
+    ``step`` those that all of the micro-batch takes to run on the devices, which it waits for.
+    DeepSpeed's ``bwd_inner`` and ``bwd_allreduce`` have no counterpart: the reduction is inside
+    the compiled program. The lines are those of DeepSpeed's utils/timer.py.
+
+    Args:
+        training: whose calls.
+        monitor: is handed the times of each step.
+    """
+
+    def __init__(self, training: Training, monitor: MonitorMaster) -> None:
+        self._training, self._monitor = training, monitor
+        self._wanted = training.spmd_config.wall_clock_breakdown
+        self._running: dict[str, float] = {}
+        self._latest: dict[str, float] = {}
+
+    def get_wall_clock_timers(self) -> dict[str, float]:
+        """Milliseconds by phase: ``"fwd_microstep"``... of the latest micro-batch, ``"fwd"``... of
+        the micro-batches since the latest boundary. Empty without `wall_clock_breakdown`.
+        """
+        return dict(self._latest)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Around one of the calls: ``"fwd"``, ``"bwd"`` or ``"step"``."""
+        if not self._wanted:
+            yield
+            return
+        steps, start = self._training.counters.global_steps, time.perf_counter()
+        yield
+        if name == "step":
+            runtime.wait()
+        elapsed = (time.perf_counter() - start) * 1000
+        for timer in (f"{name}_microstep", name):
+            self._running[timer] = self._running.get(timer, 0.0) + elapsed
+        if name == "step":
+            self._report(boundary=self._training.counters.global_steps > steps)
+
+    def _report(self, *, boundary: bool) -> None:
+        self._latest = dict(self._running)
+        self._log(f"{phase}_microstep" for phase in _EVENTS)
+        if boundary:
+            samples = self._training.counters.global_samples
+            self._monitor.write_events(
+                (
+                    f"Train/Samples/elapsed_time_ms_{event}",
+                    self._running.get(phase, 0.0),
+                    samples,
+                )
+                for phase, event in _EVENTS.items()
+            )
+            self._log(_EVENTS)
+
+    def _log(self, names: Iterable[str]) -> None:
+        # Taking a time out starts its timer anew.
+        times = [(name, self._running.pop(name)) for name in names if name in self._running]
+        if runtime.process_index() == 0:
+            shown = "".join(f" | {name}: {elapsed:.2f}" for name, elapsed in times)
+            logger.info("[Rank 0] time (ms)%s", shown)

@@ -34,16 +34,14 @@ def make_schedule(
         SpmdZeroUsageError: there is no optimizer, or the schedule is bound to another.
         SpmdZeroConfigError: the config's can't be made.
     """
-    if zero is None or groups is None:
-        if given is not None or named is not None:
-            raise SpmdZeroUsageError(
-                "a learning-rate schedule without an optimizer: name one in the config "
-                '("optimizer": {"type": "AdamW", ...}) or pass optimizer= to initialize'
-            )
+    if given is None and named is None:
         return None
-    if given is None:
-        if named is None:
-            return None
+    if zero is None or groups is None:
+        raise SpmdZeroUsageError(
+            "a learning-rate schedule without an optimizer: name one in the config "
+            '("optimizer": {"type": "AdamW", ...}) or pass optimizer= to initialize'
+        )
+    if given is None and named is not None:
         return schedule_from_config(named.type, named.params, zero)
     if named is not None:
         # As DeepSpeed decides (runtime/engine.py, `_configure_lr_scheduler`).

@@ -28,13 +28,13 @@ from spmdzero.config import (
 )
 from spmdzero.data._inputs import InputPlacer
 from spmdzero.engine._groups import Groups, Members, find_groups
-from spmdzero.engine._placed_module import move_module
 from spmdzero.engine._schedule import make_schedule
-from spmdzero.engine._weights import Weights, open_weights
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.plan import MeshSpec, ShardingPlan
 from spmdzero.precision import GradientScaling, LossScaler, PrecisionPolicy
+from spmdzero.state._placed_module import move_module
 from spmdzero.state._training import Training
+from spmdzero.state._weights import Weights, open_weights
 from spmdzero.step._autocast import autocast_wire
 from spmdzero.step._gradients import GradientStore
 from spmdzero.step._loss_health import LossHealth
@@ -108,22 +108,16 @@ def start_backend(
 
 
 def place_module(
+    settings: SpmdZeroConfig,
     model: nn.Module,
+    mesh: DeviceMesh,
     weights: Weights | None,
     optimizer: tuple[Any, Any],
-    *,
-    settings: SpmdZeroConfig,
-    mesh: DeviceMesh,
 ) -> Groups | None:
     """Moves the module to the devices; returns what of it is trained, None without an optimizer.
 
     Args:
-        model, weights: of `initialize`.
-        optimizer: its arguments `optimizer` and `model_parameters`.
-        settings, mesh: what was asked for, and where.
-
-    Raises:
-        SpmdZeroUsageError, SpmdZeroConfigError: see `move_module`, `find_groups`.
+        optimizer: the arguments `optimizer` and `model_parameters` of `initialize`.
     """
     dtype = PrecisionPolicy.from_config(settings).parameter
     with open_weights(weights, model) as source:
@@ -148,30 +142,24 @@ def make_training(
     plan: ShardingPlan,
     mesh: DeviceMesh,
 ) -> Training:
-    """The state on the devices, and what makes a step of it.
-
-    Raises:
-        SpmdZeroConfigError, SpmdZeroUsageError: see `make_schedule`, `InputPlacer`.
-    """
-    precision = PrecisionPolicy.from_config(settings)
-    scaling = GradientScaling.from_config(settings, devices=mesh.size)
+    """The state on the devices, and what makes a step of it."""
+    precision, rules = PrecisionPolicy.from_config(settings), _region_rules(settings)
     # Without an optimizer nobody would multiply the loss by the scale, nor update it.
     scaled = settings.fp16.enabled and groups is not None
     scaler = LossScaler.from_config(settings.fp16) if scaled else None
     gradients = GradientStore(
         plan=plan,
         mesh=mesh,
-        reduction=GradientReduction(
-            mesh=mesh, method=_reduction_method(settings, mesh.spec), dtype=precision.communicate
-        ),
-        scaling=scaling,
+        reduction=_reduction(settings, mesh),
+        scaling=GradientScaling.from_config(settings, devices=mesh.size),
         wire=autocast_wire(model, settings.torch_autocast, precision),
         loss_scale=lambda: scaler.cur_scale if scaler else 1.0,
     )
     health = LossHealth(mesh=mesh, check=settings.spmd.check_finite)
-    optimizer = None
-    if groups is not None:
-        optimizer = ZeroOptimizer(
+    optimizer = (
+        None
+        if groups is None
+        else ZeroOptimizer(
             groups.groups,
             names={parameter: name for name, parameter in model.named_parameters()},
             rules=groups.rules,
@@ -183,10 +171,10 @@ def make_training(
             finite=health.finite,
             scaler=scaler,
         )
+    )
     schedule = make_schedule(settings.scheduler, lr_scheduler, optimizer, groups)
     if optimizer is not None and schedule is not None:
         optimizer.hold = ScheduleHold()
-    rules = _region_rules(settings)
     return Training(
         module=model,
         spmd_config=settings,
@@ -194,7 +182,7 @@ def make_training(
         plan=plan,
         mesh=mesh,
         placer=InputPlacer(mesh=mesh, module=model, rules=rules, micro_batch=batch.micro),
-        forward=_forward(settings, model, mesh, rules, gradients, seed=scaling.seed),
+        forward=_forward(settings, gradients, rules, module=model, mesh=mesh),
         gradients=gradients,
         optimizer=optimizer,
         lr_scheduler=schedule,
@@ -203,39 +191,28 @@ def make_training(
 
 
 def _forward(
-    settings: SpmdZeroConfig,
-    model: nn.Module,
-    mesh: DeviceMesh,
-    rules: RegionRules,
-    gradients: GradientStore,
-    *,
-    seed: int,
+    settings: SpmdZeroConfig, gradients: GradientStore, rules: RegionRules, **where: Any
 ) -> ReplicaRegion | GlobalForward:
-    autocast = PrecisionPolicy.from_config(settings).autocast
+    where["autocast"] = PrecisionPolicy.from_config(settings).autocast
     if settings.spmd.forward == "global":
-        return GlobalForward(mesh=mesh, module=model, autocast=autocast)
-    return ReplicaRegion(
-        mesh=mesh,
-        module=model,
-        sink=gradients.add_local,
-        rules=rules,
-        seed=seed,
-        autocast=autocast,
-    )
+        return GlobalForward(**where)
+    seed = GradientScaling.from_config(settings, devices=where["mesh"].size).seed
+    return ReplicaRegion(sink=gradients.add_local, rules=rules, seed=seed, **where)
 
 
-def _reduction_method(settings: SpmdZeroConfig, spec: MeshSpec) -> Any:
-    if settings.spmd.reduction != "auto":
-        return settings.spmd.reduction
-    # On a two-axis mesh libtpu turns an annotated sum into an all-reduce of everything.
-    return "explicit" if spec.data > 1 else "annotated"
+def _reduction(settings: SpmdZeroConfig, mesh: DeviceMesh) -> GradientReduction:
+    method = settings.spmd.reduction
+    if method == "auto":
+        # On a two-axis mesh libtpu turns an annotated sum into an all-reduce of everything.
+        method = "explicit" if mesh.spec.data > 1 else "annotated"
+    dtype = PrecisionPolicy.from_config(settings).communicate
+    return GradientReduction(mesh=mesh, method=method, dtype=dtype)
 
 
 def _region_rules(settings: SpmdZeroConfig) -> RegionRules:
     dims = settings.spmd.batch_dim
-    by_name = dims if isinstance(dims, dict) else {}
     return RegionRules(
         batch_dim=dims if isinstance(dims, int) else 0,
-        input_batch_dims=by_name,
+        input_batch_dims=dims if isinstance(dims, dict) else {},
         outputs=settings.spmd.outputs,
     )

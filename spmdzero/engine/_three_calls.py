@@ -12,9 +12,9 @@ from spmdzero.engine._folded import FoldedCalls
 from spmdzero.engine._folded_call import keep_waiting
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._loss import check_loss
+from spmdzero.engine._reports import WallClock
 from spmdzero.engine._schedule import require_metrics
 from spmdzero.engine._step_end import StepEnd
-from spmdzero.engine._wall_clock import WallClock
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.state._training import Training
 from spmdzero.step._numbers import loss_scale_number
@@ -22,18 +22,7 @@ from spmdzero.step._optimizer import ZeroOptimizer
 
 
 class ThreeCalls:
-    """Trains by forward, backward and step.
-
-    Args:
-        training: what is trained.
-        accumulation: says where a step ends.
-        launching: starts the programs.
-        step_end: what follows a launch.
-        wall_clock: times the calls.
-
-    Attributes:
-        folding: how much of the calls is traced.
-    """
+    """Trains by forward, backward and step, which the constructor's parts have their shares in."""
 
     def __init__(
         self,
@@ -46,7 +35,7 @@ class ThreeCalls:
         wall_clock: WallClock,
     ) -> None:
         self._training, self._accumulation, self._launching = training, accumulation, launching
-        self.folding, self._step_end, self._wall_clock = folding, step_end, wall_clock
+        self._folding, self._step_end, self._wall_clock = folding, step_end, wall_clock
         self._watch = BackwardWatch(
             region=training.region,
             accumulation=accumulation.gradient_accumulation_steps,
@@ -92,7 +81,7 @@ class ThreeCalls:
         self._launching.note_call()
         records = torch.is_grad_enabled()
         self._accumulation.ran_forward |= records
-        output = self.folding.forward(args, kwargs)
+        output = self._folding.forward(args, kwargs)
         return self._watch.watch(output) if records else output
 
     def backward(
@@ -194,7 +183,7 @@ class ThreeCalls:
 
     def _update(self, optimizer: ZeroOptimizer, lr_kwargs: dict[str, Any]) -> None:
         require_metrics(self._training.lr_scheduler, lr_kwargs)
-        optimizer.folds.wanted = self.folding.before_update()
+        optimizer.folds.wanted = self._folding.before_update()
         try:
             optimizer.step()
         except BaseException:
@@ -211,4 +200,4 @@ class ThreeCalls:
             raise failure
 
     def _launch(self, kind: str) -> Exception | None:
-        return self._launching.launch(kind, folded=self.folding.launching())
+        return self._launching.launch(kind, folded=self._folding.launching())

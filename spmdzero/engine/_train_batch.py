@@ -17,13 +17,7 @@ Batch: TypeAlias = torch.Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 
 class TrainBatch:
-    """The one-call style, whose programs are captured.
-
-    Args:
-        training: whose.
-        accumulation: says where a step ends.
-        capture: runs each micro-batch.
-    """
+    """The one-call style, whose micro-batches are captured."""
 
     def __init__(
         self, training: Training, *, accumulation: Accumulation, capture: CapturedSteps

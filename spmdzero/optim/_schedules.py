@@ -96,11 +96,7 @@ class WarmupDecayLR(WarmupLR):
     Args:
         optimizer: its `param_groups` are written.
         total_num_steps: steps of the whole schedule, warm-up included.
-        warmup_min_lr: one number, or one per param group.
-        warmup_max_lr: one number, or one per param group.
-        warmup_num_steps: length of the warm-up in steps; 1 counts as 2.
-        warmup_type: "log" or "linear".
-        last_batch_iteration: -1 to start; the param groups are left alone otherwise.
+        warmup_min_lr, and the others: as `WarmupLR`.
 
     Raises:
         SpmdZeroConfigError: a parameter of the wrong type, range or length.
@@ -143,10 +139,8 @@ class WarmupCosineLR(_WarmupSchedule):
         optimizer: its `param_groups` are written.
         total_num_steps: steps of the whole schedule, warm-up included.
         warmup_min_ratio: the ratio at the first `step`.
-        warmup_num_steps: length of the warm-up in steps; 1 counts as 2.
         cos_min_ratio: the ratio at `total_num_steps` and after.
-        warmup_type: "log" or "linear".
-        last_batch_iteration: -1 to start; the param groups are left alone otherwise.
+        warmup_num_steps, warmup_type, last_batch_iteration: as `WarmupLR`.
 
     Raises:
         SpmdZeroConfigError: a parameter of the wrong type or range.

@@ -2,6 +2,8 @@
 
 import dataclasses
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 logger = logging.getLogger("spmdzero")
 
@@ -27,6 +29,11 @@ class Counters:
     counted_from: int = 0
     backwards: int = 0
     in_step: int = 0
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Goes on from the counters of a checkpoint."""
+        for item in dataclasses.fields(self):
+            setattr(self, item.name, int(saved.get(item.name, 0)))
 
     def pass_micro_batch(self) -> None:
         """Counts a micro-batch."""

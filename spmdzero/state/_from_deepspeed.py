@@ -16,40 +16,24 @@ from spmdzero.step._optimizer import ZeroOptimizer
 
 
 def open_for(training: Training, folder: Path, tag: str) -> TrainingState:
-    """The state saved as `tag`, in the order and with the slots that `engine` has.
+    """The state saved as `tag`, in the order and with the slots that `training` has.
 
     Raises:
         SpmdZeroCheckpointError: it is damaged, or not there.
     """
-    order = _order(training)
+    order = training.group_names
     state = open_state(folder, tag, process=runtime.process_index(), order=order)
     if training.optimizer is None or format_of(folder / tag) == "native":
         return state
-    return _fitted(training, training.optimizer, state, order)
-
-
-def _order(training: Training) -> list[list[str]]:
-    names = {parameter: name for name, parameter in training.module.named_parameters()}
-    groups = training.optimizer.param_groups if training.optimizer else ()
-    return [[names[parameter] for parameter in group["params"]] for group in groups]
-
-
-def _fitted(
-    training: Training, optimizer: ZeroOptimizer, state: TrainingState, order: list[list[str]]
-) -> TrainingState:
     host = state.host
-    trained = [[name for name in names if training.plan[name].trainable] for names in order]
     if host.param_groups is not None and host.applied is None:
         # torch's SGD doesn't count its steps.
         applied = host.counters.get("global_steps", 0) - host.counters.get("skipped_steps", 0)
         host = dataclasses.replace(host, applied=applied)
-    host = dataclasses.replace(
-        host,
-        param_groups=_with_lr(training, host, _in_order(host, trained, order)),
-    )
-    return dataclasses.replace(
-        state, host=host, tensors=dict(_unwritten(training, optimizer, host)) | dict(state.tensors)
-    )
+    groups = _with_lr(training, host, _in_order(training, host))
+    host = dataclasses.replace(host, param_groups=groups)
+    unwritten = dict(_unwritten(training, training.optimizer, host))
+    return dataclasses.replace(state, host=host, tensors=unwritten | dict(state.tensors))
 
 
 def _with_lr(
@@ -64,18 +48,18 @@ def _with_lr(
     return [{"lr": lr} | group for lr, group in zip(rates, groups, strict=False)]
 
 
-def _in_order(
-    host: HostState, trained: list[list[str]], order: list[list[str]]
-) -> list[dict[str, Any]] | None:
+def _in_order(training: Training, host: HostState) -> list[dict[str, Any]] | None:
     """The saved groups, their parameters in the engine's order where they are the same ones.
 
     `round_robin_gradients` shuffles them, and frozen ones are in no group of DeepSpeed's files.
     """
+    order, plan = training.group_names, training.plan
     if host.param_groups is None or len(host.param_groups) != len(order):
         return host.param_groups
     groups = []
-    for group, own, names in zip(host.param_groups, trained, order, strict=True):
-        same = set(group["params"]) in (set(own), set(names))
+    for group, names in zip(host.param_groups, order, strict=True):
+        trained = {name for name in names if plan[name].trainable}
+        same = set(group["params"]) in (trained, set(names))
         groups.append(group | {"params": names} if same else group)
     return groups
 
@@ -86,9 +70,9 @@ def _unwritten(
     """What DeepSpeed leaves out: states before the first update, and counts beside its own."""
     if host.applied is None:
         return
-    names = {parameter: name for name, parameter in training.module.named_parameters()}
-    for rule, group in zip(optimizer._rules, optimizer.param_groups, strict=True):
-        for name in (names[parameter] for parameter in group["params"]):
+    groups = zip(optimizer._rules, optimizer.param_groups, training.group_names, strict=True)
+    for rule, group, names in groups:
+        for name in names:
             if not training.plan[name].trainable:
                 continue
             if "step" in rule.scalars:

@@ -10,7 +10,6 @@ from torch import nn
 
 from spmdzero.data._generators import generators
 from spmdzero.formats import HostState
-from spmdzero.state._counters import Counters
 from spmdzero.state._training import Training
 from spmdzero.step._numbers import numbers_at
 from spmdzero.step._optimizer import ZeroOptimizer
@@ -33,14 +32,14 @@ def host_state(
     frozen = [n for n, p in training.module.named_parameters() if not p.requires_grad]
     state = HostState(
         counters=dataclasses.asdict(training.counters),
-        accumulation=_accumulation(training, waiting) if waiting else None,
+        accumulation=_unfinished_step(training, waiting) if waiting else None,
         scheduler=dict(schedule.state_dict()) if hasattr(schedule, "state_dict") else None,
         loader=loader.state_dict() if loader is not None else None,
         rng=generators(),
         extra={key: part.get_extra_state() for key, part in extra_states(training.module)},
         excluded=tuple(frozen) if exclude_frozen else (),
         client_state=dict(client_state),
-        tied=tied_names(training.module),
+        tied=_tied_names(training.module),
     )
     if optimizer is None:
         return state
@@ -52,34 +51,24 @@ def host_state(
         counters=dict(state.counters) | {"skipped_steps": skipped},
         applied=int(optimizer.named_states()["counter/applied"].item()),
         skipped=skipped,
-        param_groups=group_numbers(training, optimizer),
+        param_groups=[
+            {key: _number(value) for key, value in group.items()} | {"params": names}
+            for group, names in zip(optimizer.param_groups, training.group_names, strict=True)
+        ],
         hold=optimizer.hold.state_dict() if optimizer.hold else None,
         scaler=dataclasses.asdict(optimizer.loss_scaler) if optimizer.loss_scaler else None,
     )
 
 
-def _accumulation(training: Training, waiting: tuple[str, ...]) -> dict[str, Any]:
+def _unfinished_step(training: Training, waiting: tuple[str, ...]) -> dict[str, Any]:
+    partial = training.plan.partial and training.plan.stage < 2
     return {
         "summed": list(waiting),
-        "unit": training.gradients.unit if _is_partial(training) else 1.0,
+        "unit": training.gradients.unit if partial else 1.0,
         "steps": training.batch.accumulation,
         "backward_done": training.backward_done,
         "losses": [loss.item() for loss in training.losses],
     }
-
-
-def _is_partial(training: Training) -> bool:
-    return training.plan.partial and training.plan.stage < 2
-
-
-def group_numbers(training: Training, optimizer: ZeroOptimizer) -> list[dict[str, Any]]:
-    """The param groups, their parameters by name."""
-    names = {parameter: name for name, parameter in training.module.named_parameters()}
-    return [
-        {key: _number(value) for key, value in group.items() if key != "params"}
-        | {"params": [names[parameter] for parameter in group["params"]]}
-        for group in optimizer.param_groups
-    ]
 
 
 def _number(value: Any) -> Any:
@@ -87,7 +76,7 @@ def _number(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) and value.ndim == 0 else value
 
 
-def tied_names(module: nn.Module) -> dict[str, str]:
+def _tied_names(module: nn.Module) -> dict[str, str]:
     """Further state dict key of a tied parameter -> the one that `named_parameters` gives it."""
     first = {parameter: name for name, parameter in module.named_parameters()}
     every = module.named_parameters(remove_duplicate=False)
@@ -101,14 +90,18 @@ def extra_states(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield f"{name}._extra_state".lstrip("."), part
 
 
-def take_over_optimizer(training: Training, optimizer: ZeroOptimizer, state: HostState) -> None:
+def take_over_optimizer(training: Training, state: HostState) -> None:
     """Sets the numbers of the param groups, the count of updates and the loss scale."""
+    optimizer = training.optimizer
+    assert optimizer is not None
     for group, saved in zip(optimizer.param_groups, state.param_groups or [], strict=False):
         for key, value in saved.items():
-            if isinstance(group.get(key), torch.Tensor) and key != "params":
+            if key == "params":
+                continue
+            if isinstance(group.get(key), torch.Tensor):
                 # It stays the tensor that somebody else holds.
                 group[key].fill_(value)
-            elif key != "params":
+            else:
                 group[key] = value
     if state.applied is not None:
         _set_count(training, optimizer, "counter/applied", state.applied)
@@ -135,8 +128,6 @@ def take_over_skips(
     (fp16, DeepSpeed) owes nothing. One that stays, or is new, owes what it owed before.
 
     Args:
-        training: whose.
-        state: the saved one.
         with_optimizer: whether the optimizer's numbers were taken over.
         with_schedule: whether the schedule was.
     """
@@ -183,15 +174,12 @@ def take_over_progress(training: Training, state: HostState, *, unfinished: bool
     """Sets the counters, and whether the engine stands in the middle of a step.
 
     Args:
-        training: whose.
-        state: the saved one.
         unfinished: whether the gradients of the saved step were taken over too.
     """
-    names = {item.name for item in dataclasses.fields(Counters)}
-    counters = {key: int(value) for key, value in state.counters.items() if key in names}
-    training.counters = Counters(**counters)
+    counters = training.counters
+    counters.load(state.counters)
     # Checkpoints of before have no such count.
-    training.counters.in_step = counters.get("in_step", training.within_step)
+    counters.in_step = int(state.counters.get("in_step", training.within_step))
     training.backward_done, training.losses = False, []
     saved = state.accumulation
     if unfinished and saved is not None:
@@ -199,6 +187,6 @@ def take_over_progress(training: Training, state: HostState, *, unfinished: bool
         losses = [torch.tensor(loss, dtype=torch.float32) for loss in saved["losses"]]
         training.losses = [training.mesh.place(loss) for loss in losses]
     else:
-        training.counters.backwards = training.counters.in_step = 0
+        counters.backwards = counters.in_step = 0
         # The next micro-batch is the first of a step.
-        training.counters.counted_from = training.counters.micro_steps
+        counters.counted_from = counters.micro_steps

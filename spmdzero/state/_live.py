@@ -103,12 +103,17 @@ def _held(stored: torch.Tensor, shape: tuple[int, ...], placement: Placement | N
 
 def persistent_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The buffers that are part of the module's state dict."""
-    passing = {
+    passing = passing_buffers(module)
+    return ((name, b) for name, b in module.named_buffers() if name not in passing)
+
+
+def passing_buffers(module: torch.nn.Module) -> set[str]:
+    """Names of the buffers that a state dict leaves out."""
+    return {
         f"{prefix}.{name}".lstrip(".")
         for prefix, part in module.named_modules(remove_duplicate=False)
         for name in part._non_persistent_buffers_set
     }
-    return ((name, b) for name, b in module.named_buffers() if name not in passing)
 
 
 def _spread(training: Training, held: dict[str, Held]) -> dict[str, Held]:

@@ -71,8 +71,6 @@ def match(
     """Where each of the engine's tensors comes from.
 
     Args:
-        training: whose tensors.
-        state: the saved ones.
         strict: names of the module must match.
         module: whether parameters and buffers are wanted.
         optimizer: whether masters, optimizer states and gradients are.
@@ -153,26 +151,27 @@ def _require_same_optimizer(
     saved_groups = state.host.param_groups
     if saved_groups is None:
         raise _misfit(state, "holds no optimizer states", fix=without)
-    assert training.optimizer is not None
-    names = {parameter: name for name, parameter in training.module.named_parameters()}
-    groups = [[names[p] for p in group["params"]] for group in training.optimizer.param_groups]
-    if [group.get("params", own) for group, own in zip(saved_groups, groups, strict=False)] != (
-        groups
-    ) or len(saved_groups) != len(groups):
+    groups = training.group_names
+    saved = [group.get("params", own) for group, own in zip(saved_groups, groups, strict=False)]
+    if saved != groups or len(saved_groups) != len(groups):
         raise _misfit(state, "has other param groups than the engine's optimizer", fix=without)
     rest = ("parameter", "buffer", "master", ACCUMULATOR.rstrip("/"))
-    here = {name for name in held if name.partition("/")[0] not in rest}
-    saved = {name for name in state.tensors if name.partition("/")[0] not in rest}
-    if here != saved:
-        kept = sorted({name.partition("/")[0] for name in saved}) or ["no states"]
-        wanted = sorted({name.partition("/")[0] for name in here}) or ["no states"]
-        which = sorted(here ^ saved)[0]
+    here = {name for name in held if _role(name) not in rest}
+    there = {name for name in state.tensors if _role(name) not in rest}
+    if here != there:
+        kept, wanted = (
+            ", ".join(sorted(set(map(_role, names)))) or "no states" for names in (there, here)
+        )
         raise _misfit(
             state,
-            f"was saved with another optimizer: it has {', '.join(kept)}, the engine's keeps "
-            f"{', '.join(wanted)} (the first that differs: {which})",
+            f"was saved with another optimizer: it has {kept}, the engine's keeps {wanted} (the "
+            f"first that differs: {min(here ^ there)})",
             fix=without,
         )
+
+
+def _role(name: str) -> str:
+    return name.partition("/")[0]
 
 
 def _gradient(training: Training, state: TrainingState, name: str, item: Held) -> list[Target]:
@@ -223,4 +222,4 @@ def _gradient(training: Training, state: TrainingState, name: str, item: Held) -
 
 
 def _misfit(state: TrainingState, reason: str, *, fix: str) -> SpmdZeroCheckpointError:
-    return SpmdZeroCheckpointError(file=state.source, reason=reason, newest=None, fix=fix)
+    return SpmdZeroCheckpointError(file=state.source, reason=reason, fix=fix)

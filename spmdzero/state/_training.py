@@ -87,6 +87,13 @@ class Training:
         return tuple(self.module.named_parameters())
 
     @property
+    def group_names(self) -> list[list[str]]:
+        """The parameters of each param group by name; none without an optimizer."""
+        names = {parameter: name for name, parameter in self.module.named_parameters()}
+        groups = self.optimizer.param_groups if self.optimizer else ()
+        return [[names[parameter] for parameter in group["params"]] for group in groups]
+
+    @property
     def within_step(self) -> int:
         """Micro-batches passed of the current step, as far as the engine counts them."""
         if not self.spmd_config.managed_gradient_accumulation:

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from spmdzero.backend import Mesh, refuse_gradient_hooks, runtime
-from spmdzero.engine._weights import WeightSource, aliases
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.state._weights import WeightSource, aliases
 
 Moved = dict[torch.Tensor, torch.Tensor]
 

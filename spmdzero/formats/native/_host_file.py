@@ -18,44 +18,38 @@ def dump_host(state: HostState) -> bytes:
         SpmdZeroUsageError: it holds an object that only an unsafe pickle could carry.
     """
     fields = {item.name: getattr(state, item.name) for item in dataclasses.fields(state)}
-    data = _dump(fields)
-    if _is_safe(data):
-        return data
-    raise SpmdZeroUsageError(
-        f"{_culprit(fields)} can't be saved: a checkpoint holds numbers, strings, tensors, and "
-        "dicts, lists and tuples of them, which can be read without running code. Save its parts "
-        "in place of it, for example its state_dict()"
-    )
+    data = _safe(fields)
+    if data is None:
+        raise SpmdZeroUsageError(
+            f"{_culprit(fields)} can't be saved: a checkpoint holds numbers, strings, tensors, and "
+            "dicts, lists and tuples of them, which can be read without running code. Save its "
+            "parts in place of it, for example its state_dict()"
+        )
+    return data
 
 
-def load_host(data: bytes | bytearray) -> HostState:
+def load_host(data: bytes) -> HostState:
     """The state that `dump_host` wrote.
 
     Raises:
         ValueError: the bytes are something else.
     """
     try:
-        fields = torch.load(io.BytesIO(data), weights_only=True)
-        return HostState(**fields)
+        return HostState(**torch.load(io.BytesIO(data), weights_only=True))
     except (pickle.UnpicklingError, RuntimeError, TypeError, EOFError) as error:
         raise ValueError(str(error).split("\n")[0]) from error
 
 
-def _dump(value: Any) -> bytes:
+def _safe(value: Any) -> bytes | None:
+    """The value as bytes; None where reading them would run code."""
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        return b""
+        buffer.seek(0)
+        torch.load(buffer, weights_only=True)
+    except (pickle.PickleError, AttributeError, TypeError, RuntimeError, EOFError):
+        return None
     return buffer.getvalue()
-
-
-def _is_safe(data: bytes) -> bool:
-    try:
-        torch.load(io.BytesIO(data), weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError):
-        return False
-    return True
 
 
 def _culprit(fields: Any, path: str = "") -> str:
@@ -66,6 +60,6 @@ def _culprit(fields: Any, path: str = "") -> str:
     elif isinstance(fields, list | tuple):
         items = [(f"{path}[{index}]", value) for index, value in enumerate(fields)]
     for inner, value in items:
-        if not _is_safe(_dump(value)):
+        if _safe(value) is None:
             return _culprit(value, inner)
     return f"{path} ({type(fields).__name__})"
