@@ -175,11 +175,7 @@ class Engine(TrainBatch, Checkpoints, Exports, ModuleMethods, RefusedMethods):
     def _times_loss_scale(self, loss: torch.Tensor) -> torch.Tensor:
         scaler = self.optimizer.loss_scaler if self.optimizer else None
         # As data: a Python number would be another program at each change of the scale.
-        return (
-            loss
-            if scaler is None
-            else loss * self.mesh.place(loss_scale_number(scaler), role="loss_scale")
-        )
+        return loss if scaler is None else loss * self.mesh.place(loss_scale_number(scaler))
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
         """Ends a micro-batch; at the gradient accumulation boundary, updates the parameters.

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from spmdzero.backend.torch_xla import StandInKeptError, no_stand_in_left
-from spmdzero.engine._capture_watch import ModuleWatch
-from spmdzero.engine._record import NotCapturableError
+from spmdzero.engine._kinds import NotCapturableError
+from spmdzero.engine._module_watch import ModuleWatch
 from spmdzero.errors import SpmdZeroError
 
 Traced = TypeVar("Traced")

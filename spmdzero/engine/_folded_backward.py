@@ -5,13 +5,14 @@ from collections.abc import Sequence
 
 import torch
 
-from spmdzero.backend.torch_xla import FoldedFunction, fold
-from spmdzero.engine._capture_random import GeneratorWatch
-from spmdzero.engine._capture_watch import ModuleWatch
+from spmdzero.backend.torch_xla import fold
 from spmdzero.engine._folded_attempt import attempt
 from spmdzero.engine._folded_call import FoldedCall
-from spmdzero.engine._folded_pass import PassTracer, changed_number
-from spmdzero.engine._record import NotCapturableError
+from spmdzero.engine._folded_pass import PassTracer
+from spmdzero.engine._generator_watch import GeneratorWatch
+from spmdzero.engine._kinds import NotCapturableError
+from spmdzero.engine._module_tracer import TracedFunction
+from spmdzero.engine._module_watch import ModuleWatch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,18 +20,18 @@ class FoldedBackward:
     """A folded backward pass.
 
     Attributes:
-        function: takes what the forward took and the gradients of its outputs.
+        traced: takes what the forward took and the gradients of its outputs.
         names: the parameters whose gradients it returns.
     """
 
-    function: FoldedFunction
+    traced: TracedFunction
     names: tuple[str, ...]
 
     def difference(self, other: "FoldedBackward") -> str | None:
         """Why `other` is another pass than this one, None if it is the same."""
-        if self.names != other.names or self.function.proto != other.function.proto:
+        if self.names != other.names:
             return "the same inputs gave another graph in backward"
-        return changed_number(self.function, other.function)
+        return self.traced.difference(other.traced)
 
 
 def fold_backward(
@@ -47,7 +48,7 @@ def fold_backward(
         inputs: what the forward took, its keys, and the gradients.
         differentiated: the outputs that these are of.
     """
-    store, keys = call.engine._gradients, call.record.keys
+    path, keys = call.engine._gradients.path, call.record.traced.keys
     names: list[str] = []
 
     def function(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -55,9 +56,9 @@ def fold_backward(
         found: list[torch.Tensor] = []
 
         def sink(name: str, grad: torch.Tensor) -> None:
-            if store.is_trained(name):
+            if path.is_trained(name):
                 names.append(name)
-                found.append(store.reduced(name, grad))
+                found.append(path.of_replica(name, grad))
 
         given = dict(zip(differentiated, tensors[end:], strict=True))
         passage = tracer.again(
@@ -69,9 +70,9 @@ def fold_backward(
         return found
 
     def fold_it() -> FoldedBackward:
-        folded = fold(function, inputs).sharing(call.record.function.constants)
+        folded = fold(function, inputs).sharing(call.record.traced.function.constants)
         generators.places_of([])
-        return FoldedBackward(function=folded, names=tuple(names))
+        return FoldedBackward(traced=TracedFunction(function=folded, draws=()), names=tuple(names))
 
     generators, watch = GeneratorWatch(), ModuleWatch(call.engine.module, {})
     try:

@@ -2,29 +2,29 @@
 
 import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from spmdzero.backend.torch_xla import (
-    Batch,
-    FoldedFunction,
     Passage,
-    Tracing,
+    ReplicaRegion,
     buffer_handles,
-    fold,
     map_tensors,
     record_uploads,
-    same_value,
-    stand_in,
 )
-from spmdzero.engine._capture_random import GeneratorWatch
-from spmdzero.engine._capture_signature import UnknownInputError, freeze
 from spmdzero.engine._folded_surroundings import Surroundings
-from spmdzero.engine._record import NotCapturableError, refuse_strangers
-
-if TYPE_CHECKING:
-    from spmdzero.engine._engine import Engine
+from spmdzero.engine._input_form import UnknownInputError, freeze
+from spmdzero.engine._kinds import NotCapturableError
+from spmdzero.engine._module_tracer import (
+    OTHER_GRAPH,
+    KeySource,
+    ModuleTracer,
+    TracedFunction,
+    fold_python,
+    meta,
+    refuse_read,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,7 @@ class FoldedPass:
     """The forward of one kind of input.
 
     Attributes:
-        function: parameters, buffers, inputs and keys -> outputs, new buffers, flags.
-        keys: how many random draws it makes.
+        traced: parameters, buffers, inputs and keys -> outputs, new buffers, flags.
         output: what the module returned, a meta tensor in the place of each tensor.
         form: `output` to be compared.
         markers: the meta tensors, in the order of the outputs.
@@ -41,8 +40,7 @@ class FoldedPass:
         buffers, flags: names of those that the forward writes.
     """
 
-    function: FoldedFunction
-    keys: int
+    traced: TracedFunction
     output: Any
     form: Hashable
     markers: tuple[torch.Tensor, ...]
@@ -53,58 +51,19 @@ class FoldedPass:
     def difference(self, other: "FoldedPass") -> str | None:
         """Why `other` is another forward than this one, None if it is the same."""
         if self._arrangement() != other._arrangement():
-            return (
-                "the same inputs gave another graph: Python code in the model took another way, or "
-                "a number in it is not the same"
-            )
-        return changed_number(self.function, other.function)
+            return OTHER_GRAPH
+        return self.traced.difference(other.traced)
 
     def _arrangement(self) -> tuple[object, ...]:
-        return (
-            self.function.proto,
-            self.keys,
-            self.form,
-            self.differentiable,
-            self.buffers,
-            self.flags,
-            len(self.function.constants),
-        )
+        return self.form, self.differentiable, self.buffers, self.flags
 
 
-def changed_number(mine: FoldedFunction, its: FoldedFunction) -> str | None:
-    """Why two functions of the same operations don't do the same, None if they do."""
-    constants = zip(mine.constants, its.constants, strict=True)
-    if all(same_value(one.tensor, other.tensor) for one, other in constants):
-        return None
-    return (
-        "a number that Python makes in the forward changes from step to step: hand it in "
-        "as an input tensor, or keep it in a buffer"
-    )
+class PassTracer(ModuleTracer):
+    """Traces the forward of the three calls, in the replica region, and its backward."""
 
+    forward: ReplicaRegion
 
-class PassTracer:
-    """Traces an engine's region with stand-ins.
-
-    Args:
-        engine: whose; its forward runs in the replica region.
-        args, kwargs: the placed inputs, of which only the form matters.
-
-    Attributes:
-        state: the module's parameters and buffers.
-    """
-
-    def __init__(self, engine: "Engine", args: Any, kwargs: Mapping[str, Any]) -> None:
-        assert engine._region is not None
-        self._region = engine._region
-        # Not the batch itself, which would stay on the devices.
-        self._inputs = map_tensors((args, dict(kwargs)), lambda _, leaf: _like(leaf, _meta()))
-        parameters = dict(engine.module.named_parameters())
-        self._trained = {name: p.requires_grad for name, p in parameters.items()}
-        buffers = dict(engine.module.named_buffers())
-        self._buffers = tuple(buffers)
-        self.state = (*parameters.values(), *buffers.values())
-
-    def forward(self, tensors: Sequence[torch.Tensor]) -> FoldedPass:
+    def fold(self, tensors: Sequence[torch.Tensor]) -> FoldedPass:
         """Folds the forward; draws nothing from a generator.
 
         Args:
@@ -113,8 +72,6 @@ class PassTracer:
         Raises:
             NotCapturableError: it can't be one operation.
         """
-        keys: list[torch.Tensor] = []
-        values: list[int] = []
         passages: list[Passage] = []
         outputs: list[Any] = []
         markers: list[torch.Tensor] = []
@@ -126,44 +83,27 @@ class PassTracer:
                     "the forward returns a tensor on the CPU, which may be another at each call"
                 )
             flat.append(tensor)
-            markers.append(_meta())
+            markers.append(meta())
             return markers[-1]
 
-        def key(value: int) -> torch.Tensor:
-            values.append(value)
-            keys.append(stand_in((), torch.int32))
-            return keys[-1]
-
-        def function(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-            passage = self._trace(tensors, key, _ignore)
+        def function(tensors: list[torch.Tensor], key: KeySource) -> list[torch.Tensor]:
+            passage = self.passage(tensors, key=key, sink=_ignore)
             outputs.append(map_tensors(passage.output, mark))
             if not flat:
                 raise NotCapturableError("the forward returns no tensor")
             passages.append(passage)
             return [*flat, *passage.buffers.values(), *passage.flags.values()]
 
-        generators = GeneratorWatch()
-        try:
-            with record_uploads() as uploads:
-                folded = fold(function, tensors, more=keys)
-            if self._region.read_at is not None:
-                # The refusal may have been caught where the value was read.
-                _refuse_read()
-            places = generators.places_of(values)
-        finally:
-            generators.restore()
+        traced = fold_python(function, tensors, known=buffer_handles([self.forward.replicas]))
         (passage,), (output,) = passages, outputs
-        if places != list(range(len(values))) or self._region.recomputes:
+        if traced.draws != tuple(range(len(traced.draws))) or self.forward.recomputes:
             raise NotCapturableError("activation checkpointing runs the forward again in backward")
-        replicas = buffer_handles([self._region.replicas])
-        refuse_strangers(folded.constants, uploads, known=replicas)
         try:
             form = freeze(output)[0]
         except UnknownInputError as error:
             raise NotCapturableError(str(error).replace("an input is", "an output is")) from error
         return FoldedPass(
-            function=folded,
-            keys=len(keys),
+            traced=traced,
             output=output,
             form=form,
             markers=tuple(markers),
@@ -195,7 +135,9 @@ class PassTracer:
         try:
             # Recorded only to have fixed values read as in the forward.
             with torch.enable_grad(), around.restored(), record_uploads():
-                return self._trace([t.detach() for t in tensors], lambda _: next(left), sink)
+                return self.passage(
+                    [t.detach() for t in tensors], key=lambda _: next(left), sink=sink
+                )
         finally:
             torch.set_rng_state(state)
 
@@ -212,40 +154,15 @@ class PassTracer:
         """
         outputs: list[torch.Tensor] = []
         map_tensors(passage.output, lambda _, tensor: outputs.append(tensor))
-        refusing: Any = {"key": _refuse_draw, "read": _refuse_read} if folds else {}
-        with self._region.backward(passage.state, **refusing):
+        refusing: Any = {"key": _refuse_draw, "read": refuse_read} if folds else {}
+        with self.forward.backward(passage.state, **refusing):
             torch.autograd.backward([outputs[index] for index in grads], list(grads.values()))
-        if folds and self._region.read_at is not None:
-            _refuse_read()
-
-    def _trace(self, tensors: Sequence[torch.Tensor], key: Any, sink: Any) -> Passage:
-        given = iter(tensors)
-        parameters = {
-            name: next(given).requires_grad_(trained) for name, trained in self._trained.items()
-        }
-        buffers = {name: next(given) for name in self._buffers}
-        args, kwargs = map_tensors(self._inputs, lambda _, leaf: _like(leaf, next(given)))
-        own = Tracing(parameters=parameters, buffers=buffers, sink=sink, key=key, read=_refuse_read)
-        return self._region.trace(args, kwargs, own)
-
-
-def _like(leaf: Any, tensor: torch.Tensor) -> Any:
-    return Batch(tensor, leaf.dim) if isinstance(leaf, Batch) else tensor
-
-
-def _meta() -> torch.Tensor:
-    return torch.empty(0, device="meta")
+        if folds:
+            self.refuse_reads()
 
 
 def _ignore(name: str, grad: torch.Tensor) -> None:
     pass
-
-
-def _refuse_read(_: torch.Tensor | None = None) -> NoReturn:
-    raise NotCapturableError(
-        "the forward, or what it has run in backward, reads a value from the devices, by which "
-        "Python may choose its way"
-    )
 
 
 def _refuse_draw(_: int) -> NoReturn:

@@ -46,6 +46,7 @@ from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan
 from spmdzero.precision import GradientScaling, LossScaler, PrecisionPolicy
 from spmdzero.step._autocast import autocast_wire
+from spmdzero.step._gradient_path import GradientPath
 from spmdzero.step._gradients import GradientStore
 from spmdzero.step._loss_health import LossHealth
 from spmdzero.step._schedule_hold import ScheduleHold
@@ -171,14 +172,14 @@ def initialize(
     scaled = settings.fp16.enabled and groups is not None
     scaler = LossScaler.from_config(settings.fp16) if scaled else None
     scaling = GradientScaling.from_config(settings, devices=spec.size)
-    gradients = GradientStore(
+    path = GradientPath(
         plan=plan,
         mesh=mesh,
         reduction=reduction,
         scaling=scaling,
         wire=autocast_wire(model, settings.torch_autocast, precision),
-        loss_scale=lambda: scaler.cur_scale if scaler else 1.0,
     )
+    gradients = GradientStore(path, loss_scale=lambda: scaler.cur_scale if scaler else 1.0)
     health = LossHealth(mesh=mesh, check=settings.spmd.check_finite)
     zero = None
     if groups is not None:

@@ -25,7 +25,6 @@ from spmdzero.engine._snapshot import StepGraph
 
 if TYPE_CHECKING:
     from spmdzero.engine._engine import Engine
-    from spmdzero.engine._recording import Recording
 
 
 class Launching(Accumulation):
@@ -42,7 +41,6 @@ class Launching(Accumulation):
     _region: ReplicaRegion | None
     _observers: list[Callable[[StepGraph], None]]
     _losses: list[torch.Tensor]
-    _recording: "Recording | None" = None
 
     @functools.cached_property
     def programs(self) -> ProgramLog:
@@ -74,10 +72,6 @@ class Launching(Accumulation):
         self.programs.compiling.look(self._program_text)
         before = Compiled.so_far()
         launched = f"folded {kind}" if self.folding.launching() else kind
-        if self._recording is not None:
-            # Compiled apart from what the three calls launch.
-            launched = f"captured {kind}"
-            self._recording.start()
         runtime.sync()
         compiled = Compiled.so_far() - before
         self.programs.launched(launched, self.global_steps, compiled)

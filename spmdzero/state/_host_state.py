@@ -63,7 +63,7 @@ def host_state(
 def _accumulation(engine: "Engine", waiting: tuple[str, ...]) -> dict[str, Any]:
     return {
         "summed": list(waiting),
-        "unit": engine._gradients.unit if _is_partial(engine) else 1.0,
+        "unit": engine._gradients.path.unit if _is_partial(engine) else 1.0,
         "steps": engine.gradient_accumulation_steps(),
         "backward_done": engine._backward_done,
         "losses": [loss.item() for loss in engine.micro_losses],

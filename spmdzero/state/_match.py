@@ -197,7 +197,7 @@ def _gradient(engine: "Engine", state: TrainingState, name: str, item: Held) -> 
     shape, saved = engine.plan[own].shape, state.tensors[name]
     rows = saved.shape[0] if len(saved.shape) > len(shape) else 0
     partial = item.placement is not None and item.placement.kind == "partial"
-    unit = engine._gradients.unit if partial else 1.0
+    unit = engine._gradients.path.unit if partial else 1.0
     if partial and saved.shape == item.shape and unit == accumulation["unit"]:
         return [Target(held=item, source=name, read=saved.read, saved_parts=lambda box: [box])]
 

@@ -24,6 +24,7 @@ from spmdzero.backend.torch_xla._global import GlobalForward
 from spmdzero.backend.torch_xla._norm import global_norm
 from spmdzero.backend.torch_xla._outputs import RegionRules
 from spmdzero.backend.torch_xla._passage import Passage, Tracing
+from spmdzero.backend.torch_xla._place import place as place_in_code
 from spmdzero.backend.torch_xla._private import (
     ProgramLostError,
     annotated_program,
@@ -40,18 +41,16 @@ from spmdzero.backend.torch_xla._private import (
     program_text,
     record_scopes,
     scope,
-    set_pending_value,
     set_value,
     sharding_of,
     shardings_of,
     start_pending,
-    tensor_id,
     write_stamp,
 )
 from spmdzero.backend.torch_xla._random import draw_keys
 from spmdzero.backend.torch_xla._reads import in_region
 from spmdzero.backend.torch_xla._tree import Batch, Replicated, map_tensors, replicated
-from spmdzero.backend.torch_xla.capture import CapturedProgram, PendingProgram, ProgramInput
+from spmdzero.backend.torch_xla.capture import CapturedProgram, compile_alone
 from spmdzero.backend.torch_xla.folding import (
     FoldedFunction,
     StandInKeptError,
@@ -65,8 +64,7 @@ from spmdzero.backend.torch_xla.placeholders import AnnotatedProgram, Placeholde
 from spmdzero.backend.torch_xla.recompute import recomputed
 from spmdzero.backend.torch_xla.reduction import GradientReduction
 from spmdzero.backend.torch_xla.region import ReplicaRegion, refuse_gradient_hooks
-from spmdzero.backend.torch_xla.strangers import strangers
-from spmdzero.backend.torch_xla.uploads import Uploads, record_uploads
+from spmdzero.backend.torch_xla.strangers import ProgramInput, Uploads, record_uploads, strangers
 
 __all__ = [
     "AnnotatedProgram",
@@ -77,7 +75,6 @@ __all__ = [
     "GlobalForward",
     "GradientReduction",
     "Passage",
-    "PendingProgram",
     "Placeholders",
     "ProgramInput",
     "ProgramLostError",
@@ -91,6 +88,7 @@ __all__ = [
     "are_pending",
     "buffer_handles",
     "buffer_ids",
+    "compile_alone",
     "compile_cache",
     "count_pending",
     "counters",
@@ -110,6 +108,7 @@ __all__ = [
     "no_stand_in_left",
     "nodes_behind",
     "optimized_hlo",
+    "place_in_code",
     "program_text",
     "recomputed",
     "record_scopes",
@@ -120,14 +119,12 @@ __all__ = [
     "runtime",
     "same_value",
     "scope",
-    "set_pending_value",
     "set_value",
     "sharding_of",
     "shardings_of",
     "stand_in",
     "start_pending",
     "strangers",
-    "tensor_id",
     "tracing",
     "write_stamp",
 ]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from spmdzero.engine._capture_watch import HOOKS
+from spmdzero.engine._module_watch import HOOKS
 
 if TYPE_CHECKING:
     from spmdzero.engine._train_batch import TrainBatch

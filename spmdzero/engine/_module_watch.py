@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.engine._capture_content import WatchedContent, content_of
+from spmdzero.engine._watched_content import WatchedContent, content_of
 
 HOOKS = {
     "_forward_hooks": "forward hook",
