@@ -163,8 +163,8 @@ def trace_whole_step(
             engine, tracer, given, rest[: len(inputs)], rest[len(inputs) :], key, last=last
         )
         results.append((new, summed))
-        for name in new:
-            places.setdefault(name, agreement(engine, name.partition("/")[2]))
+        for name in new.keys() - places.keys():
+            places[name] = agreement(engine, name.partition("/")[2])
         marked = [engine.mesh.mark(value, places[name].spec) for name, value in new.items()]
         return [*marked, loss]
 
