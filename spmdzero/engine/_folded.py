@@ -12,13 +12,14 @@ import torch
 from spmdzero.backend.torch_xla import Passage, draw_keys, map_tensors
 from spmdzero.engine._blocks import block
 from spmdzero.engine._folded_attempt import attempt
-from spmdzero.engine._folded_backward import FoldedBackward, fold_backward
+from spmdzero.engine._folded_backward import fold_backward
 from spmdzero.engine._folded_call import FoldedCall
 from spmdzero.engine._folded_pass import FoldedPass, PassTracer
 from spmdzero.engine._folded_surroundings import Surroundings
 from spmdzero.engine._following import Following
 from spmdzero.engine._input_form import UnknownInputError, freeze
 from spmdzero.engine._kinds import Kind, NotCapturableError, Trust
+from spmdzero.engine._module_tracer import TracedFunction
 from spmdzero.engine._module_watch import ModuleWatch
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class _Forwards:
 
     tracer: PassTracer
     trust: Trust[FoldedPass] = dataclasses.field(default_factory=Trust)
-    backwards: dict[Hashable, Trust[FoldedBackward]] = dataclasses.field(default_factory=dict)
+    backwards: dict[Hashable, Trust[TracedFunction]] = dataclasses.field(default_factory=dict)
 
 
 class FoldedCalls:
@@ -182,8 +183,8 @@ class FoldedCalls:
             passage, call.passage = call.passage or call.again(call, saved), None
             forwards.tracer.backward(passage, grads, folds=False)
             return
-        values = trust.record.traced.function(inputs)
-        for name, value in zip(trust.record.names, values, strict=True):
+        values = trust.record.function(inputs)
+        for name, value in zip(trust.record.labels, values, strict=True):
             store.add_reduced(name, value)
 
     def _again(

@@ -1,6 +1,5 @@
 """The backward pass of a folded forward as one operation, gradients reduced."""
 
-import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -15,32 +14,15 @@ from spmdzero.engine._module_tracer import TracedFunction
 from spmdzero.engine._module_watch import ModuleWatch
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FoldedBackward:
-    """A folded backward pass.
-
-    Attributes:
-        traced: takes what the forward took and the gradients of its outputs.
-        names: the parameters whose gradients it returns.
-    """
-
-    traced: TracedFunction
-    names: tuple[str, ...]
-
-    def difference(self, other: "FoldedBackward") -> str | None:
-        """Why `other` is another pass than this one, None if it is the same."""
-        if self.names != other.names:
-            return "the same inputs gave another graph in backward"
-        return self.traced.difference(other.traced)
-
-
 def fold_backward(
     tracer: PassTracer,
     call: FoldedCall,
     inputs: Sequence[torch.Tensor],
     differentiated: tuple[int, ...],
-) -> FoldedBackward | NotCapturableError:
+) -> TracedFunction | NotCapturableError:
     """Folds the backward of `call`, or says why it can't be; draws and changes nothing.
+
+    Its labels are the parameters whose gradients it returns.
 
     Args:
         tracer: of the forward.
@@ -69,10 +51,10 @@ def fold_backward(
             raise NotCapturableError("no parameter has a gradient")
         return found
 
-    def fold_it() -> FoldedBackward:
+    def fold_it() -> TracedFunction:
         folded = fold(function, inputs).sharing(call.record.traced.function.constants)
         generators.places_of([])
-        return FoldedBackward(traced=TracedFunction(function=folded, draws=()), names=tuple(names))
+        return TracedFunction(function=folded, labels=tuple(names))
 
     generators, watch = GeneratorWatch(), ModuleWatch(call.engine.module, {})
     try:

@@ -1,7 +1,7 @@
 """A module's forward and its backward as two operations."""
 
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -17,7 +17,6 @@ from spmdzero.engine._folded_surroundings import Surroundings
 from spmdzero.engine._input_form import UnknownInputError, freeze
 from spmdzero.engine._kinds import NotCapturableError
 from spmdzero.engine._module_tracer import (
-    OTHER_GRAPH,
     KeySource,
     ModuleTracer,
     TracedFunction,
@@ -34,7 +33,6 @@ class FoldedPass:
     Attributes:
         traced: parameters, buffers, inputs and keys -> outputs, new buffers, flags.
         output: what the module returned, a meta tensor in the place of each tensor.
-        form: `output` to be compared.
         markers: the meta tensors, in the order of the outputs.
         differentiable: whether each output carries a gradient.
         buffers, flags: names of those that the forward writes.
@@ -42,7 +40,6 @@ class FoldedPass:
 
     traced: TracedFunction
     output: Any
-    form: Hashable
     markers: tuple[torch.Tensor, ...]
     differentiable: tuple[bool, ...]
     buffers: tuple[str, ...]
@@ -50,12 +47,7 @@ class FoldedPass:
 
     def difference(self, other: "FoldedPass") -> str | None:
         """Why `other` is another forward than this one, None if it is the same."""
-        if self._arrangement() != other._arrangement():
-            return OTHER_GRAPH
         return self.traced.difference(other.traced)
-
-    def _arrangement(self) -> tuple[object, ...]:
-        return self.form, self.differentiable, self.buffers, self.flags
 
 
 class PassTracer(ModuleTracer):
@@ -102,14 +94,15 @@ class PassTracer(ModuleTracer):
             form = freeze(output)[0]
         except UnknownInputError as error:
             raise NotCapturableError(str(error).replace("an input is", "an output is")) from error
+        differentiable = tuple(tensor.requires_grad for tensor in flat)
+        buffers, flags = tuple(passage.buffers), tuple(passage.flags)
         return FoldedPass(
-            traced=traced,
+            traced=traced.labelled(form, differentiable, buffers, flags),
             output=output,
-            form=form,
             markers=tuple(markers),
-            differentiable=tuple(tensor.requires_grad for tensor in flat),
-            buffers=tuple(passage.buffers),
-            flags=tuple(passage.flags),
+            differentiable=differentiable,
+            buffers=buffers,
+            flags=flags,
         )
 
     def again(

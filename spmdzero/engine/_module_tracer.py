@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 
 # The value of a random draw's key -> the key on the devices.
 KeySource = Callable[[int], torch.Tensor]
-OTHER_GRAPH = (
-    "the same inputs gave another graph: Python code in the model took another way, or a number in "
-    "it is not the same"
-)
 
 
 class ModuleTracer:
@@ -51,6 +47,12 @@ class ModuleTracer:
         self.parameters = dict(engine.module.named_parameters())
         self._trained = {name: p.requires_grad for name, p in self.parameters.items()}
         self.buffers = dict(engine.module.named_buffers())
+
+    @property
+    def names(self) -> list[str]:
+        """Of `state`, as those of `StepProgram`."""
+        parameters = [f"parameter/{name}" for name in self.parameters]
+        return parameters + [f"buffer/{name}" for name in self.buffers]
 
     @property
     def state(self) -> tuple[torch.Tensor, ...]:
@@ -93,21 +95,32 @@ class TracedFunction:
         function: takes the keys of its random draws after its inputs.
         draws: for each key its place among those that `draw_keys` draws: checkpointing draws some
             keys again.
+        labels: what else must be the same in each trace.
     """
 
     function: FoldedFunction
-    draws: tuple[int, ...]
+    draws: tuple[int, ...] = ()
+    labels: Any = None
 
     @property
     def keys(self) -> int:
         """How many keys it draws."""
         return len(set(self.draws))
 
+    def labelled(self, *labels: Any) -> "TracedFunction":
+        """The same with these labels."""
+        return dataclasses.replace(self, labels=labels)
+
     def difference(self, other: "TracedFunction") -> str | None:
         """Why `other` is another function than this one, None if it is the same."""
         mine, its = self.function, other.function
-        if (mine.proto, mine.arrangement, self.draws) != (its.proto, its.arrangement, other.draws):
-            return OTHER_GRAPH
+        if (mine.proto, mine.arrangement, self.draws, self.labels) != (
+            *(its.proto, its.arrangement, other.draws, other.labels),
+        ):
+            return (
+                "the same inputs gave another graph: Python code in the model took another way, or "
+                "a number in it is not the same"
+            )
         constants = zip(mine.constants, its.constants, strict=True)
         if all(one.is_seed or same_value(one.tensor, other.tensor) for one, other in constants):
             return None

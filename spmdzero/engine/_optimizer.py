@@ -70,6 +70,7 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
             for key, value in rule.defaults.items():
                 group.setdefault(key, value)
             rule.validate(group)
+        self._scalars = {scalar for rule in rules for scalar in rule.scalars}
         self._rules, self._plan, self._mesh, self._precision = tuple(rules), plan, mesh, precision
         self._names, self._gradients, self._clip, self._finite = names, gradients, clip, finite
         self._applied = mesh.place(torch.zeros((), dtype=torch.float32))
@@ -137,10 +138,9 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
             state["master"] = self._mesh.store(parameter.detach().float(), master)
         moment = tensor.placement(Role.MOMENT)
         if moment is not None:
-            spec = self._spec(parameter, moment)
             for slot in rule.slots:
                 zeros = self._mesh.stored_zeros(tensor.shape, moment, self._precision.moment)
-                value = rule.initial(slot, group)
+                value, spec = rule.initial(slot, group), self.spec(f"{slot}/{name}")
                 state[slot] = self._mesh.mark(zeros + value, spec) if value else zeros
         for scalar in rule.scalars:
             value = torch.tensor(rule.initial(scalar, group), dtype=torch.float32)
@@ -151,33 +151,24 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
         """Norm, clip, update and gather, as one pending program; moves nothing to the host."""
         refuse_closure(closure)
         self._gradients.reduce_deferred()
-        members = self.trained
-        stepped = self.boundary()(
-            gradients={name: self._gradients.take(name) for name in members},
-            parameters=members,
-            states={name: self.state[p] for name, p in members.items()},
-            applied=self._applied,
-            skipped=self._skipped,
+        own, boundary = self.tensors(), self.boundary()
+        new = boundary(
+            own,
+            gradients={name: self._gradients.take(name) for name in boundary.names},
             numbers=[self._mesh.place(host) for host in self.host_numbers()],
             finite=self._finite(),
             call=self.folds,
         )
-        self.grad_norm = stepped.norm
-        self._mesh.commit(self._applied, stepped.applied)
-        if stepped.skipped is not self._skipped:
-            self._mesh.commit(self._skipped, stepped.skipped)
-        for name, value in stepped.parameters.items():
+        self.grad_norm = new.pop("norm")
+        for name, value in new.items():
             # Unmarked, a parameter drifts to the sharding of its update: to ZeRO-3.
-            self._mesh.commit(members[name], value)
-            state = self.state[members[name]]
-            for slot, new in stepped.states[name].items():
-                self._mesh.commit(state[slot], new, self.spec(members[name], slot))
+            self._mesh.commit(own[name], value, self.spec(name))
         self._gradients.clear()
 
-    @property
-    def trained(self) -> dict[str, nn.Parameter]:
-        """The parameters that a step updates, by name."""
-        return {self._names[parameter]: parameter for parameter in self._trainable()}
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What a step reads and writes, by name: parameters and states."""
+        parameters = {f"parameter/{self._names[p]}": p for p in self._trainable()}
+        return parameters | self.named_states()
 
     def host_numbers(self) -> list[torch.Tensor]:
         """What `Boundary` takes as numbers, on the CPU; once a step, see `group_numbers`."""
@@ -203,28 +194,28 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
             )
         return self._boundaries[key]
 
-    def spec(self, parameter: torch.Tensor, slot: str) -> PartitionSpec:
-        """The sharding of one state of `parameter`."""
-        if not self.state[parameter][slot].dim():
+    def spec(self, name: str) -> PartitionSpec:
+        """The sharding of one of `tensors`."""
+        role, _, parameter = name.partition("/")
+        if role in ("parameter", "counter") or role in self._scalars:
             return ()
-        return self._spec(parameter, self._final_placement(parameter))
+        shape = self._plan[parameter].shape
+        return self._placement(parameter).partition_spec(shape, self._mesh.spec)
 
-    def _member(self, parameter: nn.Parameter) -> Member:
-        return Member(
-            name=self._names[parameter],
-            shape=tuple(parameter.shape),
-            dtype=parameter.dtype,
-            slots=tuple(self.state[parameter]),
-            placement=self._final_placement(parameter),
-        )
-
-    def _final_placement(self, parameter: torch.Tensor) -> Placement:
-        placement = self._plan[self._names[parameter]].placement(Role.GRADIENT)
+    def _placement(self, name: str) -> Placement:
+        """How the step's gradient, the master and the slots of a parameter are stored."""
+        placement = self._plan[name].placement(Role.GRADIENT)
         assert placement is not None
         return placement
 
-    def _spec(self, parameter: torch.Tensor, placement: Placement) -> tuple:
-        return placement.partition_spec(tuple(parameter.shape), self._mesh.spec)
+    def _member(self, parameter: nn.Parameter) -> Member:
+        return Member(
+            name=(name := self._names[parameter]),
+            shape=tuple(parameter.shape),
+            dtype=parameter.dtype,
+            slots=tuple(self.state[parameter]),
+            placement=self._placement(name),
+        )
 
     @torch.no_grad()
     def refresh_masters(self, written: Collection[torch.Tensor] | None = None) -> None:
@@ -238,11 +229,10 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
             if written is not None and parameter not in written:
                 continue
             self._mesh.mark(parameter)
-            master = self.state[parameter].get("master")
-            placement = self._plan[self._names[parameter]].placement(Role.MASTER)
-            if master is not None and placement is not None:
-                stored = self._mesh.store(parameter.detach().float(), placement)
-                self._mesh.commit(master, stored, self._spec(parameter, placement))
+            master, name = self.state[parameter].get("master"), self._names[parameter]
+            if master is not None:
+                stored = self._mesh.store(parameter.detach().float(), self._placement(name))
+                self._mesh.commit(master, stored, self.spec(f"master/{name}"))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients summed so far."""

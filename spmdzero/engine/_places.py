@@ -89,12 +89,12 @@ def _all(engine: "TrainBatch") -> Iterator[Place]:
     if optimizer is not None:
         for parameter, state in optimizer.state.items():
             for slot in state:
-                spec = optimizer.spec(parameter, slot)
                 name = f"{slot}/{optimizer._names[parameter]}"
-                yield Place(name=name, holder=state, key=slot, spec=spec)
-        yield Place(name="applied", holder=vars(optimizer), key="_applied")
-        yield Place(name="skipped", holder=vars(optimizer), key="_skipped")
-        yield Place(name="norm", holder=vars(optimizer), key="grad_norm", rebinds=True)
+                yield Place(name=name, holder=state, key=slot, spec=optimizer.spec(name))
+        held = vars(optimizer)
+        yield Place(name="counter/applied", holder=held, key="_applied")
+        yield Place(name="counter/skipped", holder=held, key="_skipped")
+        yield Place(name="norm", holder=held, key="grad_norm", rebinds=True)
     health = vars(engine._health)
     yield Place(name="first_bad", holder=health, key="_first_bad")
     yield Place(name="finite", holder=health, key="_finite", rebinds=True)

@@ -9,7 +9,6 @@ import torch
 
 from spmdzero.backend.torch_xla import (
     CapturedProgram,
-    ProgramLostError,
     buffer_handles,
     compile_alone,
     draw_keys,
@@ -23,9 +22,8 @@ from spmdzero.engine._module_tracer import (
     fold_python,
 )
 from spmdzero.engine._places import Form, Place, agreement, forms_of, state_places
-from spmdzero.step._loss_health import watched
-from spmdzero.step._micro import micro
 from spmdzero.step._numbers import loss_scale_number, step_number
+from spmdzero.step._program import StepProgram
 
 if TYPE_CHECKING:
     from spmdzero.engine._train_batch import TrainBatch
@@ -67,15 +65,7 @@ class WholeStep:
 
     def difference(self, other: "WholeStep") -> str | None:
         """Why `other` is another step than this one, None if it is the same."""
-        if reason := self.traced.difference(other.traced):
-            return reason
-        if self._arrangement() != other._arrangement():
-            return "the same inputs gave a graph that reads the state in another order"
-        return None
-
-    def _arrangement(self) -> tuple[object, ...]:
-        reads, writes = [p.name for p in self.reads], [p.name for p in self.writes]
-        return reads, self.forms, writes, self.summed
+        return self.traced.difference(other.traced)
 
     def state(self) -> list[torch.Tensor]:
         """The tensors that it reads, as they are now.
@@ -150,25 +140,24 @@ def trace_whole_step(
     Raises:
         NotCapturableError: it can't stand for later ones.
     """
-    places = state_places(engine)
+    places, region = state_places(engine), engine._region
     state = {name: place.tensor for name, place in places.items() if place.tensor is not None}
     hosts = host_numbers(engine, last=last)
-    tracer = ModuleTracer(engine, args, kwargs)
-    results: list[tuple[dict[str, torch.Tensor], frozenset[str]]] = []
+    tracer, program = ModuleTracer(engine, args, kwargs), _program(engine, last=last)
+    written: list[str] = []
 
     def function(tensors: list[torch.Tensor], key: KeySource) -> list[torch.Tensor]:
-        given = dict(zip(state, tensors, strict=False))
-        rest = tensors[len(state) :]
-        loss, new, summed = _micro_batch(
-            engine, tracer, given, rest[: len(inputs)], rest[len(inputs) :], key, last=last
-        )
-        results.append((new, summed))
+        given = iter(tensors)
+        named = {name: next(given) for name in state}
+        own = [named[name] for name in tracer.names] + [next(given) for _ in inputs]
+        run = functools.partial(tracer.passage, own, key=key)
+        loss, new = program(named, [*given], run=run, key=key)
+        tracer.refuse_reads()
+        written[:] = new
         for name in new.keys() - places.keys():
             places[name] = agreement(engine, name.partition("/")[2])
-        marked = [engine.mesh.mark(value, places[name].spec) for name, value in new.items()]
-        return [*marked, loss]
+        return [*(engine.mesh.mark(new[name], places[name].spec) for name in new), loss]
 
-    region = engine._region
     traced = fold_python(
         function,
         [*state.values(), *inputs, *hosts],
@@ -177,103 +166,40 @@ def trace_whole_step(
     )
     if region is not None:
         region.note_folded()
-    ((new, summed),) = results
-    count = len(state)
-    kept = [index for index in range(count) if index in traced.function.reads]
-    order = [*kept, *range(count, count + len(inputs) + len(hosts))]
-    end = count + len(inputs) + len(hosts)
-    moved = {old: index for index, old in enumerate(order)}
+    # In the place of the whole state what is read of it, and each key once.
+    names, end = list(state), len(state) + len(inputs) + len(hosts)
+    order = [i for i in range(end) if i >= len(names) or i in traced.function.reads]
+    moved = {old: new for new, old in enumerate(order)}
     moved |= {end + key: len(order) + drawn for key, drawn in enumerate(traced.draws)}
-    names = list(state)
+    reads = [names[index] for index in order if index < len(names)]
+    forms = forms_of([state[name] for name in reads])
+    traced = dataclasses.replace(traced, function=traced.function.renumbered(moved))
+    added = {name.partition("/")[2] for name in written if name.startswith("accumulator/")}
     return WholeStep(
-        traced=dataclasses.replace(traced, function=traced.function.renumbered(moved)),
-        reads=tuple(places[names[index]] for index in kept),
-        forms=forms_of([state[names[index]] for index in kept]),
-        writes=tuple(places[name] for name in new),
-        summed=summed,
+        traced=traced.labelled(reads, forms, written),
+        reads=tuple(places[name] for name in reads),
+        forms=forms,
+        writes=tuple(places[name] for name in written),
+        summed=frozenset() if last else engine._gradients.names | added,
     )
 
 
-def _micro_batch(
-    engine: "TrainBatch",
-    tracer: ModuleTracer,
-    state: Mapping[str, torch.Tensor],
-    inputs: Sequence[torch.Tensor],
-    hosts: Sequence[torch.Tensor],
-    key: KeySource,
-    *,
-    last: bool,
-) -> tuple[torch.Tensor, dict[str, torch.Tensor], frozenset[str]]:
-    """The loss, the new state by name, and the parameters whose gradients wait afterwards."""
-    optimizer, mesh, path = engine.optimizer, engine.mesh, engine._gradients.path
+def _program(engine: "TrainBatch", *, last: bool) -> StepProgram:
+    optimizer = engine.optimizer
     assert optimizer is not None
-    step, *numbers = hosts
-    scale = numbers.pop(0) if optimizer.loss_scaler is not None else None
-    own = [*(state[f"parameter/{name}"] for name in tracer.parameters)]
-    own += [state[f"buffer/{name}"] for name in tracer.buffers]
-    result = micro(
-        functools.partial(tracer.passage, [*own, *inputs], key=key),
-        forward=tracer.forward,
+    return StepProgram(
+        mesh=engine.mesh,
+        forward=engine._forward,
         loss_of=_loss_of,
-        path=path,
+        path=engine._gradients.path,
+        boundary=optimizer.boundary() if last else None,
         accumulation=engine._batch.accumulation,
-        loss_scale=scale,
-        key=key,
+        scaled=optimizer.loss_scaler is not None,
+        checks=engine._health.check,
     )
-    tracer.refuse_reads()
-    loss = result.loss
-    new = {"total": state["total"] + loss / engine._batch.accumulation}
-    loss = mesh.mark(loss.reshape(()).clone())
-    first_bad, finite = watched(loss, step, first_bad=state["first_bad"], finite=state["finite"])
-    new["first_bad"] = first_bad
-    if engine._health.check:
-        new |= {"finite": finite, "loss": loss}
-    new |= {f"buffer/{name}": value for name, value in result.buffers.items()}
-    for label, flag in result.flags.items():
-        known = state.get(f"agreement/{label}")
-        new[f"agreement/{label}"] = flag if known is None else known | flag
-    accumulators = {
-        name: path.plus(name, state[f"accumulator/{name}"], grad)
-        for name, grad in result.gradients.items()
-        if name in engine._gradients.accumulators
-    }
-    if not last:
-        new |= {f"accumulator/{name}": value for name, value in accumulators.items()}
-        return loss, new, engine._gradients.names | frozenset(accumulators)
-    waiting = {
-        name: accumulators.get(name, state.get(f"accumulator/{name}", result.gradients.get(name)))
-        for name in optimizer.trained
-    }
-    states = {
-        name: {slot: state[f"{slot}/{name}"] for slot in optimizer.state[parameter]}
-        for name, parameter in optimizer.trained.items()
-    }
-    stepped = optimizer.boundary()(
-        gradients={name: path.final(name, grad) for name, grad in waiting.items()},
-        parameters={name: state[f"parameter/{name}"] for name in waiting},
-        states=states,
-        applied=state["applied"],
-        skipped=state["skipped"],
-        numbers=numbers,
-        finite=finite if engine._health.check else None,
-    )
-    new |= {"norm": stepped.norm, "applied": stepped.applied}
-    if stepped.skipped is not state["skipped"]:
-        new["skipped"] = stepped.skipped
-    for name, parameter in stepped.parameters.items():
-        new[f"parameter/{name}"] = parameter
-        new |= {f"{slot}/{name}": value for slot, value in stepped.states[name].items()}
-    for name in engine._gradients.accumulators:
-        zeros = path.zeros(name)
-        assert zeros is not None
-        new[f"accumulator/{name}"] = zeros
-    return loss, new, frozenset()
 
 
 def _loss_of(output: Any) -> torch.Tensor:
     loss = find_loss(output)
     check_loss(loss)
     return loss
-
-
-__all__ = ["ProgramLostError", "WholeStep", "host_numbers", "trace_whole_step"]

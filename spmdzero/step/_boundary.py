@@ -42,25 +42,6 @@ class MemberGroup:
     numbers: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Stepped:
-    """What a boundary makes of the training state; nothing is annotated yet but the scalars.
-
-    Attributes:
-        parameters: by name.
-        states: parameter name -> slot -> value.
-        applied, skipped: the counters, 0-dim.
-        norm: the gradients' norm, 0-dim fp32, unscaled and before clipping; infinity where it was
-            not finite.
-    """
-
-    parameters: Mapping[str, torch.Tensor]
-    states: Mapping[str, Mapping[str, torch.Tensor]]
-    applied: torch.Tensor
-    skipped: torch.Tensor
-    norm: torch.Tensor
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Boundary:
     """The step at a gradient accumulation boundary; order and formulas are DeepSpeed's.
@@ -81,29 +62,33 @@ class Boundary:
     skips: bool
     scaled: bool
 
+    @property
+    def names(self) -> list[str]:
+        """The parameters that it updates."""
+        return [member.name for group in self.groups for member in group.members]
+
     @functools.cached_property
     def _updates(self) -> dict[Hashable, GroupUpdate]:
         return {}
 
     def __call__(
         self,
+        state: Mapping[str, torch.Tensor],
         *,
         gradients: Mapping[str, torch.Tensor],
-        parameters: Mapping[str, torch.Tensor],
-        states: Mapping[str, Mapping[str, torch.Tensor]],
-        applied: torch.Tensor,
-        skipped: torch.Tensor,
         numbers: Sequence[torch.Tensor],
         finite: torch.Tensor | None,
         call: Caller = call_plainly,
-    ) -> Stepped:
-        """The state after the step.
+    ) -> dict[str, torch.Tensor]:
+        """What the step changes of `state`, and ``"norm"``.
+
+        That is the gradients' norm, 0-dim fp32, unscaled and before clipping; infinity where it
+        was not finite.
 
         Args:
-            gradients: by name, in their stored shapes.
-            parameters: by name, `[*shape]`.
-            states: parameter name -> slot -> value, in its stored shape.
-            applied, skipped: the counters so far, 0-dim fp32 and int32.
+            state: ``"parameter/<name>"``, `[*shape]`; ``"<slot>/<name>"``, in its stored shape;
+                ``"counter/applied"`` and ``"counter/skipped"``, 0-dim fp32 and int32.
+            gradients: by the parameter's name, in their stored shapes.
             numbers: what the host uploads: of the groups, and `scale_numbers`.
             finite: 0-dim bool that must hold for the step to apply, None for no such condition.
             call: calls the norm and the updates.
@@ -113,79 +98,68 @@ class Boundary:
             now, if_applied = numbers[-1].unbind()
             numbers, scales = numbers[:-1], LossScales(now=now, if_applied=if_applied)
         keys = [group.numbers for group in self.groups]
-        hypers = numbers_of_groups(keys, numbers, skipped)
-        gradients, moved = self._directions(gradients, states, hypers, scales)
+        hypers = numbers_of_groups(keys, numbers, state["counter/skipped"])
+        gradients, moved = self._directions(gradients, state, hypers, scales)
         scaled = self._norm(gradients, call)
         norm, coefficient = unscale(scaled, clip=self.clip, scales=scales)
         norm = self.mesh.mark(norm)
         apply = self._condition(norm, finite)
-        applied, skipped = self._counted(applied, skipped, apply)
-        new_parameters: dict[str, torch.Tensor] = {}
-        new_states: dict[str, dict[str, torch.Tensor]] = {}
-        states = self._moved(states, moved, apply)
+        new = self._counted(state, apply)
+        state = {**state, **self._applied(state, moved, apply)}
         for index, (group, hyper) in enumerate(zip(self.groups, hypers, strict=True)):
-            factors = group.rule.prepare(hyper, applied)
+            factors = group.rule.prepare(hyper, new["counter/applied"])
             # So that the three calls read them in the order of their outputs, see `compile_alone`.
             backwards = group.members[::-1]
             for start in range(0, len(backwards), _TOGETHER):
                 update = self._update(index, start, factors, coefficient, apply)
                 inputs = update.inputs(
                     factors=factors, coefficient=coefficient, apply=apply,
-                    gradients=gradients, parameters=parameters, states=states,
+                    gradients=gradients, state=state,
                 )  # fmt: skip
                 # A rule without factors reads its group's numbers itself: as one operation, they
                 # would be constants.
-                values = iter(call(update, update, inputs) if factors else update(inputs))
-                for member in update.members:
-                    new_parameters[member.name] = next(values)
-                    new_states[member.name] = {slot: next(values) for slot in member.slots}
-        return Stepped(
-            parameters=new_parameters,
-            states=new_states,
-            applied=applied,
-            skipped=skipped,
-            norm=norm,
-        )
+                values = call(update, update, inputs) if factors else update(inputs)
+                new |= zip(update.names, values, strict=True)
+        return new | {"norm": norm}
 
     def _directions(
         self,
         gradients: Mapping[str, torch.Tensor],
-        states: Mapping[str, Mapping[str, torch.Tensor]],
+        state: Mapping[str, torch.Tensor],
         hypers: Sequence[Mapping[str, torch.Tensor]],
         scales: LossScales | None,
-    ) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]]]:
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Each rule's directions in the place of gradients, and the slots that changed for it."""
-        gradients = dict(gradients)
-        moved: dict[str, dict[str, torch.Tensor]] = {}
+        gradients, moved = dict(gradients), {}
         for group, hyper in zip(self.groups, hypers, strict=True):
             for member in group.members if group.rule.has_direction else ():
                 spec = member.spec(self.mesh)
                 grad = gradients[member.name].float()
                 grad = self.mesh.mark(grad if scales is None else grad / scales.now, spec)
                 with scope(f"zero.direction/{member.name}"):
-                    direction, moved[member.name] = group.rule.direction(
-                        grad, states[member.name], hyper, member.on(self.mesh)
+                    direction, changed = group.rule.direction(
+                        grad, member.slots_in(state), hyper, member.on(self.mesh)
                     )
+                moved |= {f"{slot}/{member.name}": value for slot, value in changed.items()}
                 # The norm and the clipping expect the loss scale in it.
                 direction = direction if scales is None else direction * scales.now
                 gradients[member.name] = self.mesh.mark(direction, spec)
         return gradients, moved
 
-    def _moved(
+    def _applied(
         self,
-        states: Mapping[str, Mapping[str, torch.Tensor]],
-        moved: Mapping[str, Mapping[str, torch.Tensor]],
+        state: Mapping[str, torch.Tensor],
+        moved: Mapping[str, torch.Tensor],
         apply: torch.Tensor | None,
-    ) -> Mapping[str, Mapping[str, torch.Tensor]]:
-        """`states` with what the directions changed, if the step applies."""
-        result = dict(states)
-        for member in (member for group in self.groups for member in group.members):
-            own = states[member.name]
-            for slot, new in moved.get(member.name, {}).items():
-                kept = new if apply is None else torch.where(apply, new, own[slot])
-                marked = self.mesh.mark(kept.to(own[slot].dtype), member.spec(self.mesh))
-                result[member.name] = {**result[member.name], slot: marked}
-        return result
+    ) -> dict[str, torch.Tensor]:
+        """What the directions changed, if the step applies."""
+        specs = {m.name: m.spec(self.mesh) for group in self.groups for m in group.members}
+        applied = {}
+        for name, value in moved.items():
+            kept = value if apply is None else torch.where(apply, value, state[name])
+            spec = specs[name.partition("/")[2]]
+            applied[name] = self.mesh.mark(kept.to(state[name].dtype), spec)
+        return applied
 
     def _norm(self, gradients: Mapping[str, torch.Tensor], call: Caller) -> torch.Tensor:
         specs = {m.name: m.spec(self.mesh) for group in self.groups for m in group.members}
@@ -203,12 +177,15 @@ class Boundary:
         return self.mesh.mark(torch.isfinite(norm)) if self.skips else None
 
     def _counted(
-        self, applied: torch.Tensor, skipped: torch.Tensor, apply: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, state: Mapping[str, torch.Tensor], apply: torch.Tensor | None
+    ) -> dict[str, torch.Tensor]:
+        applied, skipped = state["counter/applied"], state["counter/skipped"]
         if apply is None:
-            return self.mesh.mark(applied + 1), skipped
-        skipped = self.mesh.mark(skipped + (1 - apply.int()))
-        return self.mesh.mark(applied + apply.float()), skipped
+            return {"counter/applied": self.mesh.mark(applied + 1)}
+        return {
+            "counter/applied": self.mesh.mark(applied + apply.float()),
+            "counter/skipped": self.mesh.mark(skipped + (1 - apply.int())),
+        }
 
     def _update(
         self,

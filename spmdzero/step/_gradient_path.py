@@ -71,12 +71,15 @@ class GradientPath:
         """The sum of two that wait."""
         return self.mesh.mark((waiting + more).to(waiting.dtype), self.spec(name))
 
-    def zeros(self, name: str) -> torch.Tensor | None:
-        """An accumulator of nothing; None where the plan has none."""
+    def accumulates(self, name: str) -> bool:
+        """Whether the plan has an accumulator for it."""
+        return self.plan[name].placement(Role.ACCUMULATOR) is not None
+
+    def zeros(self, name: str) -> torch.Tensor:
+        """An accumulator of nothing."""
         tensor = self.plan[name]
         placement = tensor.placement(Role.ACCUMULATOR)
-        if placement is None:
-            return None
+        assert placement is not None
         dtype = dtype_named(tensor.dtype(Role.ACCUMULATOR))
         return self.mesh.stored_zeros(tensor.shape, placement, dtype)
 

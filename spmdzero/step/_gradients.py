@@ -48,9 +48,8 @@ class GradientStore:
         # The same dict: captured steps find an accumulator by it.
         self.accumulators.clear()
         for tensor in plan:
-            zeros = self.path.zeros(tensor.name)
-            if zeros is not None:
-                self.accumulators[tensor.name] = zeros
+            if self.path.accumulates(tensor.name):
+                self.accumulators[tensor.name] = self.path.zeros(tensor.name)
 
     def add_local(self, name: str, grad: torch.Tensor) -> None:
         """Adds one replica's gradient, `[*shape]` in replica space."""
@@ -146,7 +145,8 @@ class GradientStore:
         self._summed.discard(name)
         for kept in (self._handed, self._pending, self._deferred):
             kept.pop(name, None)
-        self._zero(name)
+        if name in self.accumulators:
+            self._keep(name, self.path.zeros(name))
 
     def summed(self) -> tuple[str, ...]:
         """The parameters whose gradients wait, all of them in accumulators.
@@ -189,13 +189,8 @@ class GradientStore:
         if self._summed:
             self._forget()
             for name in self.accumulators:
-                self._zero(name)
+                self._keep(name, self.path.zeros(name))
 
     def _forget(self) -> None:
         for kept in (self._summed, self._handed, self._pending, self._deferred):
             kept.clear()
-
-    def _zero(self, name: str) -> None:
-        zeros = self.path.zeros(name)
-        if zeros is not None:
-            self._keep(name, zeros)

@@ -70,6 +70,10 @@ class Member:
         """The sharding of its stored form."""
         return self.placement.partition_spec(self.shape, mesh.spec)
 
+    def slots_in(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Its slots among ``"<slot>/<name>"``."""
+        return {slot: state[f"{slot}/{self.name}"] for slot in self.slots}
+
     def on(self, mesh: DeviceMesh) -> MeshTensor:
         """The whole parameter behind its shards."""
         return MeshTensor(mesh=mesh, placement=self.placement, shape=self.shape)
@@ -101,16 +105,24 @@ class GroupUpdate:
         coefficient: torch.Tensor | None,
         apply: torch.Tensor | None,
         gradients: Mapping[str, torch.Tensor],
-        parameters: Mapping[str, torch.Tensor],
-        states: Mapping[str, Mapping[str, torch.Tensor]],
+        state: Mapping[str, torch.Tensor],
     ) -> list[torch.Tensor]:
         """What `__call__` takes, of each member the gradient, the parameter and the state."""
         shared = [factors[name] for name in self.factors]
         shared += [tensor for tensor in (coefficient, apply) if tensor is not None]
         for member in self.members:
-            shared += [gradients[member.name], parameters[member.name]]
-            shared += [states[member.name][slot] for slot in member.slots]
+            shared += [gradients[member.name], state[f"parameter/{member.name}"]]
+            shared += member.slots_in(state).values()
         return shared
+
+    @property
+    def names(self) -> list[str]:
+        """Of what `__call__` returns."""
+        return [
+            f"{role}/{member.name}"
+            for member in self.members
+            for role in ("parameter", *member.slots)
+        ]
 
     def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """For each member the new parameter and the new state, not marked.
