@@ -9,11 +9,11 @@ import torch
 
 from spmdzero.backend.torch_xla import ProgramLostError, runtime, start_pending
 from spmdzero.engine._blocks import block
-from spmdzero.engine._folded_attempt import attempt
 from spmdzero.engine._folded_call import keep_waiting
 from spmdzero.engine._following import Following
 from spmdzero.engine._input_form import InputForm, UnknownInputError
 from spmdzero.engine._kinds import TRACES, Kind, NotCapturableError, Trust
+from spmdzero.engine._module_tracer import attempt
 from spmdzero.engine._module_watch import ModuleWatch
 from spmdzero.engine._places import own_numbers
 from spmdzero.engine._programs import Compiled

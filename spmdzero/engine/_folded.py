@@ -11,15 +11,13 @@ import torch
 
 from spmdzero.backend.torch_xla import Passage, draw_keys, map_tensors
 from spmdzero.engine._blocks import block
-from spmdzero.engine._folded_attempt import attempt
-from spmdzero.engine._folded_backward import fold_backward
 from spmdzero.engine._folded_call import FoldedCall
 from spmdzero.engine._folded_pass import FoldedPass, PassTracer
 from spmdzero.engine._folded_surroundings import Surroundings
 from spmdzero.engine._following import Following
 from spmdzero.engine._input_form import UnknownInputError, freeze
 from spmdzero.engine._kinds import Kind, NotCapturableError, Trust
-from spmdzero.engine._module_tracer import TracedFunction
+from spmdzero.engine._module_tracer import TracedFunction, attempt
 from spmdzero.engine._module_watch import ModuleWatch
 
 if TYPE_CHECKING:
@@ -174,7 +172,9 @@ class FoldedCalls:
         inputs = [*saved, *grads.values()]
         if not traced and (verify or trust.record is None) and not trust.given_up:
             with self._engine.programs.own_reads():
-                outcome = fold_backward(forwards.tracer, call, inputs, tuple(grads))
+                outcome = forwards.tracer.fold_backward(
+                    call.record, inputs, tuple(grads), around=call.surroundings, path=store.path
+                )
                 reason = trust.judge(outcome)
             if reason is not None:
                 forwards.trust.given_up = reason

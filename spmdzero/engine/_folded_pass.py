@@ -10,20 +10,25 @@ from spmdzero.backend.torch_xla import (
     Passage,
     ReplicaRegion,
     buffer_handles,
+    fold,
     map_tensors,
     record_uploads,
 )
 from spmdzero.engine._folded_surroundings import Surroundings
+from spmdzero.engine._generator_watch import GeneratorWatch
 from spmdzero.engine._input_form import UnknownInputError, freeze
 from spmdzero.engine._kinds import NotCapturableError
 from spmdzero.engine._module_tracer import (
     KeySource,
     ModuleTracer,
     TracedFunction,
+    attempt,
     fold_python,
     meta,
     refuse_read,
 )
+from spmdzero.engine._module_watch import ModuleWatch
+from spmdzero.step._gradient_path import GradientPath
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,6 +138,55 @@ class PassTracer(ModuleTracer):
                 )
         finally:
             torch.set_rng_state(state)
+
+    def fold_backward(
+        self,
+        record: FoldedPass,
+        inputs: Sequence[torch.Tensor],
+        differentiated: tuple[int, ...],
+        *,
+        around: Surroundings,
+        path: GradientPath,
+    ) -> TracedFunction | NotCapturableError:
+        """Folds a backward, or says why it can't be; draws and changes nothing.
+
+        Its labels are the parameters whose gradients it returns.
+
+        Args:
+            record: the forward.
+            inputs: what that took, its keys, and the gradients.
+            differentiated: the outputs that these are of.
+            around: what the forward saw.
+            path: on which gradients go.
+        """
+        names: list[str] = []
+
+        def function(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+            end = len(tensors) - len(differentiated)
+            keys, found = end - record.traced.keys, list[torch.Tensor]()
+
+            def sink(name: str, grad: torch.Tensor) -> None:
+                if path.is_trained(name):
+                    names.append(name)
+                    found.append(path.of_replica(name, grad))
+
+            passage = self.again(tensors[:keys], tensors[keys:end], sink, around=around)
+            given = dict(zip(differentiated, tensors[end:], strict=True))
+            self.backward(passage, given, folds=True)
+            if not found:
+                raise NotCapturableError("no parameter has a gradient")
+            return found
+
+        def fold_it() -> TracedFunction:
+            folded = fold(function, inputs).sharing(record.traced.function.constants)
+            generators.places_of([])
+            return TracedFunction(function=folded, labels=tuple(names))
+
+        generators, watch = GeneratorWatch(), ModuleWatch(around.module, {})
+        try:
+            return attempt(fold_it, watch=watch, name="backward")
+        finally:
+            generators.restore()
 
     def backward(self, passage: Passage, grads: Mapping[int, torch.Tensor], *, folds: bool) -> None:
         """The backward pass of what `again` returned.

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 
@@ -10,9 +10,11 @@ from spmdzero.backend.torch_xla import (
     Batch,
     FoldedFunction,
     Passage,
+    StandInKeptError,
     Tracing,
     fold,
     map_tensors,
+    no_stand_in_left,
     place_in_code,
     record_uploads,
     same_value,
@@ -21,12 +23,15 @@ from spmdzero.backend.torch_xla import (
 )
 from spmdzero.engine._generator_watch import GeneratorWatch
 from spmdzero.engine._kinds import NotCapturableError
+from spmdzero.engine._module_watch import ModuleWatch
+from spmdzero.errors import SpmdZeroError
 
 if TYPE_CHECKING:
     from spmdzero.engine._train_batch import TrainBatch
 
 # The value of a random draw's key -> the key on the devices.
 KeySource = Callable[[int], torch.Tensor]
+Traced = TypeVar("Traced")
 
 
 class ModuleTracer:
@@ -170,6 +175,34 @@ def fold_python(
             "part of the module: register it as a buffer"
         )
     return TracedFunction(function=folded, draws=tuple(draws))
+
+
+def attempt(
+    trace: Callable[[], Traced], *, watch: ModuleWatch, name: str
+) -> Traced | NotCapturableError:
+    """What `trace` returns, or why it can't stand for later steps.
+
+    Args:
+        trace: folds something.
+        watch: the module as it is, and will be again.
+        name: of what is folded, in reasons.
+    """
+    outcome = _try(trace)
+    if change := watch.change():
+        watch.restore()
+        return NotCapturableError(f"the {name} changes the module: {change}")
+    return outcome
+
+
+def _try(trace: Callable[[], Traced]) -> Traced | NotCapturableError:
+    try:
+        with no_stand_in_left():
+            return trace()
+    except StandInKeptError:
+        return NotCapturableError("the forward keeps a tensor outside of the module")
+    except (NotCapturableError, SpmdZeroError, RuntimeError) as error:
+        # Not the error itself, whose frames hold what was traced. A real one comes again.
+        return NotCapturableError(str(error))
 
 
 def refuse_read(_: torch.Tensor | None = None, *, at: str | None = None) -> NoReturn:

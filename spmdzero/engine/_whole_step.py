@@ -20,6 +20,7 @@ from spmdzero.engine._module_tracer import (
     ModuleTracer,
     TracedFunction,
     fold_python,
+    refuse_read,
 )
 from spmdzero.engine._places import Form, Place, agreement, forms_of, state_places
 from spmdzero.step._numbers import loss_scale_number, step_number
@@ -151,7 +152,8 @@ def trace_whole_step(
         named = {name: next(given) for name in state}
         own = [named[name] for name in tracer.names] + [next(given) for _ in inputs]
         run = functools.partial(tracer.passage, own, key=key)
-        loss, new = program(named, [*given], run=run, key=key)
+        backward = functools.partial(tracer.forward.backward, key=key, read=refuse_read)
+        loss, new = program(named, [*given], run=run, backward=backward)
         tracer.refuse_reads()
         written[:] = new
         for name in new.keys() - places.keys():
@@ -189,7 +191,7 @@ def _program(engine: "TrainBatch", *, last: bool) -> StepProgram:
     assert optimizer is not None
     return StepProgram(
         mesh=engine.mesh,
-        forward=engine._forward,
+        in_region=engine._region is not None,
         loss_of=_loss_of,
         path=engine._gradients.path,
         boundary=optimizer.boundary() if last else None,

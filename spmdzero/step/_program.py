@@ -1,12 +1,13 @@
 """A step as pure functions of named tensors: its micro-batches, and its end."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla import GlobalForward, Passage, ReplicaRegion
+from spmdzero.backend.torch_xla import Passage
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
 from spmdzero.step._boundary import Boundary
 from spmdzero.step._gradient_path import GradientPath
@@ -25,7 +26,7 @@ class StepProgram:
 
     Attributes:
         mesh: the devices.
-        forward: the module.
+        in_region: whether gradients arrive in replica space.
         loss_of: finds the loss in the module's output.
         path: on which gradients go.
         boundary: ends the step; None where the micro-batch doesn't.
@@ -35,7 +36,7 @@ class StepProgram:
     """
 
     mesh: DeviceMesh
-    forward: ReplicaRegion | GlobalForward
+    in_region: bool
     loss_of: Callable[[Any], torch.Tensor]
     path: GradientPath
     boundary: Boundary | None
@@ -49,7 +50,7 @@ class StepProgram:
         numbers: Sequence[torch.Tensor],
         *,
         run: Callable[..., Passage],
-        key: Callable[[int], torch.Tensor],
+        backward: Callable[[Named], contextlib.AbstractContextManager[None]],
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The loss, and what the micro-batch changes of the state.
 
@@ -57,11 +58,11 @@ class StepProgram:
             state: as it is.
             numbers: what the host uploads: the step, the loss scale, what `Boundary` takes.
             run: the forward; its argument `sink` is that of `Tracing`.
-            key: of random draws in backward, see `Tracing`.
+            backward: takes the `state` of what `run` returned; around its backward.
         """
         step, *numbers = numbers
         loss_scale = numbers.pop(0) if self.scaled else None
-        loss, gradients, passage = self._differentiate(run, key, loss_scale)
+        loss, gradients, passage = self._differentiate(run, backward, loss_scale)
         new = {"total": state["total"] + loss / self.accumulation}
         loss = self.mesh.mark(loss.reshape(()).clone())
         new["first_bad"], finite = watched(
@@ -95,13 +96,12 @@ class StepProgram:
     def _differentiate(
         self,
         run: Callable[..., Passage],
-        key: Callable[[int], torch.Tensor],
+        backward: Callable[[Named], contextlib.AbstractContextManager[None]],
         loss_scale: torch.Tensor | None,
     ) -> tuple[torch.Tensor, Named, Passage]:
         """The loss without a gradient, and gradients in the form in which they wait."""
         found: dict[str, torch.Tensor] = {}
-        local = isinstance(self.forward, ReplicaRegion)
-        arriving = self.path.of_replica if local else self.path.of_batch
+        arriving = self.path.of_replica if self.in_region else self.path.of_batch
 
         def sink(name: str, grad: torch.Tensor) -> None:
             if self.path.is_trained(name):
@@ -115,7 +115,7 @@ class StepProgram:
         scaled = averaged if loss_scale is None else averaged * loss_scale
         # In this thread: autograd's own would let go of values only after the program was cut.
         here = torch.autograd.set_multithreading_enabled(False)
-        with here, self.forward.backward(passage.state, key=key):
+        with here, backward(passage.state):
             scaled.backward()
         return loss.detach(), found, passage
 

@@ -13,6 +13,7 @@ from spmdzero.backend.torch_xla._autocast import autocast
 from spmdzero.backend.torch_xla._frozen_norms import FrozenNorms
 from spmdzero.backend.torch_xla._mended import mend
 from spmdzero.backend.torch_xla._passage import KeySource, Passage, Tracing
+from spmdzero.backend.torch_xla._passage import Reader as ReadsBy
 from spmdzero.backend.torch_xla._place import place
 from spmdzero.backend.torch_xla._reads import Reader, reads_by, watch_reads
 from spmdzero.backend.torch_xla._wide_norms import WideNorms
@@ -60,7 +61,6 @@ class GlobalForward:
         watch_reads(mesh)
         self._mesh, self._module, self._autocast = mesh, module, autocast
         self._rows: set[tuple[int, int]] = set()
-        self._reader: Reader | None = None
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Runs the module on global tensors, `Batch` or plain; returns what it returns."""
@@ -77,12 +77,11 @@ class GlobalForward:
         for name, parameter in own.parameters.items():
             if parameter.requires_grad:
                 parameter.register_hook(lambda grad, name=name: own.sink(name, grad))
-        self._reader = Reader(values=own.read, place=place)
 
         def module(*args: Any, **kwargs: Any) -> Any:
             return functional_call(self._module, state, args, kwargs)
 
-        with reads_by(self._reader):
+        with reads_by(Reader(values=own.read, place=place)):
             output = self._call(module, args, kwargs)
         after = _private.output_ids([state[name] for name in own.buffers])
         written = [n for n, old, new in zip(own.buffers, before, after, strict=True) if old != new]
@@ -91,10 +90,10 @@ class GlobalForward:
 
     @contextlib.contextmanager
     def backward(
-        self, state: Mapping[str, torch.Tensor], *, key: KeySource | None = None
+        self, state: Mapping[str, torch.Tensor], *, key: KeySource, read: ReadsBy
     ) -> Iterator[None]:
         """Wraps the backward of what `trace` returned."""
-        with reads_by(self._reader):
+        with reads_by(Reader(values=read, place=place)):
             yield
 
     def _call(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
