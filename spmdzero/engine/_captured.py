@@ -2,26 +2,28 @@
 
 import functools
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla import ProgramLostError, runtime, start_pending
+from spmdzero.backend.torch_xla import ProgramLostError, start_pending
 from spmdzero.engine._blocks import block
 from spmdzero.engine._folded_call import keep_waiting
 from spmdzero.engine._following import Following
 from spmdzero.engine._input_form import InputForm, UnknownInputError
 from spmdzero.engine._kinds import TRACES, Kind, NotCapturableError, Trust
+from spmdzero.engine._launching import Launching
+from spmdzero.engine._loss import find_loss
 from spmdzero.engine._module_tracer import attempt
 from spmdzero.engine._module_watch import ModuleWatch
 from spmdzero.engine._places import own_numbers
 from spmdzero.engine._programs import Compiled
 from spmdzero.engine._schedule import require_metrics
+from spmdzero.engine._step_end import StepEnd
+from spmdzero.engine._three_calls import ThreeCalls
 from spmdzero.engine._whole_step import WholeStep, trace_whole_step
-
-if TYPE_CHECKING:
-    from spmdzero.engine._train_batch import TrainBatch
+from spmdzero.state._training import Training
 
 
 class CapturedSteps:
@@ -31,13 +33,29 @@ class CapturedSteps:
     and compared; when they are equal, later ones start the compiled program without tracing
     anything. What a trace depends on is watched, so that a change brings tracing back.
 
+    Args:
+        training: whose.
+        calls: train a micro-batch that is traced.
+        launching: takes note of what is started.
+        step_end: ends what is not traced by `calls`.
+        call: `calls.forward` with whatever hooks there are around it.
+
     Attributes:
         replayed, traced: micro-batches so far.
         reason: why the latest micro-batch was traced, None if it was replayed.
     """
 
-    def __init__(self, engine: "TrainBatch") -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        training: Training,
+        *,
+        calls: ThreeCalls,
+        launching: Launching,
+        step_end: StepEnd,
+        call: Callable[..., Any],
+    ) -> None:
+        self._training, self._calls, self._call = training, calls, call
+        self._launching, self._step_end = launching, step_end
         self._following: Following[Trust[WholeStep]] = Following(
             look=self._look, trust=lambda trust: trust
         )
@@ -66,31 +84,31 @@ class CapturedSteps:
             last: it is the last of its step.
             steps: each micro-batch ends with `engine.step`, not only the last.
         """
-        engine, ends = self._engine, last or steps
-        blocked = self._follow_structure() or block(engine, self._following.parameters)
+        training, calls, ends = self._training, self._calls, last or steps
+        blocked = self._follow_structure() or block(
+            training, self._launching, self._following.parameters
+        )
         if blocked is not None:
-            self._trace(lambda: engine(*args, **kwargs), blocked, ends=ends)
+            self._trace(lambda: self._call(*args, **kwargs), blocked, ends=ends)
             return
-        placed = engine._place_inputs(args, kwargs)
+        placed = calls.place_inputs(args, kwargs)
         # What another engine's backward will need belongs to what is pending now.
-        keep_waiting(ending=engine if last else None)
+        keep_waiting(ending=training if last else None)
         # It may depend on buffers that the program donates; a `clone` shares one until then.
-        start_pending(engine.device)
+        start_pending(training.device)
         try:
             form = InputForm.of(*placed)
-            reason = self._run(placed, form, last=last, ends=ends)
+            reason = self._start(placed, form, last=last, ends=ends)
         except (UnknownInputError, NotCapturableError) as error:
-            self._trace(lambda: engine._forward_placed(*placed), str(error), ends=ends)
+            self._trace(lambda: calls.forward_placed(*placed), str(error), ends=ends)
             return
         self.reason = reason
-        self.replayed, self.traced = (
-            self.replayed + (reason is None),
-            self.traced + (reason is not None),
-        )
+        self.replayed += reason is None
+        self.traced += reason is not None
         if ends:
-            engine._end_micro_batch(boundary=last, optimizer=engine.optimizer, lr_kwargs={})
+            self._step_end.end_micro_batch(boundary=last, lr_kwargs={})
 
-    def _run(
+    def _start(
         self, placed: tuple[Any, Any], form: InputForm, *, last: bool, ends: bool
     ) -> str | None:
         """Starts the micro-batch as one program; returns why it was traced, None if it was not.
@@ -98,7 +116,7 @@ class CapturedSteps:
         Raises:
             NotCapturableError: it can't be one; nothing has happened.
         """
-        engine, trust = self._engine, self._trust(last, ends, form)
+        training, trust = self._training, self._trust(last, ends, form)
         if trust.given_up is not None:
             raise NotCapturableError(trust.given_up)
         reason = None
@@ -107,28 +125,22 @@ class CapturedSteps:
         step = trust.record
         assert step is not None
         if last:
-            require_metrics(engine.lr_scheduler, {})
+            require_metrics(training.lr_scheduler, {})
         generator = torch.get_rng_state()
         try:
-            sources = step.sources(engine, form.tensors, last=last)
-            loss, compiled = self._start(step, sources, last=last)
+            sources = step.sources(training, form.tensors, last=last)
+            loss, compiled = self._start_program(step, sources)
         except BaseException:
             torch.set_rng_state(generator)
             raise
-        kind = "boundary" if last else "micro"
-        engine._note_call()
-        engine.programs.launching(engine.global_steps)
-        engine._losses.append(loss)
-        engine._gradients.adopt(step.summed)
-        engine._counters.backwards += 1
-        engine.programs.launched(f"captured {kind}", engine.global_steps, compiled)
-        if compiled.count:
-            engine.donated_inputs[kind] = runtime.aliased_inputs()
-            engine._make_room()
+        training.losses.append(loss)
+        training.gradients.adopt(step.summed)
+        training.counters.backwards += 1
+        self._launching.started("boundary" if last else "micro", compiled)
         return reason
 
-    def _start(
-        self, step: WholeStep, sources: list[torch.Tensor], *, last: bool
+    def _start_program(
+        self, step: WholeStep, sources: list[torch.Tensor]
     ) -> tuple[torch.Tensor, Compiled]:
         if step.program is not None:
             try:
@@ -151,10 +163,13 @@ class CapturedSteps:
         self, trust: Trust[WholeStep], placed: tuple[Any, Any], form: InputForm, *, last: bool
     ) -> str:
         """Traces the micro-batch, and compares it with the latest of its kind."""
-        engine, seen = self._engine, f"this kind of micro-batch was seen {trust.equal} of {TRACES}"
-        trace = functools.partial(trace_whole_step, engine, *placed, form.tensors, last=last)
-        with engine.programs.own_reads():
-            own_numbers(engine)
+        training, seen = (
+            self._training,
+            f"this kind of micro-batch was seen {trust.equal} of {TRACES}",
+        )
+        trace = functools.partial(trace_whole_step, training, *placed, form.tensors, last=last)
+        with self._launching.programs.own_reads():
+            own_numbers(training)
             outcome = attempt(trace, watch=self._following.watch, name="forward")
             reason = trust.judge(outcome)
         if trust.given_up is not None:
@@ -162,29 +177,29 @@ class CapturedSteps:
             self._following.say(logging.WARNING, message, trust.given_up)
         if trust.record is None:
             raise NotCapturableError(str(reason))
-        return reason or f"{seen} times"
+        return reason or f"this kind of micro-batch was seen {seen} of {TRACES} times"
 
     def _follow_structure(self) -> str | None:
-        engine = self._engine
-        if not engine.spmd_config.spmd.capture:
+        training = self._training
+        if not training.spmd_config.spmd.capture:
             return '"spmd": {"capture": false}'
         change = self._following.changed()
         if change is not None:
             message = "train_batch captures its programs again: %s"
             self._following.say(logging.INFO, message, change)
         return self._following.hook() or (
-            "there is no optimizer" if engine.optimizer is None else None
+            "there is no optimizer" if training.optimizer is None else None
         )
 
     def _look(self) -> ModuleWatch:
-        optimizer = self._engine.optimizer
+        optimizer = self._training.optimizer
         others = {"the optimizer's state": optimizer.state} if optimizer else {}
-        return ModuleWatch(self._engine.module, others)
+        return ModuleWatch(self._training.module, others)
 
     def _trust(self, last: bool, ends: bool, form: InputForm) -> Trust[WholeStep]:
         following = self._following
         kind = Kind.of(
-            self._engine, part=(last, ends), form=form.form, parameters=following.parameters
+            self._training, part=(last, ends), form=form.form, parameters=following.parameters
         )
         if kind in following.kinds:
             return following.kinds[kind]
@@ -199,7 +214,22 @@ class CapturedSteps:
     def _trace(self, forward: Any, reason: str, *, ends: bool) -> None:
         self.reason = reason
         self.traced += 1
-        if self._engine.spmd_config.spmd.capture:
+        if self._training.spmd_config.spmd.capture:
             self._following.say(logging.INFO, "train_batch traces instead of replaying: %s", reason)
-        self._engine.trace(forward, ends=ends)
+        self._run(forward, ends=ends)
         self._following.accept_changes()
+
+    def _run(self, forward: Callable[[], Any], *, ends: bool) -> None:
+        """Traces a micro-batch and starts it; `ends` calls `step`, which may end the step."""
+        training = self._training
+        loss = find_loss(forward())
+        self._calls.backward(loss)
+        share = loss.detach() / training.batch.accumulation
+        assert training.total is not None
+        training.total = training.mesh.mark(training.total + share)
+        # Alive, they would be outputs of the program.
+        del loss, share
+        if ends:
+            self._calls.step()
+        else:
+            self._calls.end_unstepped()

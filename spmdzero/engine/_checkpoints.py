@@ -10,10 +10,10 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from spmdzero.backend.torch_xla import runtime
-from spmdzero.engine._module_methods import ModuleMethods
+from spmdzero.engine._accumulation import Accumulation
 from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
 from spmdzero.formats import (
     BackgroundSaver,
@@ -28,21 +28,22 @@ from spmdzero.formats import (
     save_native,
 )
 from spmdzero.state._from_deepspeed import open_for
+from spmdzero.state._hosts import agreed_tag, everyones, require_one_tag, together
 from spmdzero.state._live import live_state
 from spmdzero.state._match import LoadReport
 from spmdzero.state._restore import LoadOptions, restore
-from spmdzero.state._together import everyones, together
-
-if TYPE_CHECKING:
-    from spmdzero.engine._engine import Engine
+from spmdzero.state._training import Training
 
 logger = logging.getLogger("spmdzero")
 
+# What the manifest says of a checkpoint.
 _VERSIONS = ("spmdzero", "torch", "torch_xla")
+_COUNTERS = ("global_steps", "micro_steps", "global_samples")
+_POSITION = ("epoch", "rows", "handed_out", "finished")
 
 
-class Checkpoints(ModuleMethods):
-    """Saving and loading for the engine.
+class Checkpoints:
+    """Saves and loads the state of `training`.
 
     Attributes:
         load_report: what the latest non-strict load left as it was.
@@ -50,9 +51,9 @@ class Checkpoints(ModuleMethods):
 
     load_report: LoadReport | None = None
 
-    @functools.cached_property
-    def _saver(self) -> BackgroundSaver:
-        return BackgroundSaver()
+    def __init__(self, training: Training, accumulation: Accumulation) -> None:
+        self._training, self._accumulation = training, accumulation
+        self._saver = BackgroundSaver()
 
     def save_checkpoint(
         self,
@@ -85,33 +86,24 @@ class Checkpoints(ModuleMethods):
                 one, or a client state that can't be read back safely.
             ReplicaRegionError: an integer output or buffer differs between replicas.
         """
-        engine = cast("Engine", self)
-        engine._refuse_inside("save_checkpoint")
-        if engine._region is not None and engine._region.disagreements:
+        training = self._training
+        self._accumulation.refuse_inside("save_checkpoint")
+        if training.region is not None and training.region.disagreements:
             # What an evaluation left pending is compiled as a whole, not for its flags alone.
             runtime.sync()
-            engine._region.check_agreement()
+            training.region.check_agreement()
         if not save_dir:
             raise SpmdZeroUsageError(f"save_dir must be a non-empty string, got {save_dir!r}")
-        settings, processes = engine.spmd_config.checkpoint, runtime.process_count()
-        with together(Path(save_dir), doing="saved", processes=processes):
+        folder = Path(save_dir)
+        with together(folder, doing="saved"):
             self.wait_checkpoint()
             state = live_state(
-                engine, exclude_frozen=exclude_frozen_parameters, client_state=client_state
+                training, exclude_frozen=exclude_frozen_parameters, client_state=client_state
             )
-            tag = check_tag(f"global_step{engine.global_steps}" if tag is None else str(tag))
-        tags = everyones(tag, processes=processes)
-        order = SaveOrder(
-            folder=Path(save_dir),
-            tag=agreed_tag(tags, mine=tag, validation=settings.tag_validation),
-            nonce=everyones(secrets.token_hex(4), processes=processes)[0],
-            latest=save_latest,
-            retention=Retention(last=settings.keep_last, every=settings.keep_every),
-            description=_description(engine),
-            process=runtime.process_index(),
-            processes=processes,
-        )
-        if settings.asynchronous:
+            step = training.counters.global_steps
+            tag = check_tag(f"global_step{step}" if tag is None else str(tag))
+        order = _order(training, folder, tag, latest=save_latest)
+        if training.spmd_config.checkpoint.asynchronous:
             self._saver.start(functools.partial(save_native, held_for(order, state), order))
         else:
             save_native(state, order)
@@ -124,15 +116,6 @@ class Checkpoints(ModuleMethods):
             SpmdZeroCheckpointError: it failed; the checkpoints before are as they were.
         """
         self._saver.wait()
-
-    def destroy(self) -> None:
-        """Waits for the asynchronous save under way and for the devices.
-
-        Raises:
-            SpmdZeroCheckpointError: the save failed.
-        """
-        self.wait_checkpoint()
-        super().destroy()
 
     def load_checkpoint(
         self,
@@ -169,13 +152,8 @@ class Checkpoints(ModuleMethods):
                 file, why, and the newest other tag that is complete. The engine is as it was, on
                 every host.
         """
-        engine, folder, processes = cast("Engine", self), Path(load_dir), runtime.process_count()
-        with _naming_the_newest(folder, but=None):
-            with together(folder, doing="loaded", processes=processes):
-                self.wait_checkpoint()
-                if tag is None:
-                    tag = latest_tag(folder, universal=engine.spmd_config.checkpoint.load_universal)
-            require_one_tag(folder, everyones(tag, processes=processes))
+        training, folder = self._training, Path(load_dir)
+        tag = self._common_tag(folder, tag)
         if tag is None:
             logger.warning(
                 "no checkpoint was loaded: there is no file %s. If there should be one, check the "
@@ -189,17 +167,24 @@ class Checkpoints(ModuleMethods):
             module_only=load_module_only,
             custom_load_fn=custom_load_fn,
         )
-        with _naming_the_newest(folder, but=str(tag)):
-            alike = functools.partial(
-                together, folder / str(tag), doing="loaded", processes=processes
-            )
-            with alike():
-                state = open_for(engine, folder, str(tag))
-            self.load_report = restore(engine, _checked(state, alike), options)
-        for what in ("missing", "unexpected"):
-            if names := getattr(self.load_report, what):
-                logger.warning("loaded %s: %s %s", folder / str(tag), what, ", ".join(names))
+        with _naming_the_newest(folder, but=tag):
+            with together(folder / tag, doing="loaded"):
+                state = open_for(training, folder, tag)
+            self.load_report = report = restore(training, _checked(state, folder / tag), options)
+        for what, names in dataclasses.asdict(report).items():
+            if names:
+                logger.warning("loaded %s: %s %s", folder / tag, what, ", ".join(names))
         return state.source, dict(state.host.client_state)
+
+    def _common_tag(self, folder: Path, tag: str | None) -> str | None:
+        """The tag that all processes are about to load, None if nothing was saved yet."""
+        universal = self._training.spmd_config.checkpoint.load_universal
+        with _naming_the_newest(folder, but=None):
+            with together(folder, doing="loaded"):
+                self.wait_checkpoint()
+                tag = latest_tag(folder, universal=universal) if tag is None else str(tag)
+            require_one_tag(folder, everyones(tag))
+        return tag
 
 
 @contextlib.contextmanager
@@ -217,80 +202,35 @@ def _naming_the_newest(folder: Path, *, but: str | None) -> Iterator[None]:
         ) from error
 
 
-def _checked(
-    state: TrainingState, alike: Callable[[], contextlib.AbstractContextManager[None]]
-) -> TrainingState:
+def _checked(state: TrainingState, path: Path) -> TrainingState:
     """The same state, whose damage one host's files show and every host is told of."""
 
     def check(parts: Mapping[str, Iterable[Box]]) -> None:
-        with alike():
+        with together(path, doing="loaded"):
             state.check(parts)
 
     return dataclasses.replace(state, check=check)
 
 
-def require_one_tag(folder: Path, tags: list[str | None]) -> None:
-    """Returns if all processes are about to load the same, or nothing.
-
-    Otherwise some would train from another state, or wait for those that found nothing to load.
-
-    Args:
-        folder: of the checkpoints.
-        tags: those that the processes named, or found in `latest`; None for no such file.
-
-    Raises:
-        SpmdZeroCheckpointError: they differ.
-    """
-    if len(set(tags)) > 1:
-        raise SpmdZeroCheckpointError(
-            file=folder,
-            reason=f"the processes would load the tags {tags}, None where there is no latest",
-            newest=None,
-            fix="Name the same tag in every process, in a folder that all of them see",
-        )
-
-
-def agreed_tag(tags: list[str], *, mine: str, validation: str) -> str:
-    """The first process's tag, which all use.
-
-    Args:
-        tags: those that the processes named.
-        mine: this process's.
-        validation: ``"FAIL"`` to raise in every process when they differ, ``"WARN"`` to say so
-            in those that named another, ``"IGNORE"``.
-
-    Raises:
-        SpmdZeroUsageError: they differ and must not.
-    """
-    if validation == "FAIL" and len(set(tags)) > 1:
-        raise SpmdZeroUsageError(
-            f'the processes save the tags {tags}, and "tag_validation" is "FAIL": name the same '
-            "tag in every process"
-        )
-    if validation == "WARN" and mine != tags[0]:
-        logger.warning(
-            "this process saves the tag %r, the first one %r, which is used", mine, tags[0]
-        )
-    return tags[0]
-
-
-def _description(engine: "Engine") -> dict[str, Any]:
-    return {
+def _order(training: Training, folder: Path, tag: str, *, latest: bool) -> SaveOrder:
+    settings, counters = training.spmd_config.checkpoint, training.counters
+    loader = training.training_dataloader
+    position = loader.state_dict() if loader is not None else {}
+    description = {
         "versions": {name: importlib.metadata.version(name) for name in _VERSIONS},
-        "config": engine.config,
-        "mesh": dict(engine.plan.mesh.axes),
-        "plan": json.loads(engine.plan.to_json()),
-        "counters": {
-            "global_steps": engine.global_steps,
-            "micro_steps": engine.micro_steps,
-            "global_samples": engine.global_samples,
-        },
-        "data_position": _position(engine),
+        "config": training.spmd_config.source,
+        "mesh": dict(training.plan.mesh.axes),
+        "plan": json.loads(training.plan.to_json()),
+        "counters": {name: getattr(counters, name) for name in _COUNTERS},
+        "data_position": {key: position[key] for key in _POSITION} if position else None,
     }
-
-
-def _position(engine: "Engine") -> dict[str, int] | None:
-    if engine.training_dataloader is None:
-        return None
-    state = engine.training_dataloader.state_dict()
-    return {key: state[key] for key in ("epoch", "rows", "handed_out", "finished")}
+    return SaveOrder(
+        folder=folder,
+        tag=agreed_tag(everyones(tag), mine=tag, validation=settings.tag_validation),
+        nonce=everyones(secrets.token_hex(4))[0],
+        latest=latest,
+        retention=Retention(last=settings.keep_last, every=settings.keep_every),
+        description=description,
+        process=runtime.process_index(),
+        processes=runtime.process_count(),
+    )

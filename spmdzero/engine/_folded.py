@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,11 +17,10 @@ from spmdzero.engine._folded_surroundings import Surroundings
 from spmdzero.engine._following import Following
 from spmdzero.engine._input_form import UnknownInputError, freeze
 from spmdzero.engine._kinds import Kind, NotCapturableError, Trust
+from spmdzero.engine._launching import Launching
 from spmdzero.engine._module_tracer import TracedFunction, attempt
 from spmdzero.engine._module_watch import ModuleWatch
-
-if TYPE_CHECKING:
-    from spmdzero.engine._engine import Engine
+from spmdzero.state._training import Training
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -46,15 +45,19 @@ class FoldedCalls:
     first three forwards of a kind are compared, and what they depend on is watched, as
     `CapturedSteps` does. Anything else that the script does with the loss is traced.
 
+    Args:
+        training: whose.
+        launching: takes note of its programs.
+
     Attributes:
         folded, traced: forwards with gradients so far, outside of `train_batch`.
         reason: why the latest was traced, None if it was folded.
     """
 
-    def __init__(self, engine: "Engine") -> None:
-        self._engine = engine
+    def __init__(self, training: Training, launching: Launching) -> None:
+        self._training, self._launching = training, launching
         self._following: Following[_Forwards] = Following(
-            look=lambda: ModuleWatch(engine.module, {}),
+            look=lambda: ModuleWatch(training.module, {}),
             trust=lambda forwards: forwards.trust,
         )
         self._in_program = False
@@ -75,12 +78,12 @@ class FoldedCalls:
 
     def blocked(self) -> str | None:
         """Why nothing may be folded now, None if it may."""
-        engine = self._engine
-        if not engine.spmd_config.spmd.capture:
+        training = self._training
+        if not training.spmd_config.spmd.capture:
             return '"spmd": {"capture": false}'
-        if engine.in_train_batch:
+        if training.in_train_batch:
             return "train_batch captures whole steps"
-        return block(engine, self._following.parameters)
+        return block(training, self._launching, self._following.parameters)
 
     def before_update(self) -> bool:
         """Whether the update that follows is to be folded."""
@@ -95,9 +98,9 @@ class FoldedCalls:
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the engine's forward on placed inputs."""
-        engine = self._engine
-        if not torch.is_grad_enabled() or engine.in_train_batch:
-            return engine._forward(args, kwargs)
+        training = self._training
+        if not torch.is_grad_enabled() or training.in_train_batch:
+            return training.forward(args, kwargs)
         self.reason = self._follow_structure() or self.blocked()
         if self.reason is None:
             try:
@@ -106,7 +109,7 @@ class FoldedCalls:
                 self.reason = str(reason)
                 self._following.say(logging.INFO, "engine(...) is traced: %s", self.reason)
         self.traced += 1
-        output = engine._forward(args, kwargs)
+        output = training.forward(args, kwargs)
         self._following.accept_changes()
         return output
 
@@ -122,16 +125,16 @@ class FoldedCalls:
         tensors = [*tracer.state, *inputs]
         verify = not trust.ready
         if verify:
-            with self._engine.programs.own_reads():
+            with self._launching.programs.own_reads():
                 self._verify(forwards, tensors)
         record = trust.record
         assert record is not None
-        keys = self._engine.mesh.place_all(draw_keys(record.traced.keys))
+        keys = self._training.mesh.place_all(draw_keys(record.traced.keys))
         call = FoldedCall(
-            engine=self._engine,
+            training=self._training,
             record=record,
-            step=self._engine.global_steps,
-            surroundings=Surroundings.now(self._engine.module, self._following.watch),
+            step=self._training.counters.global_steps,
+            surroundings=Surroundings.now(self._training.module, self._following.watch),
             again=functools.partial(self._again, tracer=forwards.tracer),
             backward=functools.partial(self._backward, forwards=forwards, verify=verify),
         )
@@ -165,13 +168,13 @@ class FoldedCalls:
         forwards: _Forwards,
         verify: bool,
     ) -> None:
-        store = self._engine._gradients
+        store = self._training.gradients
         traced = store.keeps_local or call.passage is not None
         pattern = tuple((i, grad.shape, grad.dtype) for i, grad in grads.items())
         trust = forwards.backwards.setdefault(pattern, Trust())
         inputs = [*saved, *grads.values()]
         if not traced and (verify or trust.record is None) and not trust.given_up:
-            with self._engine.programs.own_reads():
+            with self._launching.programs.own_reads():
                 outcome = forwards.tracer.fold_backward(
                     call.record, inputs, tuple(grads), around=call.surroundings, path=store.path
                 )
@@ -192,14 +195,14 @@ class FoldedCalls:
     ) -> Passage:
         end = len(saved) - call.record.traced.keys
         return tracer.again(
-            saved[:end], saved[end:], self._engine._gradients.add_local, around=call.surroundings
+            saved[:end], saved[end:], self._training.gradients.add_local, around=call.surroundings
         )
 
     def _follow_structure(self) -> str | None:
-        engine = self._engine
-        if not engine.spmd_config.spmd.capture:
+        training = self._training
+        if not training.spmd_config.spmd.capture:
             return '"spmd": {"capture": false}'
-        if engine._region is None:
+        if training.region is None:
             return "the forward is global"
         self._following.changed()
         if not any(parameter.requires_grad for parameter in self._following.parameters):
@@ -208,11 +211,11 @@ class FoldedCalls:
 
     def _find(self, form: Hashable, args: Any, kwargs: Mapping[str, Any]) -> _Forwards:
         following = self._following
-        kind = Kind.of(self._engine, part="forward", form=form, parameters=following.parameters)
+        kind = Kind.of(self._training, part="forward", form=form, parameters=following.parameters)
         known = following.kinds.get(kind)
         if known is None:
-            return following.add(kind, _Forwards(tracer=PassTracer(self._engine, args, kwargs)))
+            return following.add(kind, _Forwards(tracer=PassTracer(self._training, args, kwargs)))
         if not known.trust.ready:
             # Afresh: an earlier trace may have changed what is traced.
-            known.tracer = PassTracer(self._engine, args, kwargs)
+            known.tracer = PassTracer(self._training, args, kwargs)
         return known

@@ -58,7 +58,10 @@ class FoldedPass:
 class PassTracer(ModuleTracer):
     """Traces the forward of the three calls, in the replica region, and its backward."""
 
-    forward: ReplicaRegion
+    @property
+    def _region(self) -> ReplicaRegion:
+        assert isinstance(self.forward, ReplicaRegion)
+        return self.forward
 
     def fold(self, tensors: Sequence[torch.Tensor]) -> FoldedPass:
         """Folds the forward; draws nothing from a generator.
@@ -91,9 +94,9 @@ class PassTracer(ModuleTracer):
             passages.append(passage)
             return [*flat, *passage.buffers.values(), *passage.flags.values()]
 
-        traced = fold_python(function, tensors, known=buffer_handles([self.forward.replicas]))
+        traced = fold_python(function, tensors, known=buffer_handles([self._region.replicas]))
         (passage,), (output,) = passages, outputs
-        if traced.draws != tuple(range(len(traced.draws))) or self.forward.recomputes:
+        if traced.draws != tuple(range(len(traced.draws))) or self._region.recomputes:
             raise NotCapturableError("activation checkpointing runs the forward again in backward")
         try:
             form = freeze(output)[0]
@@ -202,7 +205,7 @@ class PassTracer(ModuleTracer):
         outputs: list[torch.Tensor] = []
         map_tensors(passage.output, lambda _, tensor: outputs.append(tensor))
         refusing: Any = {"key": _refuse_draw, "read": refuse_read} if folds else {}
-        with self.forward.backward(passage.state, **refusing):
+        with self._region.backward(passage.state, **refusing):
             torch.autograd.backward([outputs[index] for index in grads], list(grads.values()))
         if folds:
             self.refuse_reads()

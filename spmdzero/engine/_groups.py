@@ -85,6 +85,10 @@ class Members:
     names: Mapping[torch.Tensor, str]
     renewed: Mapping[torch.Tensor, torch.Tensor]
 
+    def trainable(self) -> list[Any]:
+        """The parameters that require a gradient."""
+        return [parameter for parameter in self.names if parameter.requires_grad]
+
     def of(self, group: Mapping[str, Any]) -> list[torch.Tensor]:
         """The parameters of one group, as they are now."""
         given = group["params"]
@@ -122,13 +126,6 @@ def find_groups(
 ) -> Groups | None:
     """What the arguments of `initialize` and its config train; None without an optimizer.
 
-    Args:
-        config: the config's optimizer, used where the caller passes none.
-        optimizer: the caller's, or a callable from parameters (or groups) to one.
-        model_parameters: parameters or groups; the model's trainable ones by default.
-        members: the tensors that may be among them.
-        device: where the parameters are.
-
     Raises:
         SpmdZeroConfigError: the optimizer can't run on shards, or its parameters are wrong.
         SpmdZeroUsageError: there is nothing to train, a stranger among the parameters, or an
@@ -136,23 +133,18 @@ def find_groups(
     """
     given = list(model_parameters) if model_parameters is not None else None
     if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
-        optimizer = optimizer(given or _trainable(members))
+        optimizer = optimizer(given or members.trainable())
     if optimizer is not None:
         if config is not None:
             logger.info("the optimizer passed to initialize is used, not the config's")
-        return groups_from_torch(optimizer, members, device=device)
-    return groups_from_config(config, given, members, device=device) if config else None
+        return _from_torch(optimizer, members, device=device)
+    return _from_config(config, given, members, device=device) if config else None
 
 
-def groups_from_torch(
+def _from_torch(
     optimizer: torch.optim.Optimizer, members: Members, *, device: torch.device
 ) -> Groups:
-    """The groups of a user's torch optimizer; the same dicts, so that schedules reach them.
-
-    Raises:
-        SpmdZeroConfigError: its class can't run on shards.
-        SpmdZeroUsageError: it has taken steps, or holds what is no parameter of the model.
-    """
+    """The groups of a user's torch optimizer; the same dicts, so that schedules reach them."""
     # Adagrad fills its state when it is made, with the step at 0.
     if any(float(state.get("step", 1)) > 0 for state in optimizer.state.values()):
         raise SpmdZeroUsageError(
@@ -174,17 +166,11 @@ def groups_from_torch(
     )
 
 
-def groups_from_config(
+def _from_config(
     config: OptimizerConfig, given: list[Any] | None, members: Members, *, device: torch.device
 ) -> Groups:
-    """The config's optimizer over `given` parameters or groups, or all trainable parameters.
-
-    Raises:
-        SpmdZeroConfigError: the optimizer can't run on shards, or its parameters are wrong.
-        SpmdZeroUsageError: there is nothing to train, or a stranger among the parameters.
-    """
-    if given is None:
-        given = _trainable(members)
+    """The config's optimizer over `given` parameters or groups, or all trainable parameters."""
+    given = members.trainable() if given is None else given
     if not given:
         raise SpmdZeroUsageError(
             "there is nothing to train: model_parameters is empty (a generator that was used up?) "
@@ -208,10 +194,6 @@ def groups_from_config(
     )
 
 
-def _trainable(members: Members) -> list[Any]:
-    return [parameter for parameter in members.names if parameter.requires_grad]
-
-
 def _torch_class(
     config: OptimizerConfig, groups: list[Any], members: Members, *, device: torch.device
 ) -> Groups:
@@ -224,4 +206,4 @@ def _torch_class(
             reason=f"torch.optim.{config.type} refuses them: {error}",
             fix="See the documentation of the class.",
         ) from error
-    return dataclasses.replace(groups_from_torch(optimizer, members, device=device), client=None)
+    return dataclasses.replace(_from_torch(optimizer, members, device=device), client=None)

@@ -2,15 +2,13 @@
 
 import dataclasses
 from collections.abc import Hashable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from spmdzero.config import BatchSizes
+from spmdzero.state._training import Training
 from spmdzero.step._numbers import fixed_numbers
-
-if TYPE_CHECKING:
-    from spmdzero.engine._train_batch import TrainBatch
 
 # Traces that must be equal before one stands for later steps: the first, and two to compare.
 TRACES = 3
@@ -49,20 +47,20 @@ class Kind:
     @classmethod
     def of(
         cls,
-        engine: "TrainBatch",
+        training: Training,
         *,
         part: Hashable,
         form: Hashable,
         parameters: Iterable[torch.Tensor],
     ) -> "Kind":
-        """The kind of what `engine` is about to run."""
-        optimizer = engine.optimizer
+        """The kind of what `training` is about to run."""
+        optimizer = training.optimizer
         groups = optimizer.param_groups if optimizer is not None else []
         return cls(
             part=part,
             form=form,
             requires_grad=tuple([parameter.requires_grad for parameter in parameters]),
-            batch=engine._batch,
+            batch=training.batch,
             groups=tuple([tuple(map(id, group["params"])) for group in groups]),
             numbers=fixed_numbers(optimizer._rules, groups) if optimizer is not None else None,
             default=torch.get_default_dtype(),

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
@@ -25,9 +25,7 @@ from spmdzero.engine._generator_watch import GeneratorWatch
 from spmdzero.engine._kinds import NotCapturableError
 from spmdzero.engine._module_watch import ModuleWatch
 from spmdzero.errors import SpmdZeroError
-
-if TYPE_CHECKING:
-    from spmdzero.engine._train_batch import TrainBatch
+from spmdzero.state._training import Training
 
 # The value of a random draw's key -> the key on the devices.
 KeySource = Callable[[int], torch.Tensor]
@@ -35,23 +33,23 @@ Traced = TypeVar("Traced")
 
 
 class ModuleTracer:
-    """Runs an engine's module on other parameters, buffers and inputs than its own.
+    """Runs a module on other parameters, buffers and inputs than its own.
 
     Args:
-        engine: whose.
+        training: whose.
         args, kwargs: the placed inputs, of which only the form matters.
 
     Attributes:
         parameters, buffers: the module's own, by name.
     """
 
-    def __init__(self, engine: "TrainBatch", args: Any, kwargs: Mapping[str, Any]) -> None:
-        self.forward = engine._forward
+    def __init__(self, training: Training, args: Any, kwargs: Mapping[str, Any]) -> None:
+        self.forward = training.forward
         # Not the batch itself, which would stay on the devices.
         self._inputs = map_tensors((args, dict(kwargs)), lambda _, leaf: _like(leaf, meta()))
-        self.parameters = dict(engine.module.named_parameters())
+        self.parameters = dict(training.module.named_parameters())
         self._trained = {name: p.requires_grad for name, p in self.parameters.items()}
-        self.buffers = dict(engine.module.named_buffers())
+        self.buffers = dict(training.module.named_buffers())
 
     @property
     def names(self) -> list[str]:

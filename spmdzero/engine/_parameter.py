@@ -1,4 +1,4 @@
-"""A parameter whose `grad` is the engine's: summed over micro-batches, averaged over devices."""
+"""A parameter that an engine trains, and what the engine keeps of it, as whole tensors."""
 
 import copy
 import dataclasses
@@ -8,30 +8,137 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from spmdzero.backend.torch_xla import runtime, write_stamp
-from spmdzero.engine._access import read_gradient, write_gradient
-from spmdzero.engine._engine import Engine
-from spmdzero.engine._optimizer import ZeroOptimizer
+from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend.torch_xla.mesh import fresh
+from spmdzero.engine._accumulation import Accumulation
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.plan import Placement, Role
+from spmdzero.state._training import Training
 from spmdzero.step._autograd import autograd_grad, set_autograd_grad
+from spmdzero.step._optimizer import ZeroOptimizer
 
 
 @dataclasses.dataclass(frozen=True)
-class Membership:
-    """Which engine trains a parameter, and the parameter's name there.
+class TrainedParameter:
+    """What an engine keeps of one parameter.
+
+    Every `write_` raises SpmdZeroUsageError for a value of another shape, and what is about the
+    optimizer does where there is none.
 
     Attributes:
-        name: the name in the engine's plan.
-        reference: to the engine, weak: a parameter must not keep an engine alive.
+        name: its name in the plan.
+        training, accumulation: the engine's.
     """
 
     name: str
-    reference: weakref.ref[Engine]
+    training: Training
+    accumulation: Accumulation
+
+    def read_gradient(self) -> torch.Tensor | None:
+        """The gradient as `ZeroParameter.grad` describes it."""
+        self.accumulation.collect_gradients()
+        return self.training.gradients.read(self.name)
+
+    def write_gradient(self, value: torch.Tensor | None) -> None:
+        """Replaces the gradient, or forgets it."""
+        self.accumulation.collect_gradients()
+        if value is None:
+            self.training.gradients.discard(self.name)
+        else:
+            self.training.gradients.write(self.name, self._like(value, self._shape, ".grad"))
+
+    @torch.no_grad()
+    def read_master(self) -> torch.Tensor:
+        """The weights that the optimizer updates, `[*shape]` fp32 on the device, whole."""
+        parameter, optimizer = self._trained()
+        master = optimizer.state[parameter].get("master")
+        if master is None:
+            return fresh(parameter.detach()).float()
+        return self._whole(master, Role.MASTER)
+
+    @torch.no_grad()
+    def write_master(self, value: torch.Tensor) -> None:
+        """Replaces the fp32 master, and the parameter itself, cast to its dtype."""
+        parameter, optimizer = self._trained()
+        value = self._like(value, self._shape).float()
+        master = optimizer.state[parameter].get("master")
+        if master is not None:
+            self._store(master, value, Role.MASTER)
+        parameter.copy_(value)
+        self.training.mesh.mark(parameter)
+        # Pending, the write would make the next step another program.
+        runtime.sync()
+
+    @torch.no_grad()
+    def read_state(self, slot: str) -> torch.Tensor:
+        """One optimizer state, `[*shape]` or a scalar, fp32 on the device, whole.
+
+        Raises:
+            SpmdZeroUsageError: the optimizer keeps no state `slot`.
+        """
+        stored = self._state(slot)
+        whole = self._whole(stored, Role.MOMENT) if stored.dim() else fresh(stored)
+        return whole.float()
+
+    @torch.no_grad()
+    def write_state(self, slot: str, value: torch.Tensor) -> None:
+        """Replaces one optimizer state.
+
+        Raises:
+            SpmdZeroUsageError: the optimizer keeps no state `slot`.
+        """
+        stored = self._state(slot)
+        shape = self._shape if stored.dim() else ()
+        value = self._like(value, shape, f".{slot}").to(stored.dtype)
+        if stored.dim():
+            self._store(stored, value, Role.MOMENT)
+        else:
+            self.training.mesh.mark(stored.copy_(value))
+        runtime.sync()
+
+    def _trained(self) -> tuple[nn.Parameter, ZeroOptimizer]:
+        optimizer = self.training.optimizer
+        if optimizer is None:
+            raise SpmdZeroUsageError(
+                f"{self.name} has no master weights and no optimizer states: the engine was made "
+                'without an optimizer. Name one in the config ("optimizer": {"type": "AdamW", ...})'
+            )
+        return self.training.module.get_parameter(self.name), optimizer
+
+    def _state(self, slot: str) -> torch.Tensor:
+        parameter, optimizer = self._trained()
+        states = optimizer.state[parameter]
+        if slot == "master" or slot not in states:
+            kept = ", ".join(sorted(key for key in states if key != "master")) or "none"
+            raise SpmdZeroUsageError(
+                f"the optimizer keeps no state {slot!r} of {self.name}; it keeps: {kept}"
+            )
+        return states[slot]
+
+    def _placement(self, role: Role) -> Placement:
+        placement = self.training.plan[self.name].placement(role)
+        assert placement is not None
+        return placement
+
+    def _whole(self, stored: torch.Tensor, role: Role) -> torch.Tensor:
+        return self.training.mesh.gather(stored, self._placement(role), self._shape)
+
+    def _store(self, stored: torch.Tensor, value: torch.Tensor, role: Role) -> None:
+        placement, mesh = self._placement(role), self.training.mesh
+        # In place, or the next step's program could not reuse the buffer.
+        stored.copy_(mesh.store(value, placement))
+        mesh.mark(stored, placement.partition_spec(self._shape, mesh.spec))
 
     @property
-    def engine(self) -> Engine | None:
-        """The engine, None when it is gone."""
-        return self.reference()
+    def _shape(self) -> tuple[int, ...]:
+        return self.training.plan[self.name].shape
+
+    def _like(self, value: torch.Tensor, shape: tuple[int, ...], what: str = "") -> torch.Tensor:
+        if tuple(value.shape) != tuple(shape):
+            raise SpmdZeroUsageError(
+                f"{self.name}{what} has shape {list(shape)}, the new value {list(value.shape)}"
+            )
+        return value.detach().to(runtime.device())
 
 
 class ZeroParameter(nn.Parameter):
@@ -50,90 +157,51 @@ class ZeroParameter(nn.Parameter):
         after a step, and for a parameter that took no part. What is written into it in place,
         `torch.nn.utils.clip_grad_norm_` included, is what the step uses.
         """
-        member = membership(self)
-        engine = member.engine if member else None
-        if member is None or engine is None:
-            return autograd_grad(self)
-        return read_gradient(engine, member.name)
+        trained = trained_parameter(self)
+        return autograd_grad(self) if trained is None else trained.read_gradient()
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
-        member = membership(self)
-        engine = member.engine if member else None
-        if member is None or engine is None:
+        trained = trained_parameter(self)
+        if trained is None:
             set_autograd_grad(self, value)
         else:
-            write_gradient(engine, member.name, value)
+            trained.write_gradient(value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         # A copy belongs to no engine.
         if id(self) not in memo:
             duplicate = nn.Parameter(self.detach().clone(), self.requires_grad)
             duplicate.__dict__.update(
-                {k: copy.deepcopy(v, memo) for k, v in vars(self).items() if k != _MEMBERSHIP}
+                {k: copy.deepcopy(v, memo) for k, v in vars(self).items() if k != _OWNER}
             )
             memo[id(self)] = duplicate
         return cast(nn.Parameter, memo[id(self)])
 
     def __reduce_ex__(self, proto: Any) -> Any:
         plain = nn.Parameter(self.detach(), self.requires_grad)
-        plain.__dict__.update({k: v for k, v in vars(self).items() if k != _MEMBERSHIP})
+        plain.__dict__.update({k: v for k, v in vars(self).items() if k != _OWNER})
         return plain.__reduce_ex__(proto)
 
 
-_MEMBERSHIP = "_spmdzero_membership"
+_OWNER = "_spmdzero_owner"
 
 
-def adopt_parameters(engine: Engine) -> None:
-    """Makes the gradients of `engine` readable as `grad` of its module's trained parameters."""
-    reference = weakref.ref(engine)
-    for name, parameter in engine.module.named_parameters():
-        if engine.plan[name].trainable:
+def adopt_parameters(training: Training, accumulation: Accumulation) -> None:
+    """Makes the gradients of trained parameters readable as their `grad`."""
+    # A parameter must not keep an engine alive.
+    owner = weakref.ref(training), weakref.ref(accumulation)
+    for name, parameter in training.parameters:
+        if training.plan[name].trainable:
             if type(parameter) is nn.Parameter:
                 parameter.__class__ = ZeroParameter
-            setattr(parameter, _MEMBERSHIP, Membership(name, reference))
+            setattr(parameter, _OWNER, (name, *owner))
 
 
-def membership(parameter: torch.Tensor) -> Membership | None:
-    """Who trains `parameter`; None for one that no engine does."""
-    return getattr(parameter, _MEMBERSHIP, None)
-
-
-class MastersFollow:
-    """Hooks of each submodule: what `load_state_dict` wrote becomes the optimizer's masters.
-
-    Otherwise the masters would undo it at the next step. The masters of what a partial state dict
-    leaves alone keep their digits. A copy or a pickle of the module does nothing: it belongs to no
-    engine.
-    """
-
-    def __init__(self, optimizer: ZeroOptimizer | None = None) -> None:
-        self._optimizer = optimizer
-        self._stamps: dict[torch.Tensor, object] = {}
-
-    def watch(self, model: nn.Module) -> None:
-        """Follows loads into `model` and into each of its submodules."""
-        for module in model.modules():
-            module.register_load_state_dict_pre_hook(self._before)
-            module.register_load_state_dict_post_hook(self._after)
-
-    def _before(
-        self, module: nn.Module, state: Any, prefix: str, metadata: dict[str, Any], *_: Any
-    ) -> None:
-        if self._optimizer is not None and metadata.get("assign_to_params_buffers"):
-            raise SpmdZeroUsageError(
-                "load_state_dict(assign=True) would replace parameters that the engine trains by "
-                "others. Leave assign out: values are copied onto the devices"
-            )
-        for parameter in module.parameters(recurse=False):
-            self._stamps[parameter] = write_stamp(parameter)
-
-    def _after(self, module: nn.Module, _: Any) -> None:
-        own = [p for p in module.parameters(recurse=False) if p in self._stamps]
-        written = {p for p in own if self._stamps.pop(p) != write_stamp(p)}
-        if written and self._optimizer is not None:
-            self._optimizer.refresh_masters(written)
-            runtime.sync()
-
-    def __reduce__(self) -> Any:
-        return MastersFollow, ()
+def trained_parameter(parameter: torch.Tensor) -> TrainedParameter | None:
+    """What an engine keeps of `parameter`, None for one that no engine trains."""
+    name, *owner = getattr(parameter, _OWNER, ("", lambda: None, lambda: None))
+    training, accumulation = (reference() for reference in owner)
+    if training is None or accumulation is None:
+        return None
+    return TrainedParameter(name, training, accumulation)

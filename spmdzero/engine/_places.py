@@ -2,15 +2,13 @@
 
 import dataclasses
 from collections.abc import Iterator, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from spmdzero.backend.torch_xla import set_value, shardings_of
 from spmdzero.backend.torch_xla.mesh import PartitionSpec
-
-if TYPE_CHECKING:
-    from spmdzero.engine._train_batch import TrainBatch
+from spmdzero.state._training import Training
 
 Form = tuple[torch.Size, torch.dtype, str]
 
@@ -51,23 +49,23 @@ def forms_of(tensors: Sequence[torch.Tensor]) -> list[Form]:
     return list(zip(shapes, dtypes, shardings_of(tensors), strict=True))
 
 
-def own_numbers(engine: "TrainBatch") -> None:
+def own_numbers(training: Training) -> None:
     """Gives each 0-dim buffer of the module a buffer on the devices of its own; reads them.
 
     One that was made of a Python number shares that of equal numbers in the program.
     """
-    for buffer in engine.module.buffers():
+    for buffer in training.module.buffers():
         if not buffer.dim():
-            set_value(buffer, engine.mesh.place(buffer.detach().cpu()))
+            set_value(buffer, training.mesh.place(buffer.detach().cpu()))
 
 
-def state_places(engine: "TrainBatch") -> dict[str, Place]:
+def state_places(training: Training) -> dict[str, Place]:
     """By name, parameters, buffers, states, accumulators and everything else that outlives a
     micro-batch; a tensor that is kept twice, such as a tied weight, is listed once.
     """
     seen: set[int] = set()
     found = {}
-    for place in _all(engine):
+    for place in _all(training):
         tensor = place.tensor
         if tensor is None or id(tensor) not in seen:
             seen.add(id(tensor))
@@ -75,14 +73,14 @@ def state_places(engine: "TrainBatch") -> dict[str, Place]:
     return found
 
 
-def _all(engine: "TrainBatch") -> Iterator[Place]:
-    for prefix, part in engine.module.named_modules():
+def _all(training: Training) -> Iterator[Place]:
+    for prefix, part in training.module.named_modules():
         start = f"{prefix}." if prefix else ""
         for role, holder in (("parameter", part._parameters), ("buffer", part._buffers)):
             for name, tensor in holder.items():
                 if tensor is not None:
                     yield Place(name=f"{role}/{start}{name}", holder=holder, key=name)
-    store, optimizer = engine._gradients, engine.optimizer
+    store, optimizer = training.gradients, training.optimizer
     for name in store.accumulators:
         spec = store.path.spec(name)
         yield Place(name=f"accumulator/{name}", holder=store.accumulators, key=name, spec=spec)
@@ -95,18 +93,18 @@ def _all(engine: "TrainBatch") -> Iterator[Place]:
         yield Place(name="counter/applied", holder=held, key="_applied")
         yield Place(name="counter/skipped", holder=held, key="_skipped")
         yield Place(name="norm", holder=held, key="grad_norm", rebinds=True)
-    health = vars(engine._health)
+    health = vars(training.health)
     yield Place(name="first_bad", holder=health, key="_first_bad")
     yield Place(name="finite", holder=health, key="_finite", rebinds=True)
     yield Place(name="loss", holder=health, key="_loss", rebinds=True)
-    yield Place(name="total", holder=vars(engine), key="_total", rebinds=True)
-    if engine._region is not None:
-        for label in engine._region.disagreements:
-            yield agreement(engine, label)
+    yield Place(name="total", holder=vars(training), key="total", rebinds=True)
+    if training.region is not None:
+        for label in training.region.disagreements:
+            yield agreement(training, label)
 
 
-def agreement(engine: "TrainBatch", label: str) -> Place:
+def agreement(training: Training, label: str) -> Place:
     """The place of a flag of the replica region's."""
-    assert engine._region is not None
-    flags = engine._region.disagreements
+    assert training.region is not None
+    flags = training.region.disagreements
     return Place(name=f"agreement/{label}", holder=flags, key=label, rebinds=True)

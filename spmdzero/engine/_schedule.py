@@ -2,24 +2,18 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from spmdzero.config import SchedulerConfig
 from spmdzero.engine._groups import Groups
-from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import schedule_from_config
+from spmdzero.state._training import Scheduler
+from spmdzero.step._optimizer import ZeroOptimizer
 
 logger = logging.getLogger("spmdzero")
-
-
-class Scheduler(Protocol):
-    """A schedule that sets the lr of an optimizer's param groups."""
-
-    def step(self) -> Any:
-        """Sets the lr of the next step."""
 
 
 def require_metrics(schedule: Scheduler | None, lr_kwargs: Mapping[str, Any]) -> None:
@@ -40,16 +34,14 @@ def make_schedule(
         SpmdZeroUsageError: there is no optimizer, or the schedule is bound to another.
         SpmdZeroConfigError: the config's can't be made.
     """
-    if zero is None or groups is None:
-        if given is not None or named is not None:
-            raise SpmdZeroUsageError(
-                "a learning-rate schedule without an optimizer: name one in the config "
-                '("optimizer": {"type": "AdamW", ...}) or pass optimizer= to initialize'
-            )
+    if given is None and named is None:
         return None
-    if given is None:
-        if named is None:
-            return None
+    if zero is None or groups is None:
+        raise SpmdZeroUsageError(
+            "a learning-rate schedule without an optimizer: name one in the config "
+            '("optimizer": {"type": "AdamW", ...}) or pass optimizer= to initialize'
+        )
+    if given is None and named is not None:
         return schedule_from_config(named.type, named.params, zero)
     if named is not None:
         # As DeepSpeed decides (runtime/engine.py, `_configure_lr_scheduler`).

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -23,21 +23,19 @@ from spmdzero.engine._module_tracer import (
     refuse_read,
 )
 from spmdzero.engine._places import Form, Place, agreement, forms_of, state_places
+from spmdzero.state._training import Training
 from spmdzero.step._numbers import loss_scale_number, step_number
 from spmdzero.step._program import StepProgram
 
-if TYPE_CHECKING:
-    from spmdzero.engine._train_batch import TrainBatch
 
-
-def host_numbers(engine: "TrainBatch", *, last: bool) -> list[torch.Tensor]:
+def host_numbers(training: Training, *, last: bool) -> list[torch.Tensor]:
     """What the host adds to a micro-batch: the step, fp16's loss scale, and the step's numbers.
 
     The schedule's hold takes down the same row again when it is asked again.
     """
-    optimizer = engine.optimizer
+    optimizer = training.optimizer
     assert optimizer is not None
-    numbers = [step_number(engine.global_steps)]
+    numbers = [step_number(training.counters.global_steps)]
     if optimizer.loss_scaler is not None:
         numbers.append(loss_scale_number(optimizer.loss_scaler))
     return [*numbers, *optimizer.host_numbers()] if last else numbers
@@ -86,12 +84,12 @@ class WholeStep:
         return present
 
     def sources(
-        self, engine: "TrainBatch", inputs: Sequence[torch.Tensor], *, last: bool
+        self, training: Training, inputs: Sequence[torch.Tensor], *, last: bool
     ) -> list[torch.Tensor]:
         """Everything that the function takes: draws its keys, uploads the host's part."""
         state = self.state()
-        hosts = [*host_numbers(engine, last=last), *draw_keys(self.traced.keys)]
-        return [*state, *inputs, *engine.mesh.place_all(hosts)]
+        hosts = [*host_numbers(training, last=last), *draw_keys(self.traced.keys)]
+        return [*state, *inputs, *training.mesh.place_all(hosts)]
 
     def compile(self, sources: Sequence[torch.Tensor], *, owned: int) -> None:
         """Compiles it as a program that writes into the buffers of the state.
@@ -123,7 +121,7 @@ class WholeStep:
 
 
 def trace_whole_step(
-    engine: "TrainBatch",
+    training: Training,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     inputs: Sequence[torch.Tensor],
@@ -133,7 +131,7 @@ def trace_whole_step(
     """Traces a micro-batch with stand-ins; nothing of the engine changes.
 
     Args:
-        engine: whose.
+        training: whose.
         args, kwargs: the placed inputs of its forward.
         inputs: the tensors among them.
         last: whether it ends the step.
@@ -141,10 +139,10 @@ def trace_whole_step(
     Raises:
         NotCapturableError: it can't stand for later ones.
     """
-    places, region = state_places(engine), engine._region
+    places, region = state_places(training), training.region
     state = {name: place.tensor for name, place in places.items() if place.tensor is not None}
-    hosts = host_numbers(engine, last=last)
-    tracer, program = ModuleTracer(engine, args, kwargs), _program(engine, last=last)
+    hosts = host_numbers(training, last=last)
+    tracer, program = ModuleTracer(training, args, kwargs), _program(training, last=last)
     written: list[str] = []
 
     def function(tensors: list[torch.Tensor], key: KeySource) -> list[torch.Tensor]:
@@ -157,8 +155,8 @@ def trace_whole_step(
         tracer.refuse_reads()
         written[:] = new
         for name in new.keys() - places.keys():
-            places[name] = agreement(engine, name.partition("/")[2])
-        return [*(engine.mesh.mark(new[name], places[name].spec) for name in new), loss]
+            places[name] = agreement(training, name.partition("/")[2])
+        return [*(training.mesh.mark(new[name], places[name].spec) for name in new), loss]
 
     traced = fold_python(
         function,
@@ -182,22 +180,22 @@ def trace_whole_step(
         reads=tuple(places[name] for name in reads),
         forms=forms,
         writes=tuple(places[name] for name in written),
-        summed=frozenset() if last else engine._gradients.names | added,
+        summed=frozenset() if last else training.gradients.names | added,
     )
 
 
-def _program(engine: "TrainBatch", *, last: bool) -> StepProgram:
-    optimizer = engine.optimizer
+def _program(training: Training, *, last: bool) -> StepProgram:
+    optimizer = training.optimizer
     assert optimizer is not None
     return StepProgram(
-        mesh=engine.mesh,
-        in_region=engine._region is not None,
+        mesh=training.mesh,
+        in_region=training.region is not None,
         loss_of=_loss_of,
-        path=engine._gradients.path,
+        path=training.gradients.path,
         boundary=optimizer.boundary() if last else None,
-        accumulation=engine._batch.accumulation,
+        accumulation=training.batch.accumulation,
         scaled=optimizer.loss_scaler is not None,
-        checks=engine._health.check,
+        checks=training.health.check,
     )
 
 

@@ -1,17 +1,19 @@
-"""A saved state into a running engine: checked as a whole, then taken over tensor by tensor."""
+"""A saved state into a running training: checked as a whole, then taken over tensor by tensor."""
 
 import contextlib
 import copy
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend.torch_xla import is_split, local_shapes, runtime
 from spmdzero.data._generators import set_generators
 from spmdzero.errors import SpmdZeroCheckpointError
-from spmdzero.formats import HostState, TrainingState
+from spmdzero.formats import Box, HostState, TrainingState
 from spmdzero.state._host_state import (
     extra_states,
     take_over_optimizer,
@@ -20,10 +22,7 @@ from spmdzero.state._host_state import (
 )
 from spmdzero.state._live import persistent_buffers
 from spmdzero.state._match import LoadReport, Target, match, needed_parts
-from spmdzero.state._overwrite import overwrite
-
-if TYPE_CHECKING:
-    from spmdzero.engine._engine import Engine
+from spmdzero.state._training import Training
 
 _TOGETHER = 1 << 30
 """Bytes of copies to replicated tensors that one program makes; it needs as many again."""
@@ -31,7 +30,7 @@ _TOGETHER = 1 << 30
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """What of a saved state an engine takes over.
+    """What of a saved state is taken over.
 
     Attributes:
         strict: names of parameters and buffers must be those of the model.
@@ -49,89 +48,112 @@ class LoadOptions:
     module_only: bool = False
     custom_load_fn: Callable[..., None] | None = None
 
+    def loads_schedule(self, training: Training) -> bool:
+        """Whether the schedule is taken over."""
+        can = hasattr(training.lr_scheduler, "load_state_dict")
+        return can and self.scheduler and not self.module_only
+
 
 @torch.no_grad()
-def restore(engine: "Engine", state: TrainingState, options: LoadOptions) -> LoadReport:
+def restore(training: Training, state: TrainingState, options: LoadOptions) -> LoadReport:
     """Takes over `state`, each device reading only the parts that it holds.
 
     Returns which of the model's names the state lacks, and which it has besides.
 
     Raises:
-        SpmdZeroCheckpointError: the state is damaged, or does not fit; the engine is as it was.
+        SpmdZeroCheckpointError: the state is damaged, or does not fit; nothing has changed.
     """
-    with_optimizer = options.optimizer and not options.module_only and engine.optimizer is not None
+    host, optimizer = state.host, training.optimizer
+    with_optimizer = options.optimizer and not options.module_only and optimizer is not None
+    own_loading = options.custom_load_fn is not None
     # Where a tensor's parts are is known once it is there.
-    runtime.sync()
-    runtime.wait()
+    _settle()
     targets, report = match(
-        engine,
+        training,
         state,
         strict=options.strict,
-        module=options.custom_load_fn is None,
+        module=not own_loading,
         optimizer=with_optimizer,
     )
-    if options.custom_load_fn is None:
-        state.check(needed_parts(targets))
-    else:
-        state.check({name: tensor.pieces for name, tensor in state.tensors.items()})
-    with _progress(engine, state.host, options), _own_loading(engine, state, options):
-        _take_over_tensors(engine, targets)
-    if not with_optimizer and engine.optimizer is not None:
-        engine.optimizer.refresh_masters()
+    every = {name: tensor.pieces for name, tensor in state.tensors.items()}
+    state.check(every if own_loading else needed_parts(targets))
+    with _progress(training, host, options), _own_loading(training, state, options):
+        _take_over_tensors(training, targets)
+    if with_optimizer:
+        take_over_optimizer(training, host)
+    elif optimizer is not None:
+        optimizer.refresh_masters()
         runtime.sync()
-    elif engine.optimizer is not None:
-        take_over_optimizer(engine, engine.optimizer, state.host)
-    extra = state.host.extra
-    for key, part in extra_states(engine.module):
-        if key in extra:
-            part.set_extra_state(extra[key])
-    if engine._region is not None:
-        engine._region.disagreements.clear()
-    saved = state.host.accumulation
-    if with_optimizer and saved is not None:
-        engine._gradients.adopt(saved["summed"])
+    for key, part in extra_states(training.module):
+        if key in host.extra:
+            part.set_extra_state(host.extra[key])
+    if training.region is not None:
+        training.region.disagreements.clear()
+    if with_optimizer and host.accumulation is not None:
+        training.gradients.adopt(host.accumulation["summed"])
     if not options.module_only:
-        take_over_progress(engine, state.host, unfinished=with_optimizer)
-        take_over_skips(
-            engine,
-            state.host,
-            with_optimizer=with_optimizer,
-            with_schedule=_loads_schedule(engine, options),
-        )
+        take_over_progress(training, host, unfinished=with_optimizer)
+        loads_schedule = options.loads_schedule(training)
+        take_over_skips(training, host, with_optimizer=with_optimizer, with_schedule=loads_schedule)
         # Last: nothing above may draw from them any more.
-        set_generators(state.host.rng or {})
+        set_generators(host.rng or {})
     runtime.sync()
     return report
 
 
-def _take_over_tensors(engine: "Engine", targets: list[Target]) -> None:
-    engine._gradients.clear()
+def _settle() -> None:
     runtime.sync()
     runtime.wait()
+
+
+def _take_over_tensors(training: Training, targets: list[Target]) -> None:
+    training.gradients.clear()
+    _settle()
     pending = 0
     for target in targets:
-        pending += overwrite(engine, target)
+        pending += _overwrite(training, target)
         if pending > _TOGETHER:
             runtime.sync()
             pending = 0
     runtime.sync()
 
 
-def _loads_schedule(engine: "Engine", options: LoadOptions) -> bool:
-    can = hasattr(engine.lr_scheduler, "load_state_dict")
-    return can and options.scheduler and not options.module_only
+def _overwrite(training: Training, target: Target) -> int:
+    """Gives a tensor its new value; the host holds no more than its devices' parts.
+
+    Returns the bytes that are left to the pending program.
+    """
+    parts: dict[tuple[Box, ...], torch.Tensor] = {}
+    for boxes in target.boxes:
+        if boxes not in parts:
+            parts[boxes] = _part(target, boxes)
+    stored = target.held.stored
+    training.mesh.overwrite(stored, [parts[boxes] for boxes in target.boxes])
+    return 0 if is_split(stored) else stored.nbytes
+
+
+def _part(target: Target, boxes: tuple[Box, ...]) -> torch.Tensor:
+    """What one device holds, in the form in which it holds it."""
+    held, dtype = target.held, target.held.stored.dtype
+    if held.placement is None or held.placement.kind != "flat":
+        (box,) = boxes
+        return target.read(box).to(dtype)
+    (length,) = local_shapes(held.stored)[0]
+    found = [target.read(box).reshape(-1).to(dtype) for box in boxes]
+    flat = torch.cat(found) if found else torch.zeros(0, dtype=dtype)
+    return F.pad(flat, (0, length - math.prod(flat.shape)))
 
 
 @contextlib.contextmanager
-def _progress(engine: "Engine", host: HostState, options: LoadOptions) -> Iterator[None]:
+def _progress(training: Training, host: HostState, options: LoadOptions) -> Iterator[None]:
     """The schedule and the loader as saved; as they were when the body fails."""
-    schedule: Any = engine.lr_scheduler
-    loader = engine.training_dataloader
+    schedule: Any = training.lr_scheduler
+    loader = training.training_dataloader
     position = before = None
     if loader is not None and host.loader is not None and not options.module_only:
         position = loader.adapted(host.loader)
     try:
-        if _loads_schedule(engine, options):
+        if options.loads_schedule(training):
             if host.scheduler is None:
                 raise SpmdZeroCheckpointError(
                     file="the checkpoint",
@@ -147,43 +169,42 @@ def _progress(engine: "Engine", host: HostState, options: LoadOptions) -> Iterat
             schedule.load_state_dict(before)
         raise
     if not options.module_only:
-        engine._own_data = None
+        training.batches = None
     if loader is not None and position is not None:
         loader.load_state_dict(position)
 
 
 @contextlib.contextmanager
-def _own_loading(engine: "Engine", state: TrainingState, options: LoadOptions) -> Iterator[None]:
+def _own_loading(training: Training, state: TrainingState, options: LoadOptions) -> Iterator[None]:
     """The caller's own loading of the module; undone when it or the body fails."""
     if options.custom_load_fn is None:
         yield
         return
-    named = dict(engine.module.named_parameters()) | dict(engine.module.named_buffers())
+    named = dict(training.module.named_parameters()) | dict(training.module.named_buffers())
     before = {name: tensor.detach().cpu() for name, tensor in named.items()}
     try:
-        options.custom_load_fn(src=module_tensors(engine, state), dst=engine.module)
-        if engine.optimizer is not None:
-            engine.optimizer.refresh_masters()
+        options.custom_load_fn(src=_module_tensors(training, state), dst=training.module)
+        if training.optimizer is not None:
+            training.optimizer.refresh_masters()
         runtime.sync()
         yield
     except BaseException:
         for name, tensor in named.items():
-            engine.mesh.mark(tensor.copy_(before[name]))
+            training.mesh.mark(tensor.copy_(before[name]))
         runtime.sync()
         raise
 
 
-def module_tensors(engine: "Engine", state: TrainingState) -> dict[str, torch.Tensor]:
+def _module_tensors(training: Training, state: TrainingState) -> dict[str, torch.Tensor]:
     """The saved state dict of the module, whole on the CPU, tied weights under all their names."""
-    first = {tensor: name for name, tensor in engine.module.named_parameters()}
-    first |= {tensor: name for name, tensor in persistent_buffers(engine.module)}
-    saved = {
-        name.split("/", 1)[1]: tensor
+    first = {tensor: name for name, tensor in training.module.named_parameters()}
+    first |= {tensor: name for name, tensor in persistent_buffers(training.module)}
+    loaded = {
+        name.split("/", 1)[1]: tensor.whole()
         for name, tensor in state.tensors.items()
         if name.startswith(("parameter/", "buffer/"))
     }
-    loaded = {name: tensor.whole() for name, tensor in saved.items()}
-    for name, tensor in engine.module.named_parameters(remove_duplicate=False):
+    for name, tensor in training.module.named_parameters(remove_duplicate=False):
         if first[tensor] in loaded:
             loaded.setdefault(name, loaded[first[tensor]])
     return loaded

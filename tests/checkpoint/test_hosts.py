@@ -12,7 +12,6 @@ import filelock
 import pytest
 import torch
 
-from spmdzero.engine._checkpoints import agreed_tag, require_one_tag
 from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
 from spmdzero.formats import (
     SaveOrder,
@@ -25,6 +24,7 @@ from spmdzero.formats import (
     save_native,
 )
 from spmdzero.formats import _parts as parts
+from spmdzero.state._hosts import agreed_tag, require_one_tag
 from tests.checkpoint.files import number_in, order_of, save, state_of
 
 OWN, COMMON = "each host's own", "the same on all hosts"

@@ -9,7 +9,7 @@ from torch import nn
 
 from spmdzero.backend.torch_xla import Batch, DeviceMesh, RegionRules, ReplicaRegion, runtime
 from spmdzero.backend.torch_xla._manual import leave_stacked
-from spmdzero.engine._placed_module import move_module
+from spmdzero.state._placed_module import move_module
 
 ROWS = 16  # two for each of the eight devices
 

@@ -8,7 +8,7 @@ from region_harness import ROWS, Apply, assert_same_sums, numbers, torch_gradien
 from torch import nn
 
 from spmdzero.backend.torch_xla import Batch, DeviceMesh, GlobalForward, optimized_hlo
-from spmdzero.engine._placed_module import move_module
+from spmdzero.state._placed_module import move_module
 
 WIDTH = 24
 

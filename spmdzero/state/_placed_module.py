@@ -5,8 +5,8 @@ from torch import nn
 
 from spmdzero.backend.torch_xla import refuse_gradient_hooks, runtime
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
-from spmdzero.engine._weights import WeightSource, aliases
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.state._weights import WeightSource, aliases
 
 Moved = dict[torch.Tensor, torch.Tensor]
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from spmdzero._names import listed
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.state._live import passing_buffers
 
 Weights: TypeAlias = str | os.PathLike[str] | Callable[[str], torch.Tensor]
 
@@ -43,7 +44,7 @@ def open_weights(weights: Weights | None, module: nn.Module) -> Iterator[WeightS
         _refuse_meta(module)
         yield lambda names: None
     elif callable(weights):
-        yield _Function(weights)
+        yield _asked(weights)
     else:
         with contextlib.ExitStack() as opened:
             yield _Files(Path(weights), module, opened)
@@ -58,21 +59,20 @@ def aliases(module: nn.Module) -> dict[torch.Tensor, list[str]]:
     return names
 
 
-class _Function:
+def _asked(function: Callable[[str], torch.Tensor]) -> WeightSource:
     """Asks the caller's function for each tensor, by its first name."""
 
-    def __init__(self, function: Callable[[str], torch.Tensor]) -> None:
-        self._function = function
-
-    def __call__(self, names: Collection[str]) -> torch.Tensor:
+    def ask(names: Collection[str]) -> torch.Tensor:
         name = next(iter(names))
-        value = self._function(name)
+        value = function(name)
         if not isinstance(value, torch.Tensor) or value.device.type == "meta":
             given = "a meta tensor" if isinstance(value, torch.Tensor) else type(value).__name__
             raise SpmdZeroUsageError(
                 f"weights({name!r}) returned {given}: return its value, a tensor on the CPU"
             )
         return value.detach()
+
+    return ask
 
 
 class _Files:
@@ -129,7 +129,7 @@ class _Files:
 
 
 def _compare(path: Path, found: Collection[str], module: nn.Module) -> None:
-    keeps = set(_without_file(module))
+    keeps = passing_buffers(module)
     lacking = [
         names[0]
         for tensor, names in aliases(module).items()
@@ -148,13 +148,6 @@ def _compare(path: Path, found: Collection[str], module: nn.Module) -> None:
     if keeps.intersection(lacking):
         fix += ", or build buffers that no file keeps (persistent=False) on the CPU"
     raise SpmdZeroUsageError(f"weights={str(path)!r}: {'; '.join(complaints)}. {fix}")
-
-
-def _without_file(module: nn.Module) -> Iterator[str]:
-    """Names of the buffers that a state dict leaves out."""
-    for prefix, part in module.named_modules(remove_duplicate=False):
-        for name in part._non_persistent_buffers_set:
-            yield f"{prefix}.{name}" if prefix else name
 
 
 def _refuse_meta(module: nn.Module) -> None:
