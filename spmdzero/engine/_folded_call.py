@@ -108,7 +108,7 @@ class _Folded(torch.autograd.Function):
         keys: list[torch.Tensor],
     ) -> tuple[torch.Tensor, ...]:
         record, training = call.record, call.training
-        values = record.function([*tensors, *keys])
+        values = record.traced.function([*tensors, *keys])
         count, written = len(record.markers), len(record.buffers)
         outputs, rest = values[:count], values[count:]
         if record.buffers:

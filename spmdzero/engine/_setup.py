@@ -36,6 +36,7 @@ from spmdzero.state._placed_module import move_module
 from spmdzero.state._training import Training
 from spmdzero.state._weights import Weights, open_weights
 from spmdzero.step._autocast import autocast_wire
+from spmdzero.step._gradient_path import GradientPath
 from spmdzero.step._gradients import GradientStore
 from spmdzero.step._loss_health import LossHealth
 from spmdzero.step._optimizer import ZeroOptimizer
@@ -147,14 +148,14 @@ def make_training(
     # Without an optimizer nobody would multiply the loss by the scale, nor update it.
     scaled = settings.fp16.enabled and groups is not None
     scaler = LossScaler.from_config(settings.fp16) if scaled else None
-    gradients = GradientStore(
+    path = GradientPath(
         plan=plan,
         mesh=mesh,
         reduction=_reduction(settings, mesh),
         scaling=GradientScaling.from_config(settings, devices=mesh.size),
         wire=autocast_wire(model, settings.torch_autocast, precision),
-        loss_scale=lambda: scaler.cur_scale if scaler else 1.0,
     )
+    gradients = GradientStore(path, loss_scale=lambda: scaler.cur_scale if scaler else 1.0)
     health = LossHealth(mesh=mesh, check=settings.spmd.check_finite)
     optimizer = (
         None

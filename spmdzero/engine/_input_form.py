@@ -18,7 +18,7 @@ class UnknownInputError(TypeError):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Signature:
+class InputForm:
     """The inputs of one forward, placed on the devices.
 
     Attributes:
@@ -31,8 +31,8 @@ class Signature:
     tensors: tuple[torch.Tensor, ...]
 
     @classmethod
-    def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Signature":
-        """The signature of placed inputs, none of which is pending.
+    def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "InputForm":
+        """The form of placed inputs, none of which is pending.
 
         Raises:
             UnknownInputError: an object that is neither a container nor a plain value.
@@ -47,7 +47,7 @@ def freeze(tree: Any) -> tuple[Hashable, list[torch.Tensor]]:
     """The form of `tree` without shardings and shared buffers, and its tensors in that order.
 
     Raises:
-        UnknownInputError: see `Signature.of`.
+        UnknownInputError: see `InputForm.of`.
     """
     tensors: list[torch.Tensor] = []
     return _freeze(tree, tensors), tensors

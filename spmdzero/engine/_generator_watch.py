@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from spmdzero.backend.torch_xla import draw_keys
-from spmdzero.engine._record import NotCapturableError
+from spmdzero.engine._kinds import NotCapturableError
 
 
 class GeneratorWatch:
