@@ -22,12 +22,12 @@ if "torch_xla" not in sys.modules:
 
     logging.root.handlers[:] = handlers
 
+from spmdzero.backend._region import Passage, Tracing
 from spmdzero.backend.torch_xla import compile_cache, counters, flags, memory_maps, runtime, tracing
 from spmdzero.backend.torch_xla._backend import TORCH_XLA
 from spmdzero.backend.torch_xla._boundary import refuse_leak
 from spmdzero.backend.torch_xla._global import GlobalForward
 from spmdzero.backend.torch_xla._norm import global_norm
-from spmdzero.backend.torch_xla._passage import Passage, Tracing
 from spmdzero.backend.torch_xla._private import (
     ProgramLostError,
     annotated_program,

@@ -9,11 +9,11 @@ from torch import nn
 from torch.func import functional_call
 
 from spmdzero._user_line import user_line
+from spmdzero.backend._region import KeySource, Passage, Tracing
+from spmdzero.backend._region import Reader as ReadsBy
 from spmdzero.backend._tree import Batch, map_tensors
 from spmdzero.backend.torch_xla import _private
 from spmdzero.backend.torch_xla._autocast import autocast
-from spmdzero.backend.torch_xla._passage import KeySource, Passage, Tracing
-from spmdzero.backend.torch_xla._passage import Reader as ReadsBy
 from spmdzero.backend.torch_xla._reads import Reader, reads_by, watch_reads
 from spmdzero.backend.torch_xla.arrays import fresh
 from spmdzero.backend.torch_xla.kernels import TorchsNorms, mend_extremes

@@ -15,7 +15,15 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.utils.stateless import _reparametrize_module
 
-from spmdzero.backend._region import GradientSink, RegionRules, refuse_gradient_hooks
+from spmdzero.backend._region import (
+    GradientSink,
+    KeySource,
+    Passage,
+    Reader,
+    RegionRules,
+    Tracing,
+    refuse_gradient_hooks,
+)
 from spmdzero.backend._tree import Batch, map_tensors
 from spmdzero.backend.torch_xla import _manual, runtime
 from spmdzero.backend.torch_xla._autocast import autocast
@@ -24,7 +32,6 @@ from spmdzero.backend.torch_xla._buffers import leave_buffers
 from spmdzero.backend.torch_xla._dispatch import RegionDispatch
 from spmdzero.backend.torch_xla._kept import kept_tensors, refuse_new
 from spmdzero.backend.torch_xla._outputs import Outputs
-from spmdzero.backend.torch_xla._passage import KeySource, Passage, Reader, Tracing
 from spmdzero.backend.torch_xla._random import ReplicaRandom
 from spmdzero.backend.torch_xla._reads import watch_reads
 from spmdzero.backend.torch_xla.kernels import TorchsNorms, mend_extremes
