@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.formats import (
