@@ -4,11 +4,11 @@ from spmdzero.backend._arrays import Arrays
 from spmdzero.backend._autograd_graph import nodes_behind
 from spmdzero.backend._backend import Backend
 from spmdzero.backend._compiler import (
-    Compiled,
+    CompiledProgram,
     Compiler,
+    FoldedFunction,
     ProgramLostError,
     StandInKeptError,
-    Traced,
 )
 from spmdzero.backend._current import (
     arrays,
@@ -42,8 +42,9 @@ __all__ = [
     "Arrays",
     "Backend",
     "Batch",
-    "Compiled",
+    "CompiledProgram",
     "Compiler",
+    "FoldedFunction",
     "Forward",
     "GradientSink",
     "KeySource",
@@ -60,7 +61,6 @@ __all__ = [
     "Replicated",
     "Runtime",
     "StandInKeptError",
-    "Traced",
     "Tracing",
     "arrays",
     "compiler",

@@ -15,7 +15,7 @@ class ProgramLostError(Exception):
     """A compiled program is no longer kept, for others that were used since."""
 
 
-class Traced(Protocol):
+class FoldedFunction(Protocol):
     """A function of tensors, lowered: calling it traces nothing.
 
     Attributes:
@@ -39,14 +39,14 @@ class Traced(Protocol):
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What the function returns for `inputs`."""
 
-    def renumbered(self, moved: Mapping[int, int]) -> "Traced":
+    def renumbered(self, moved: Mapping[int, int]) -> "FoldedFunction":
         """The function of inputs in another order: old index -> new, for those that it reads."""
 
-    def sharing(self, others: Sequence[Any]) -> "Traced":
+    def sharing(self, others: Sequence[Any]) -> "FoldedFunction":
         """This function, which reads one of `others` where it has an equal constant of its own."""
 
 
-class Compiled(Protocol):
+class CompiledProgram(Protocol):
     """A program on the devices."""
 
     def run(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -66,7 +66,7 @@ class Compiler(Protocol):
         inputs: Sequence[torch.Tensor],
         *,
         more: Sequence[torch.Tensor] = (),
-    ) -> Traced:
+    ) -> FoldedFunction:
         """Traces `function` with stand-ins for `inputs`, which have their shapes and dtypes only.
 
         Args:
@@ -89,7 +89,7 @@ class Compiler(Protocol):
 
     def compile_alone(
         self, function: Any, sources: Sequence[torch.Tensor], *, donated: Mapping[int, int]
-    ) -> Compiled:
+    ) -> CompiledProgram:
         """Compiles a folded function as a program that holds nothing else.
 
         Args:

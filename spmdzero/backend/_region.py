@@ -99,7 +99,15 @@ class Forward(Protocol):
 
 @runtime_checkable
 class Region(Forward, Protocol):
-    """Calls a module once per device, each on its own rows."""
+    """Calls a module once per device, each on its own rows.
+
+    Attributes:
+        replicas: number of each replica, `[n]` int32, sharded.
+        disagreements: by label, whether replicas differed where they may not, 0-dim int32.
+    """
+
+    replicas: torch.Tensor
+    disagreements: dict[str, torch.Tensor]
 
     @property
     def recomputes(self) -> bool:
@@ -117,6 +125,14 @@ class Region(Forward, Protocol):
         read: Reader | None = None,
     ) -> contextlib.AbstractContextManager[None]:
         """Also of the latest call: gradient checkpointing runs its forward again there."""
+
+    def note_folded(self) -> None:
+        """The latest forward was one operation: nothing of it is recomputed in backward."""
+
+    def settle(
+        self, *, buffers: Mapping[str, torch.Tensor], flags: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Writes what a `Passage` says to the module, and remembers its flags."""
 
     def check_agreement(self) -> None:
         """Reads whether integer outputs and buffers were the same on every replica so far.

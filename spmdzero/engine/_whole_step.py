@@ -7,12 +7,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla import (
-    CapturedProgram,
-    buffer_handles,
-    compile_alone,
-    draw_keys,
-)
+from spmdzero.backend import CompiledProgram, arrays, compiler, draw_keys
 from spmdzero.engine._kinds import NotCapturableError
 from spmdzero.engine._loss import check_loss, find_loss
 from spmdzero.engine._module_tracer import (
@@ -60,7 +55,7 @@ class WholeStep:
     forms: list[Form]
     writes: tuple[Place, ...]
     summed: frozenset[str]
-    program: CapturedProgram | None = None
+    program: CompiledProgram | None = None
 
     def difference(self, other: "WholeStep") -> str | None:
         """Why `other` is another step than this one, None if it is the same."""
@@ -98,7 +93,7 @@ class WholeStep:
             sources: what it will be started with first.
             owned: the first so many of them may share no buffer with each other or the rest.
         """
-        handles = buffer_handles(sources)
+        handles = arrays.buffer_handles(sources)
         if len({*handles[:owned]}) < owned or {*handles[:owned]} & {*handles[owned:]}:
             raise NotCapturableError(
                 "two tensors of the state, or an input and one, share a buffer"
@@ -109,7 +104,7 @@ class WholeStep:
             for index, place in enumerate(self.writes)
             if place.name in read and not place.rebinds
         }
-        self.program = compile_alone(self.traced.function, sources, donated=donated)
+        self.program = compiler.compile_alone(self.traced.function, sources, donated=donated)
 
     def start(self, sources: Sequence[torch.Tensor]) -> torch.Tensor:
         """Starts the program and puts what it returns in its places; returns the loss."""
@@ -161,7 +156,7 @@ def trace_whole_step(
     traced = fold_python(
         function,
         [*state.values(), *inputs, *hosts],
-        known=buffer_handles([region.replicas]) if region is not None else (),
+        known=arrays.buffer_handles([region.replicas]) if region is not None else (),
         seeds=region is None,
     )
     if region is not None:
