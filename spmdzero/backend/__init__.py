@@ -3,8 +3,16 @@
 from spmdzero.backend._arrays import Arrays
 from spmdzero.backend._autograd_graph import nodes_behind
 from spmdzero.backend._backend import Backend
+from spmdzero.backend._compiler import (
+    CompiledProgram,
+    Compiler,
+    FoldedFunction,
+    ProgramLostError,
+    StandInKeptError,
+)
 from spmdzero.backend._current import (
     arrays,
+    compiler,
     counters,
     current,
     flags,
@@ -18,9 +26,12 @@ from spmdzero.backend._programs import AnnotatedProgram, Placeholders, Programs
 from spmdzero.backend._region import (
     Forward,
     GradientSink,
+    KeySource,
     OutputRule,
+    Passage,
     Region,
     RegionRules,
+    Tracing,
     refuse_gradient_hooks,
 )
 from spmdzero.backend._runtime import Runtime
@@ -31,19 +42,28 @@ __all__ = [
     "Arrays",
     "Backend",
     "Batch",
+    "CompiledProgram",
+    "Compiler",
+    "FoldedFunction",
     "Forward",
     "GradientSink",
+    "KeySource",
     "Mesh",
     "OutputRule",
     "PartitionSpec",
+    "Passage",
     "Placeholders",
+    "ProgramLostError",
     "Programs",
     "Reduction",
     "Region",
     "RegionRules",
     "Replicated",
     "Runtime",
+    "StandInKeptError",
+    "Tracing",
     "arrays",
+    "compiler",
     "counters",
     "current",
     "draw_key",

@@ -1,6 +1,6 @@
 """What the devices hold of one tensor."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 import torch
@@ -18,11 +18,20 @@ class Arrays(Protocol):
     def write_stamp(self, tensor: torch.Tensor) -> Hashable:
         """Changes whenever `tensor` is written: in place, through a view, or through `.data`."""
 
+    def set_value(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Makes `tensor`, what is detached from it and its views hold what `value` holds."""
+
+    def buffer_handles(self, tensors: Sequence[torch.Tensor]) -> list[int]:
+        """What tells the memory of computed tensors apart; shared by those that share it."""
+
     def buffer_ids(self, tensor: torch.Tensor) -> tuple[int, int]:
         """The id of `tensor`, and of the input whose memory its value will take; one for none."""
 
     def sharding_of(self, tensor: torch.Tensor) -> str:
         """The annotation as HLO writes it, ``''`` where there is none."""
+
+    def shardings_of(self, tensors: Sequence[torch.Tensor]) -> list[str]:
+        """`sharding_of` each, in one call."""
 
     def is_split(self, tensor: torch.Tensor) -> bool:
         """Whether an annotated tensor may be different on each device."""

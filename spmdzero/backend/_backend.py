@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from spmdzero.backend._arrays import Arrays
+from spmdzero.backend._compiler import Compiler
 from spmdzero.backend._mesh import Mesh, Reduction
 from spmdzero.backend._programs import Counters, Flags, MemoryMaps, Programs
 from spmdzero.backend._region import Forward, Region
@@ -21,7 +22,7 @@ class Backend:
     Attributes:
         name: the package that it stands on.
         device_type: torch's name for the devices: of `tensor.device.type`, and for autocast.
-        runtime, arrays, programs, counters, flags, memory_maps: see their protocols.
+        runtime, arrays, programs, compiler, counters, flags, memory_maps: see their protocols.
         mesh: makes the devices of a `MeshSpec`.
         region: makes what runs a module per device, of `mesh`, `module` (its parameters and buffers
             live on the mesh, replicated), `sink`, `rules`, `autocast` (the dtype of
@@ -47,6 +48,7 @@ class Backend:
     runtime: Runtime
     arrays: Arrays
     programs: Programs
+    compiler: Compiler
     counters: Counters
     flags: Flags
     memory_maps: MemoryMaps

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 from spmdzero.backend._arrays import Arrays
 from spmdzero.backend._backend import Backend
+from spmdzero.backend._compiler import Compiler
 from spmdzero.backend._programs import Counters, Flags, MemoryMaps, Programs
 from spmdzero.backend._runtime import Runtime
 
@@ -30,6 +31,7 @@ class _Part:
 runtime = cast(Runtime, _Part("runtime"))
 arrays = cast(Arrays, _Part("arrays"))
 programs = cast(Programs, _Part("programs"))
+compiler = cast(Compiler, _Part("compiler"))
 counters = cast(Counters, _Part("counters"))
 flags = cast(Flags, _Part("flags"))
 memory_maps = cast(MemoryMaps, _Part("memory_maps"))

@@ -28,13 +28,15 @@ class Mesh(Protocol):
     def mark(self, tensor: torch.Tensor, spec: PartitionSpec | None = None) -> torch.Tensor:
         """Constrains `tensor` to `spec` (replicated by default): go on with what this returns."""
 
-    def place(
-        self, host: torch.Tensor, spec: PartitionSpec | None = None, *, role: str = "constant"
-    ) -> torch.Tensor:
+    def commit(
+        self, old: torch.Tensor, new: torch.Tensor, spec: PartitionSpec | None = None
+    ) -> None:
+        """Makes `old` hold `new`, constrained to `spec`, so that it takes its memory (donation)."""
+
+    def place(self, host: torch.Tensor, spec: PartitionSpec | None = None) -> torch.Tensor:
         """Uploads a CPU tensor: each device receives only its own shard.
 
-        With several hosts a tensor that is split holds this host's part only. The role tells a
-        captured step where a new value comes from.
+        With several hosts a tensor that is split holds this host's part only.
         """
 
     def place_all(self, hosts: Sequence[torch.Tensor]) -> list[torch.Tensor]:

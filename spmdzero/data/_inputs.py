@@ -131,7 +131,7 @@ class InputPlacer:
             # A number's buffer may be that of a number in the program, a view has none yet.
             return arrays.fresh(tensor) if not tensor.dim() or tensor._is_view() else tensor
         spec = (None,) * tensor.dim() if dim is None else self._mesh.batch_spec(tensor.dim(), dim)
-        return self._mesh.place(tensor, spec, role="batch")
+        return self._mesh.place(tensor, spec)
 
 
 def _host_rows(tensor: torch.Tensor, dim: int) -> int:

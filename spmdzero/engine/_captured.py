@@ -1,41 +1,43 @@
-"""Replaying a step: which micro-batches of `train_batch` are traced, and which are not."""
+"""Which micro-batches of `train_batch` are traced, and which are replayed."""
 
+import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla import ProgramLostError, start_pending
-from spmdzero.engine._capture_blocks import block
-from spmdzero.engine._capture_follow import Following
-from spmdzero.engine._capture_kind import TRACES, Kind, modes
-from spmdzero.engine._capture_places import own_numbers
-from spmdzero.engine._capture_signature import Signature, UnknownInputError
-from spmdzero.engine._capture_watch import ModuleWatch
+from spmdzero.backend import ProgramLostError, compiler
+from spmdzero.engine._blocks import block
 from spmdzero.engine._folded_call import keep_waiting
+from spmdzero.engine._following import Following
+from spmdzero.engine._input_form import InputForm, UnknownInputError
+from spmdzero.engine._kinds import TRACES, Kind, NotCapturableError, Trust
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._loss import find_loss
-from spmdzero.engine._record import Record
-from spmdzero.engine._recording import Recording
-from spmdzero.engine._replay import current_state, replay
+from spmdzero.engine._module_tracer import attempt
+from spmdzero.engine._module_watch import ModuleWatch
+from spmdzero.engine._places import own_numbers
+from spmdzero.engine._programs import Compiled
+from spmdzero.engine._schedule import require_metrics
 from spmdzero.engine._step_end import StepEnd
 from spmdzero.engine._three_calls import ThreeCalls
+from spmdzero.engine._whole_step import WholeStep, trace_whole_step
 from spmdzero.state._training import Training
 
 
 class CapturedSteps:
     """Decides for each micro-batch of `train_batch` whether it is traced or replayed.
 
-    The first three of a kind are traced, and compared: graph, numbers, random draws, state. When
-    they are equal, later ones start the compiled program without tracing anything. What a trace
-    depends on is watched, so that a change brings tracing back.
+    A micro-batch is traced as one function, see `WholeStep`. The first three of a kind are traced,
+    and compared; when they are equal, later ones start the compiled program without tracing
+    anything. What a trace depends on is watched, so that a change brings tracing back.
 
     Args:
         training: whose.
         calls: train a micro-batch that is traced.
-        launching: starts its programs.
-        step_end: ends one that is replayed.
+        launching: takes note of what is started.
+        step_end: ends what is not traced by `calls`.
         call: `calls.forward` with whatever hooks there are around it.
 
     Attributes:
@@ -54,8 +56,8 @@ class CapturedSteps:
     ) -> None:
         self._training, self._calls, self._call = training, calls, call
         self._launching, self._step_end = launching, step_end
-        self._following: Following[Kind[Record]] = Following(
-            look=self._look, is_ready=lambda kind: kind.ready
+        self._following: Following[Trust[WholeStep]] = Following(
+            look=self._look, trust=lambda trust: trust
         )
         self.replayed = self.traced = 0
         self.reason: str | None = None
@@ -70,8 +72,7 @@ class CapturedSteps:
         For code that chooses its way by something that spmdzero can't see: a global variable,
         the time, a file. Whoever knows when it changes calls this.
         """
-        for kind in self._following.kinds.values():
-            kind.recheck()
+        self._following.recheck()
 
     def micro_batch(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, last: bool, steps: bool
@@ -94,81 +95,121 @@ class CapturedSteps:
         # What another engine's backward will need belongs to what is pending now.
         keep_waiting(ending=training if last else None)
         # It may depend on buffers that the program donates; a `clone` shares one until then.
-        start_pending(training.device)
+        compiler.start_pending(training.device)
         try:
-            signature = Signature.of(*placed)
-        except UnknownInputError as error:
+            form = InputForm.of(*placed)
+            reason = self._start(placed, form, last=last, ends=ends)
+        except (UnknownInputError, NotCapturableError) as error:
             self._trace(lambda: calls.forward_placed(*placed), str(error), ends=ends)
             return
-        kind = self._kind(last, ends, signature)
-        reason = kind.given_up
-        if reason is None and kind.ready and kind.record is not None:
-            state = current_state(kind.record)
-            if isinstance(state, str):
-                reason = state
-            elif self._replay(kind.record, state, signature, last=last, ends=ends):
-                return
-        if reason is not None:
-            self._trace(lambda: calls.forward_placed(*placed), reason, ends=ends)
-            return
-        self._record(kind, placed, signature, ends=ends)
+        self.reason = reason
+        self.replayed += reason is None
+        self.traced += reason is not None
+        if ends:
+            self._step_end.end_micro_batch(boundary=last, lr_kwargs={})
 
-    def _replay(
-        self,
-        record: Record,
-        state: Sequence[torch.Tensor],
-        signature: Signature,
-        *,
-        last: bool,
-        ends: bool,
-    ) -> bool:
-        """Whether the micro-batch could be replayed; if not, nothing has happened."""
+    def _start(
+        self, placed: tuple[Any, Any], form: InputForm, *, last: bool, ends: bool
+    ) -> str | None:
+        """Starts the micro-batch as one program; returns why it was traced, None if it was not.
+
+        Raises:
+            NotCapturableError: it can't be one; nothing has happened.
+        """
+        training, trust = self._training, self._trust(last, ends, form)
+        if trust.given_up is not None:
+            raise NotCapturableError(trust.given_up)
+        reason = None
+        if not trust.ready:
+            reason = self._verify(trust, placed, form, last=last)
+        step = trust.record
+        assert step is not None
+        if last:
+            require_metrics(training.lr_scheduler, {})
+        generator = torch.get_rng_state()
         try:
-            replay(
-                self._training,
-                record,
-                state,
-                signature.tensors,
-                launching=self._launching,
-                step_end=self._step_end if ends else None,
-                last=last,
-            )
-        except ProgramLostError:
-            self._following.say(
-                logging.INFO,
-                "train_batch captures a program again: %s",
-                "torch_xla let go of it for others that were used since",
-            )
-            return False
-        self.replayed, self.reason = self.replayed + 1, None
-        return True
+            sources = step.sources(training, form.tensors, last=last)
+            loss, compiled = self._start_program(step, sources)
+        except BaseException:
+            torch.set_rng_state(generator)
+            raise
+        training.losses.append(loss)
+        training.gradients.adopt(step.summed)
+        training.counters.backwards += 1
+        self._launching.started("boundary" if last else "micro", compiled)
+        return reason
+
+    def _start_program(
+        self, step: WholeStep, sources: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, Compiled]:
+        if step.program is not None:
+            try:
+                return step.start(sources), Compiled()
+            except ProgramLostError:
+                self._following.say(
+                    logging.INFO,
+                    "train_batch compiles a program again: %s",
+                    "torch_xla let go of it for others that were used since",
+                )
+        before = Compiled.so_far()
+        step.compile(sources, owned=len(step.reads))
+        compiled = Compiled.so_far() - before
+        try:
+            return step.start(sources), compiled
+        except ProgramLostError as error:
+            raise NotCapturableError("torch_xla keeps no program until it is started") from error
+
+    def _verify(
+        self, trust: Trust[WholeStep], placed: tuple[Any, Any], form: InputForm, *, last: bool
+    ) -> str:
+        """Traces the micro-batch, and compares it with the latest of its kind."""
+        training, seen = (
+            self._training,
+            f"this kind of micro-batch was seen {trust.equal} of {TRACES}",
+        )
+        trace = functools.partial(trace_whole_step, training, *placed, form.tensors, last=last)
+        with self._launching.programs.own_reads():
+            own_numbers(training)
+            outcome = attempt(trace, watch=self._following.watch, name="forward")
+            reason = trust.judge(outcome)
+        if trust.given_up is not None:
+            message = "train_batch goes on tracing every step: %s"
+            self._following.say(logging.WARNING, message, trust.given_up)
+        if trust.record is None:
+            raise NotCapturableError(str(reason))
+        return reason or f"this kind of micro-batch was seen {seen} of {TRACES} times"
 
     def _follow_structure(self) -> str | None:
-        if not self._training.spmd_config.spmd.capture:
+        training = self._training
+        if not training.spmd_config.spmd.capture:
             return '"spmd": {"capture": false}'
         change = self._following.changed()
         if change is not None:
             message = "train_batch captures its programs again: %s"
             self._following.say(logging.INFO, message, change)
-        return self._following.hook()
+        return self._following.hook() or (
+            "there is no optimizer" if training.optimizer is None else None
+        )
 
     def _look(self) -> ModuleWatch:
         optimizer = self._training.optimizer
         others = {"the optimizer's state": optimizer.state} if optimizer else {}
         return ModuleWatch(self._training.module, others)
 
-    def _kind(self, last: bool, ends: bool, signature: Signature) -> Kind[Record]:
+    def _trust(self, last: bool, ends: bool, form: InputForm) -> Trust[WholeStep]:
         following = self._following
-        key = (last, ends, signature.form, modes(self._training, following.parameters))
-        if key in following.kinds:
-            return following.kinds[key]
+        kind = Kind.of(
+            self._training, part=(last, ends), form=form.form, parameters=following.parameters
+        )
+        if kind in following.kinds:
+            return following.kinds[kind]
         if following.any_ready:
             following.say(
                 logging.INFO,
                 "train_batch captures one more program: %s",
                 "inputs of other shapes, dtypes, shardings or values, or another mode",
             )
-        return following.add(key, Kind())
+        return following.add(kind, Trust())
 
     def _trace(self, forward: Any, reason: str, *, ends: bool) -> None:
         self.reason = reason
@@ -177,35 +218,6 @@ class CapturedSteps:
             self._following.say(logging.INFO, "train_batch traces instead of replaying: %s", reason)
         self._run(forward, ends=ends)
         self._following.accept_changes()
-
-    def _record(
-        self, kind: Kind[Record], placed: tuple[Any, Any], signature: Signature, *, ends: bool
-    ) -> None:
-        calls = self._calls
-        self.reason = (
-            "torch_xla let go of its program for others that were used since"
-            if kind.ready
-            else f"this kind of micro-batch was seen {kind.equal} of {TRACES} times"
-        )
-        self.traced += 1
-        own_numbers(self._training)
-        recording = Recording(self._training, signature.tensors, self._following.watch)
-        self._launching.capturing = recording.start
-        try:
-            with recording.uploads():
-                self._run(lambda: calls.forward_placed(*placed), ends=ends)
-        finally:
-            self._launching.capturing = None
-        reason = kind.judge(recording.outcome)
-        if reason is not None:
-            self.reason = reason
-        if kind.given_up is not None:
-            self._following.say(
-                logging.WARNING, "train_batch goes on tracing every step: %s", kind.given_up
-            )
-        self._following.accept_changes()
-        # What was read to compare is not the script's.
-        self._launching.programs.stepped()
 
     def _run(self, forward: Callable[[], Any], *, ends: bool) -> None:
         """Traces a micro-batch and starts it; `ends` calls `step`, which may end the step."""

@@ -10,7 +10,6 @@ from spmdzero.backend import runtime
 from spmdzero.compat.getters import ConfigGetters
 from spmdzero.compat.refusals import refused_methods
 from spmdzero.engine._accumulation import Accumulation
-from spmdzero.engine._capture_watch import HOOKS
 from spmdzero.engine._captured import CapturedSteps
 from spmdzero.engine._checkpoints import Checkpoints
 from spmdzero.engine._direct_calls import DirectCalls
@@ -18,6 +17,7 @@ from spmdzero.engine._exports import Exports
 from spmdzero.engine._folded import FoldedCalls
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._module_methods import MastersFollow, ModuleMethods
+from spmdzero.engine._module_watch import HOOKS
 from spmdzero.engine._parameter import adopt_parameters
 from spmdzero.engine._parts import offers
 from spmdzero.engine._progress import Progress

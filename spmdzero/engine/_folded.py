@@ -9,19 +9,17 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla import Passage, draw_keys, map_tensors
-from spmdzero.engine._capture_blocks import block
-from spmdzero.engine._capture_follow import Following
-from spmdzero.engine._capture_kind import Kind, modes
-from spmdzero.engine._capture_signature import UnknownInputError, freeze
-from spmdzero.engine._capture_watch import ModuleWatch
-from spmdzero.engine._folded_attempt import attempt
-from spmdzero.engine._folded_backward import FoldedBackward, fold_backward
+from spmdzero.backend import Passage, draw_keys, map_tensors
+from spmdzero.engine._blocks import block
 from spmdzero.engine._folded_call import FoldedCall
 from spmdzero.engine._folded_pass import FoldedPass, PassTracer
 from spmdzero.engine._folded_surroundings import Surroundings
+from spmdzero.engine._following import Following
+from spmdzero.engine._input_form import UnknownInputError, freeze
+from spmdzero.engine._kinds import Kind, NotCapturableError, Trust
 from spmdzero.engine._launching import Launching
-from spmdzero.engine._record import NotCapturableError
+from spmdzero.engine._module_tracer import TracedFunction, attempt
+from spmdzero.engine._module_watch import ModuleWatch
 from spmdzero.state._training import Training
 
 
@@ -31,13 +29,13 @@ class _Forwards:
 
     Attributes:
         tracer: traces their region.
-        kind: the forwards.
+        trust: the forwards.
         backwards: outputs that have a gradient -> the backward passes.
     """
 
     tracer: PassTracer
-    kind: Kind[FoldedPass] = dataclasses.field(default_factory=Kind)
-    backwards: dict[Hashable, Kind[FoldedBackward]] = dataclasses.field(default_factory=dict)
+    trust: Trust[FoldedPass] = dataclasses.field(default_factory=Trust)
+    backwards: dict[Hashable, Trust[TracedFunction]] = dataclasses.field(default_factory=dict)
 
 
 class FoldedCalls:
@@ -46,6 +44,10 @@ class FoldedCalls:
     What is folded is traced once and stands in later programs as one operation, see `fold`. The
     first three forwards of a kind are compared, and what they depend on is watched, as
     `CapturedSteps` does. Anything else that the script does with the loss is traced.
+
+    Args:
+        training: whose.
+        launching: takes note of its programs.
 
     Attributes:
         folded, traced: forwards with gradients so far, outside of `train_batch`.
@@ -56,7 +58,7 @@ class FoldedCalls:
         self._training, self._launching = training, launching
         self._following: Following[_Forwards] = Following(
             look=lambda: ModuleWatch(training.module, {}),
-            is_ready=lambda forwards: forwards.kind.ready,
+            trust=lambda forwards: forwards.trust,
         )
         self._in_program = False
         self.folded = self.traced = 0
@@ -72,8 +74,7 @@ class FoldedCalls:
         For code that chooses its way by something that spmdzero can't see, as
         `CapturedSteps.check`.
         """
-        for forwards in self._following.kinds.values():
-            forwards.kind.recheck()
+        self._following.recheck()
 
     def blocked(self) -> str | None:
         """Why nothing may be folded now, None if it may."""
@@ -118,19 +119,17 @@ class FoldedCalls:
         except UnknownInputError as error:
             raise NotCapturableError(str(error)) from error
         forwards = self._find(form, args, kwargs)
-        kind, tracer = forwards.kind, forwards.tracer
-        if kind.given_up is not None:
-            raise NotCapturableError(kind.given_up)
+        trust, tracer = forwards.trust, forwards.tracer
+        if trust.given_up is not None:
+            raise NotCapturableError(trust.given_up)
         tensors = [*tracer.state, *inputs]
-        verify = not kind.ready
+        verify = not trust.ready
         if verify:
             with self._launching.programs.own_reads():
                 self._verify(forwards, tensors)
-        record = kind.record
+        record = trust.record
         assert record is not None
-        hosts = draw_keys(record.keys)
-        # With the role that a traced draw's upload has.
-        keys = [self._training.mesh.place(host, role="key") for host in hosts]
+        keys = self._training.mesh.place_all(draw_keys(record.traced.keys))
         call = FoldedCall(
             training=self._training,
             record=record,
@@ -147,15 +146,14 @@ class FoldedCalls:
         return map_tensors(output, lambda _, marker: found[id(marker)])
 
     def _verify(self, forwards: _Forwards, tensors: Sequence[torch.Tensor]) -> None:
-        kind = forwards.kind
+        trust = forwards.trust
         outcome = attempt(
-            lambda: forwards.tracer.forward(tensors), watch=self._following.watch, name="forward"
+            lambda: forwards.tracer.fold(tensors), watch=self._following.watch, name="forward"
         )
-        # Each has constants of its own, and two records in one step would make it another program.
-        reason = kind.judge(outcome, keeps_first=True)
-        if kind.given_up is not None:
+        reason = trust.judge(outcome)
+        if trust.given_up is not None:
             self._following.say(
-                logging.WARNING, "engine(...) goes on being traced: %s", kind.given_up
+                logging.WARNING, "engine(...) goes on being traced: %s", trust.given_up
             )
         if reason is not None:
             forwards.backwards.clear()
@@ -173,27 +171,29 @@ class FoldedCalls:
         store = self._training.gradients
         traced = store.keeps_local or call.passage is not None
         pattern = tuple((i, grad.shape, grad.dtype) for i, grad in grads.items())
-        kind = forwards.backwards.setdefault(pattern, Kind())
+        trust = forwards.backwards.setdefault(pattern, Trust())
         inputs = [*saved, *grads.values()]
-        if not traced and (verify or kind.record is None) and not kind.given_up:
+        if not traced and (verify or trust.record is None) and not trust.given_up:
             with self._launching.programs.own_reads():
-                outcome = fold_backward(forwards.tracer, call, inputs, tuple(grads))
-                reason = kind.judge(outcome, keeps_first=True)
+                outcome = forwards.tracer.fold_backward(
+                    call.record, inputs, tuple(grads), around=call.surroundings, path=store.path
+                )
+                reason = trust.judge(outcome)
             if reason is not None:
-                forwards.kind.given_up = reason
+                forwards.trust.given_up = reason
                 self._following.say(logging.WARNING, "engine(...) goes on being traced: %s", reason)
-        if traced or kind.record is None:
+        if traced or trust.record is None:
             passage, call.passage = call.passage or call.again(call, saved), None
             forwards.tracer.backward(passage, grads, folds=False)
             return
-        values = kind.record.function(inputs)
-        for name, value in zip(kind.record.names, values, strict=True):
+        values = trust.record.function(inputs)
+        for name, value in zip(trust.record.labels, values, strict=True):
             store.add_reduced(name, value)
 
     def _again(
         self, call: FoldedCall, saved: Sequence[torch.Tensor], *, tracer: PassTracer
     ) -> Passage:
-        end = len(saved) - call.record.keys
+        end = len(saved) - call.record.traced.keys
         return tracer.again(
             saved[:end], saved[end:], self._training.gradients.add_local, around=call.surroundings
         )
@@ -211,11 +211,11 @@ class FoldedCalls:
 
     def _find(self, form: Hashable, args: Any, kwargs: Mapping[str, Any]) -> _Forwards:
         following = self._following
-        key = form, modes(self._training, following.parameters)
-        known = following.kinds.get(key)
+        kind = Kind.of(self._training, part="forward", form=form, parameters=following.parameters)
+        known = following.kinds.get(kind)
         if known is None:
-            return following.add(key, _Forwards(tracer=PassTracer(self._training, args, kwargs)))
-        if not known.kind.ready:
+            return following.add(kind, _Forwards(tracer=PassTracer(self._training, args, kwargs)))
+        if not known.trust.ready:
             # Afresh: an earlier trace may have changed what is traced.
             known.tracer = PassTracer(self._training, args, kwargs)
         return known

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from spmdzero.engine._capture_watch import ModuleWatch
+from spmdzero.backend import current
+from spmdzero.engine._kinds import autocast_dtype
+from spmdzero.engine._module_watch import ModuleWatch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,11 +31,10 @@ class Surroundings:
     @classmethod
     def now(cls, module: nn.Module, watch: ModuleWatch) -> "Surroundings":
         """Those of a forward that is about to run; `watch` has just seen no change."""
-        on = torch.is_autocast_enabled("xla")
         return cls(
             module=module,
             watch=watch,
-            autocast=torch.get_autocast_dtype("xla") if on else None,
+            autocast=autocast_dtype(),
             default=torch.get_default_dtype(),
         )
 
@@ -47,7 +48,7 @@ class Surroundings:
         torch.set_default_dtype(self.default)
         on = self.autocast is not None
         try:
-            with torch.autocast("xla", dtype=self.autocast, enabled=on):
+            with torch.autocast(current().device_type, dtype=self.autocast, enabled=on):
                 yield
         finally:
             torch.set_default_dtype(default)

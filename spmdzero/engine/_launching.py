@@ -7,14 +7,7 @@ from typing import Any
 import torch
 
 from spmdzero._logging import log_once
-from spmdzero.backend.torch_xla import (
-    annotated_program,
-    are_pending,
-    memory_maps,
-    program_text,
-    record_scopes,
-    runtime,
-)
+from spmdzero.backend import counters, memory_maps, programs, runtime
 from spmdzero.engine._programs import Call, Compiled, ProgramLog
 from spmdzero.engine._snapshot import StepGraph
 from spmdzero.state._training import Training
@@ -31,8 +24,6 @@ class Launching:
         donated_inputs: kind of program -> inputs whose buffers it reuses, once compiled.
         observers: see each program's pending graph.
         hooks: registries of hooks around the three calls, which run Python at each step.
-        capturing: compiles and starts what is pending in place of the launch, where
-            `train_batch` is about to capture it.
     """
 
     def __init__(self, training: Training) -> None:
@@ -41,7 +32,6 @@ class Launching:
         self.donated_inputs: dict[str, int] = {}
         self.observers: list[Callable[[StepGraph], None]] = []
         self.hooks: tuple[Mapping[int, Any], ...] = ()
-        self.capturing: Callable[[], None] | None = None
 
     def launch_states(self) -> None:
         """Compiles and starts what makes the first state.
@@ -72,23 +62,26 @@ class Launching:
             kind: ``"micro"``, or ``"boundary"`` with the update in it.
             folded: whether operations of it stand for folded calls.
         """
-        step = self._training.counters.global_steps
-        self.programs.launching(step)
+        self.programs.launching(self._training.counters.global_steps)
         failure = self._show(kind) if self.observers else None
         self.programs.compiling.look(self._program_text)
         before = Compiled.so_far()
         launched = f"folded {kind}" if folded else kind
-        if self.capturing is not None:
-            # Compiled apart from what the three calls launch.
-            launched = f"captured {kind}"
-            self.capturing()
         runtime.sync()
-        compiled = Compiled.so_far() - before
-        self.programs.launched(launched, step, compiled)
-        if compiled.count:
-            self.donated_inputs[kind] = runtime.aliased_inputs()
-            self._make_room()
+        self._launched(kind, launched, Compiled.so_far() - before)
         return failure
+
+    def started(self, kind: str, compiled: Compiled) -> None:
+        """Takes note of a captured program, compiled by so much, that was started as `kind`."""
+        self.note_call()
+        self.programs.launching(self._training.counters.global_steps)
+        self._launched(kind, f"captured {kind}", compiled)
+
+    def _launched(self, kind: str, name: str, compiled: Compiled) -> None:
+        self.programs.launched(name, self._training.counters.global_steps, compiled)
+        if compiled.count:
+            self.donated_inputs[kind] = counters.aliased_inputs()
+            self._make_room()
 
     def _show(self, kind: str) -> Exception | None:
         """Hands what is pending to the observers; returns what the first of them raised."""
@@ -109,9 +102,8 @@ class Launching:
 
     def _program_text(self) -> str:
         tensors = [*self._training.named_tensors().values(), *self._training.losses]
-        roots = [t for t, pends in zip(tensors, are_pending(tensors), strict=True) if pends]
         # The script may have had everything computed before a micro-batch ends.
-        return program_text(annotated_program(roots)[0]) if roots else ""
+        return programs.text(tensors)
 
     def _make_room(self) -> None:
         before = Compiled.so_far()
@@ -130,8 +122,8 @@ class Launching:
         """
         self.observers.append(observer)
         try:
-            record_scopes(True, by=self)
+            programs.record_scopes(True, by=self)
             yield
         finally:
             self.observers.remove(observer)
-            record_scopes(bool(self.observers), by=self)
+            programs.record_scopes(bool(self.observers), by=self)

@@ -7,15 +7,15 @@ import torch
 from torch import nn
 
 from spmdzero._logging import is_new
-from spmdzero.backend import processes
-from spmdzero.backend.torch_xla import (
-    DeviceMesh,
-    GlobalForward,
-    GradientReduction,
+from spmdzero.backend import (
+    Forward,
+    Mesh,
+    Reduction,
+    Region,
     RegionRules,
-    ReplicaRegion,
-    compile_cache,
+    current,
     flags,
+    processes,
     runtime,
 )
 from spmdzero.config import (
@@ -36,6 +36,7 @@ from spmdzero.state._placed_module import move_module
 from spmdzero.state._training import Training
 from spmdzero.state._weights import Weights, open_weights
 from spmdzero.step._autocast import autocast_wire
+from spmdzero.step._gradient_path import GradientPath
 from spmdzero.step._gradients import GradientStore
 from spmdzero.step._loss_health import LossHealth
 from spmdzero.step._optimizer import ZeroOptimizer
@@ -90,10 +91,10 @@ def read_settings(config: Any, args: Any, optimizer: Any) -> SpmdZeroConfig:
 
 def start_backend(
     settings: SpmdZeroConfig, *, dist_init_required: bool | None
-) -> tuple[DeviceMesh, BatchSizes]:
+) -> tuple[Mesh, BatchSizes]:
     """Connects all hosts, and lays the config's mesh over their devices."""
     flags.apply(settings.spmd.xla_flags)
-    compile_cache.use(settings.spmd.compile_cache)
+    flags.use_cache(settings.spmd.compile_cache)
     processes.connect(required=dist_init_required)
     spec = MeshSpec.resolve(settings.spmd.mesh, device_count=runtime.device_count())
     batch = resolve_batch_sizes(settings, dp_world_size=spec.size)
@@ -102,7 +103,7 @@ def start_backend(
         logger.info("config keys without effect here: %d (docs/config.md)", len(new))
         for key in new:
             logger.debug("%s has no effect here: %s", key, NO_MEANING[key])
-    mesh = DeviceMesh(spec)
+    mesh = current().mesh(spec)
     runtime.seed(torch.initial_seed() % 2**31)
     return mesh, batch
 
@@ -110,7 +111,7 @@ def start_backend(
 def place_module(
     settings: SpmdZeroConfig,
     model: nn.Module,
-    mesh: DeviceMesh,
+    mesh: Mesh,
     weights: Weights | None,
     optimizer: tuple[Any, Any],
 ) -> Groups | None:
@@ -140,21 +141,21 @@ def make_training(
     *,
     batch: BatchSizes,
     plan: ShardingPlan,
-    mesh: DeviceMesh,
+    mesh: Mesh,
 ) -> Training:
     """The state on the devices, and what makes a step of it."""
     precision, rules = PrecisionPolicy.from_config(settings), _region_rules(settings)
     # Without an optimizer nobody would multiply the loss by the scale, nor update it.
     scaled = settings.fp16.enabled and groups is not None
     scaler = LossScaler.from_config(settings.fp16) if scaled else None
-    gradients = GradientStore(
+    path = GradientPath(
         plan=plan,
         mesh=mesh,
         reduction=_reduction(settings, mesh),
         scaling=GradientScaling.from_config(settings, devices=mesh.size),
         wire=autocast_wire(model, settings.torch_autocast, precision),
-        loss_scale=lambda: scaler.cur_scale if scaler else 1.0,
     )
+    gradients = GradientStore(path, loss_scale=lambda: scaler.cur_scale if scaler else 1.0)
     health = LossHealth(mesh=mesh, check=settings.spmd.check_finite)
     optimizer = (
         None
@@ -192,21 +193,21 @@ def make_training(
 
 def _forward(
     settings: SpmdZeroConfig, gradients: GradientStore, rules: RegionRules, **where: Any
-) -> ReplicaRegion | GlobalForward:
+) -> Region | Forward:
     where["autocast"] = PrecisionPolicy.from_config(settings).autocast
     if settings.spmd.forward == "global":
-        return GlobalForward(**where)
+        return current().global_forward(**where)
     seed = GradientScaling.from_config(settings, devices=where["mesh"].size).seed
-    return ReplicaRegion(sink=gradients.add_local, rules=rules, seed=seed, **where)
+    return current().region(sink=gradients.add_local, rules=rules, seed=seed, **where)
 
 
-def _reduction(settings: SpmdZeroConfig, mesh: DeviceMesh) -> GradientReduction:
+def _reduction(settings: SpmdZeroConfig, mesh: Mesh) -> Reduction:
     method = settings.spmd.reduction
     if method == "auto":
         # On a two-axis mesh libtpu turns an annotated sum into an all-reduce of everything.
         method = "explicit" if mesh.spec.data > 1 else "annotated"
     dtype = PrecisionPolicy.from_config(settings).communicate
-    return GradientReduction(mesh=mesh, method=method, dtype=dtype)
+    return current().reduction(mesh=mesh, method=method, dtype=dtype)
 
 
 def _region_rules(settings: SpmdZeroConfig) -> RegionRules:

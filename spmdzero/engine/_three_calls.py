@@ -134,7 +134,7 @@ class ThreeCalls:
             return loss
         # As data: a Python number would be another program at each change of the scale.
         number = loss_scale_number(optimizer.loss_scaler)
-        return loss * self._training.mesh.place(number, role="loss_scale")
+        return loss * self._training.mesh.place(number)
 
     def _require_optimizer(self, call: str) -> ZeroOptimizer:
         if self._training.optimizer is None:

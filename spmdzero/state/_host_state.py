@@ -64,7 +64,7 @@ def _unfinished_step(training: Training, waiting: tuple[str, ...]) -> dict[str, 
     partial = training.plan.partial and training.plan.stage < 2
     return {
         "summed": list(waiting),
-        "unit": training.gradients.unit if partial else 1.0,
+        "unit": training.gradients.path.unit if partial else 1.0,
         "steps": training.batch.accumulation,
         "backward_done": training.backward_done,
         "losses": [loss.item() for loss in training.losses],

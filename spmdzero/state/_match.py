@@ -193,7 +193,7 @@ def _gradient(training: Training, state: TrainingState, name: str, item: Held) -
     shape, saved = training.plan[own].shape, state.tensors[name]
     rows = saved.shape[0] if len(saved.shape) > len(shape) else 0
     partial = item.placement is not None and item.placement.kind == "partial"
-    unit = training.gradients.unit if partial else 1.0
+    unit = training.gradients.path.unit if partial else 1.0
     if partial and saved.shape == item.shape and unit == accumulation["unit"]:
         return [Target(held=item, source=name, read=saved.read, saved_parts=lambda box: [box])]
 

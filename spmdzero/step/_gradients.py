@@ -1,17 +1,16 @@
 """Where gradients wait between the backward pass and the step."""
 
-from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla import scope, write_stamp
-from spmdzero.backend.torch_xla.mesh import DeviceMesh, fresh
-from spmdzero.backend.torch_xla.reduction import GradientReduction, let_go_of_whole
+from spmdzero.backend import arrays
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.plan import Placement, Role, ShardingPlan
-from spmdzero.precision import GradientScaling, dtype_named
+from spmdzero.plan import ShardingPlan
 from spmdzero.step._autograd import set_autograd_grad
+from spmdzero.step._gradient_path import GradientPath
 
 
 class GradientStore:
@@ -22,30 +21,16 @@ class GradientStore:
     stages 0 and 1 (nothing moves before the boundary), a shard at stage 2.
 
     Attributes:
+        path: the forms in which gradients wait, and their arithmetic.
         accumulators: parameter name -> its accumulator.
         deferring: whether replicas' gradients are kept, unreduced, for the next that is not.
 
     Args:
-        plan, mesh: where each gradient lives.
-        reduction: how replicas' gradients become one.
-        scaling: what they are multiplied by on the way.
-        wire: parameter name -> the dtype in which its gradient crosses the wire, where that is
-            not the reduction's.
         loss_scale: the factor that is in every gradient, 1.0 but for fp16.
     """
 
-    def __init__(
-        self,
-        *,
-        plan: ShardingPlan,
-        mesh: DeviceMesh,
-        reduction: GradientReduction,
-        scaling: GradientScaling,
-        wire: Mapping[str, torch.dtype],
-        loss_scale: Callable[[], float],
-    ) -> None:
-        self._plan, self._mesh, self._reduction = plan, mesh, reduction
-        self._scaling, self._wire, self._loss_scale = scaling, wire, loss_scale
+    def __init__(self, path: GradientPath, *, loss_scale: Callable[[], float]) -> None:
+        self.path, self._loss_scale = path, loss_scale
         self._pending: dict[str, torch.Tensor] = {}
         self._deferred: dict[str, torch.Tensor] = {}
         self._summed: set[str] = set()
@@ -53,66 +38,47 @@ class GradientStore:
         self._handed: dict[str, tuple[torch.Tensor, Any]] = {}
         self.deferring = False
         self.accumulators: dict[str, torch.Tensor] = {}
-        self.replan(plan)
+        self.replan(path.plan)
 
     def replan(self, plan: ShardingPlan) -> None:
         """Allocates the accumulators that `plan` has, and drops those that it has not."""
-        self._plan = plan
         self.clear()
+        self.path = dataclasses.replace(self.path, plan=plan)
         # The same dict: captured steps find an accumulator by it.
         self.accumulators.clear()
         for tensor in plan:
-            placement = tensor.placement(Role.ACCUMULATOR)
-            if placement is not None:
-                dtype = dtype_named(tensor.dtype(Role.ACCUMULATOR))
-                zeros = self._mesh.stored_zeros(tensor.shape, placement, dtype)
-                self.accumulators[tensor.name] = zeros
+            if self.path.accumulates(tensor.name):
+                self.accumulators[tensor.name] = self.path.zeros(tensor.name)
 
     def add_local(self, name: str, grad: torch.Tensor) -> None:
         """Adds one replica's gradient, `[*shape]` in replica space."""
-        if not self.is_trained(name):
+        if not self.path.is_trained(name):
             return
-        grad = grad.to(dtype_named(self._plan[name].dtype(Role.GRADIENT)))
+        grad = self.path.in_dtype(name, grad)
         if name in self._deferred:
             grad = self._deferred.pop(name) + grad
         if self.deferring:
             self._summed.add(name)
             self._deferred[name] = grad
             return
-        self.add_reduced(name, self.reduced(name, grad))
-
-    def reduced(self, name: str, grad: torch.Tensor) -> torch.Tensor:
-        """One replica's gradient in the form in which it waits for the step; writes nothing."""
-        grad = grad.to(dtype_named(self._plan[name].dtype(Role.GRADIENT)))
-        placement = self._waiting_placement(name)
-        if placement.kind == "partial":
-            return self._reduction.partial(grad)
-        with scope(f"zero.gradient/{name}"):
-            before, after = self._scaling.before, self._scaling.after
-            reduced = self._reduction.reduce_local(
-                _times(grad, before), placement, dtype=self._wire.get(name)
-            )
-            return _times(reduced, after)
+        self.add_reduced(name, self.path.of_replica(name, grad))
 
     def add_reduced(self, name: str, grad: torch.Tensor) -> None:
         """Adds a gradient in the form in which it waits for the step."""
         self._take_back(name)
         self._summed.add(name)
-        if name in self.accumulators:
-            self._mark(name, self.accumulators[name].add_(grad))
-        elif name in self._pending:
-            self._pending[name] = self._mark(name, self._pending[name] + grad)
-        else:
-            self._pending[name] = grad
+        waiting = self._waiting(name)
+        self._keep(name, grad if waiting is None else self.path.plus(name, waiting, grad))
+
+    def add_global(self, name: str, grad: torch.Tensor) -> None:
+        """Adds a gradient of the whole batch, `[*shape]` in global space."""
+        if self.path.is_trained(name):
+            self.add_reduced(name, self.path.of_batch(name, grad))
 
     @property
     def keeps_local(self) -> bool:
         """Whether the next gradient meets, or becomes, one that is not reduced."""
         return self.deferring or bool(self._deferred)
-
-    def is_trained(self, name: str) -> bool:
-        """Whether a gradient of this parameter is used: it may be in no param group."""
-        return self._plan[name].trainable
 
     def reduce_deferred(self) -> None:
         """Lets the gradients that were added while `deferring` join the others."""
@@ -120,52 +86,12 @@ class GradientStore:
         for name, grad in deferred.items():
             self.add_local(name, grad)
 
-    def add_global(self, name: str, grad: torch.Tensor) -> None:
-        """Adds a gradient of the whole batch, `[*shape]` in global space; the compiler reduces."""
-        if not self.is_trained(name):
-            return
-        with scope(f"zero.gradient/{name}"):
-            stored = self._stored(name, _times(grad, self._scaling.whole))
-            self.add_reduced(name, let_go_of_whole(stored, self._waiting_placement(name)))
-
-    def _stored(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        whole = whole.to(dtype_named(self._plan[name].dtype(Role.GRADIENT)))
-        placement = self._waiting_placement(name)
-        if placement.kind != "partial":
-            return self._mesh.store(whole, placement)
-        # What `take` does to the sum of the shares is undone in each.
-        share = _times(whole, 1 / (self._scaling.before * self._scaling.after)) / self._mesh.size
-        return share.expand(self._mesh.size, *whole.shape)
-
     def take(self, name: str) -> torch.Tensor:
-        """The summed gradient as the step needs it, in its stored shape; zeros if there is none.
-
-        A parameter that took no part in the loss has a zero gradient, as under DeepSpeed's ZeRO
-        (runtime/zero/stage_1_and_2.py): weight decay and momentum still move it.
-        """
+        """The summed gradient as the step needs it, see `GradientPath.final`."""
         self._take_back(name)
-        if name in self._pending:
-            return self._pending.pop(name)
-        return self._final(name)
-
-    def _final(self, name: str) -> torch.Tensor:
-        tensor = self._plan[name]
-        final = tensor.placement(Role.GRADIENT)
-        assert final is not None
-        if name not in self.accumulators:
-            if name in self._pending:
-                return self._pending[name]
-            dtype = dtype_named(tensor.dtype(Role.GRADIENT))
-            return self._mesh.stored_zeros(tensor.shape, final, dtype)
-        total = self.accumulators[name]
-        waiting = self._waiting_placement(name)
-        if waiting.kind == "partial":
-            with scope(f"zero.gradient/{name}"):
-                total = self._reduction.reduce_partial(
-                    _times(total, self._scaling.before), final, dtype=self._wire.get(name)
-                )
-                total = _times(total, self._scaling.after)
-        return total
+        waiting = self._waiting(name)
+        self._pending.pop(name, None)
+        return self.path.final(name, waiting)
 
     def read(self, name: str) -> torch.Tensor | None:
         """The gradient summed so far, `[*shape]`, whole, without the loss scale; None for none.
@@ -181,15 +107,11 @@ class GradientStore:
         if name not in self._summed:
             return None
         if name not in self._handed:
-            tensor = self._plan[name]
-            placement = tensor.placement(Role.GRADIENT)
-            assert placement is not None
-            whole = self._mesh.gather(self._final(name), placement, tensor.shape)
-            scale = self._loss_scale()
+            whole, scale = self.path.whole(name, self._waiting(name)), self._loss_scale()
             if scale != 1:
                 whole = whole.float() / scale
-            whole = self._mesh.mark(fresh(whole))
-            self._handed[name] = whole, write_stamp(whole)
+            whole = self.path.mesh.mark(arrays.fresh(whole))
+            self._handed[name] = whole, arrays.write_stamp(whole)
         return self._handed[name][0]
 
     def write(self, name: str, whole: torch.Tensor) -> None:
@@ -197,17 +119,22 @@ class GradientStore:
         self._handed.pop(name, None)
         self._deferred.pop(name, None)
         scale = self._loss_scale()
-        stored = self._stored(name, whole if scale == 1 else whole.float() * scale)
-        if name in self.accumulators:
-            self._mark(name, self.accumulators[name].copy_(stored))
-        else:
-            self._pending[name] = stored
+        self._keep(name, self.path.stored(name, whole if scale == 1 else whole.float() * scale))
         self._summed.add(name)
+
+    def _waiting(self, name: str) -> torch.Tensor | None:
+        return self.accumulators.get(name, self._pending.get(name))
+
+    def _keep(self, name: str, waiting: torch.Tensor) -> None:
+        if name in self.accumulators:
+            self.path.mesh.commit(self.accumulators[name], waiting, self.path.spec(name))
+        else:
+            self._pending[name] = waiting
 
     def _take_back(self, name: str) -> None:
         if name in self._handed:
             whole, stamp = self._handed.pop(name)
-            if write_stamp(whole) != stamp:
+            if arrays.write_stamp(whole) != stamp:
                 self.write(name, whole)
 
     def discard(self, name: str) -> None:
@@ -218,12 +145,7 @@ class GradientStore:
         for kept in (self._handed, self._pending, self._deferred):
             kept.pop(name, None)
         if name in self.accumulators:
-            self._zero(name)
-
-    @property
-    def unit(self) -> float:
-        """What the sum of a Partial's summands is multiplied by to be the gradient."""
-        return self._scaling.before * self._scaling.after
+            self._keep(name, self.path.zeros(name))
 
     def summed(self) -> tuple[str, ...]:
         """The parameters whose gradients wait, all of them in accumulators.
@@ -242,8 +164,7 @@ class GradientStore:
 
     def adopt(self, names: Iterable[str]) -> None:
         """Takes what now is in the accumulators for the gradients of these parameters."""
-        for kept in (self._summed, self._handed, self._pending, self._deferred):
-            kept.clear()
+        self._forget()
         self._summed.update(names)
 
     @property
@@ -252,7 +173,7 @@ class GradientStore:
         return bool(self._summed)
 
     @property
-    def waiting_names(self) -> frozenset[str]:
+    def names(self) -> frozenset[str]:
         """The parameters to which a gradient was added since the last `clear`."""
         return frozenset(self._summed)
 
@@ -264,26 +185,11 @@ class GradientStore:
 
     def clear(self) -> None:
         """Forgets what was summed: pending gradients, and accumulators by zeroing them."""
-        if not self._summed:
-            return
+        if self._summed:
+            self._forget()
+            for name in self.accumulators:
+                self._keep(name, self.path.zeros(name))
+
+    def _forget(self) -> None:
         for kept in (self._summed, self._handed, self._pending, self._deferred):
             kept.clear()
-        for name in self.accumulators:
-            self._zero(name)
-
-    def _zero(self, name: str) -> None:
-        self._mark(name, self.accumulators[name].zero_())
-
-    def _mark(self, name: str, waiting: torch.Tensor) -> torch.Tensor:
-        spec = self._waiting_placement(name).partition_spec(self._plan[name].shape, self._mesh.spec)
-        return self._mesh.mark(waiting, spec)
-
-    def _waiting_placement(self, name: str) -> Placement:
-        tensor = self._plan[name]
-        placement = tensor.placement(Role.ACCUMULATOR) or tensor.placement(Role.GRADIENT)
-        assert placement is not None
-        return placement
-
-
-def _times(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    return tensor if factor == 1 else tensor * factor

@@ -4,11 +4,25 @@ import logging
 
 import torch
 
-from spmdzero.backend.torch_xla import DeviceMesh
+from spmdzero.backend import Mesh
 from spmdzero.errors import NonFiniteError
 from spmdzero.step._numbers import step_number
 
 logger = logging.getLogger("spmdzero")
+
+
+def watched(
+    loss: torch.Tensor, step: torch.Tensor, *, first_bad: torch.Tensor, finite: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The record after `loss`, 0-dim: 1 + the first bad step, and whether all were finite.
+
+    Args:
+        loss: of a micro-batch.
+        step: 1 + the step, 0-dim int32.
+        first_bad, finite: the record before.
+    """
+    bad = ~torch.isfinite(loss)
+    return torch.where(bad & (first_bad == 0), step, first_bad), finite & ~bad
 
 
 class LossHealth:
@@ -17,23 +31,24 @@ class LossHealth:
     Args:
         mesh: the devices.
         check: read after every step, and raise: `"spmd": {"check_finite": true}`.
+
+    Attributes:
+        check: the argument.
     """
 
-    def __init__(self, *, mesh: DeviceMesh, check: bool) -> None:
-        self._mesh, self._check = mesh, check
+    def __init__(self, *, mesh: Mesh, check: bool) -> None:
+        self._mesh, self.check = mesh, check
         self._first_bad = self._none_bad()
         self._finite = self._all_finite()
         self._loss: torch.Tensor | None = None
 
     def watch(self, loss: torch.Tensor, *, step: int) -> None:
         """Takes note of a loss of `step`, 0-dim on the device."""
-        here = self._mesh.place(step_number(step), role="step")
-        bad = ~torch.isfinite(loss)
-        self._first_bad.copy_(torch.where(bad & (self._first_bad == 0), here, self._first_bad))
-        self._mesh.mark(self._first_bad)
-        if self._check:
-            self._finite = self._mesh.mark(self._finite & ~bad)
-            self._loss = loss
+        here = self._mesh.place(step_number(step))
+        first_bad, finite = watched(loss, here, first_bad=self._first_bad, finite=self._finite)
+        self._mesh.commit(self._first_bad, first_bad)
+        if self.check:
+            self._finite, self._loss = self._mesh.mark(finite), loss
 
     def _none_bad(self) -> torch.Tensor:
         # 1 + the first bad step, 0 for none; the step is data, a Python int would recompile.
@@ -45,7 +60,7 @@ class LossHealth:
 
     def finite(self) -> torch.Tensor | None:
         """Whether all losses since the last step were finite, on the device; None: not asked."""
-        return self._finite if self._check else None
+        return self._finite if self.check else None
 
     def raise_if_asked(self, grad_norm: torch.Tensor | None) -> None:
         """Reads the losses' health, and at a boundary the gradient norm, if that was asked for.
@@ -53,7 +68,7 @@ class LossHealth:
         Raises:
             NonFiniteError: one of them is not finite; the update was not applied.
         """
-        if not self._check or self._loss is None:
+        if not self.check or self._loss is None:
             return
         finite, loss = self._finite.item(), self._loss
         if grad_norm is not None or not finite:

@@ -5,37 +5,24 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla.mesh import DeviceMesh
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import UpdateRule
 from spmdzero.precision import LossScaler
 from spmdzero.step._schedule_hold import ROWS, ScheduleHold
 
 
-def upload_numbers(
-    rules: Sequence[UpdateRule],
-    groups: list[dict[str, Any]],
-    *,
-    mesh: DeviceMesh,
-    hold: ScheduleHold | None,
-    skipped: torch.Tensor,
+def numbers_of_groups(
+    keys: Sequence[Sequence[str]], placed: Sequence[torch.Tensor], skipped: torch.Tensor
 ) -> list[dict[str, torch.Tensor]]:
-    """What each rule's `hyper` says of its group, as 0-dim fp32 tensors on the devices.
-
-    One upload for all numbers of all groups: as Python floats they would be a transfer each, and
-    0.0 and 1.0 would be constants, which recompiles when a schedule hits them.
+    """What `group_numbers` says of each group, as 0-dim fp32 tensors; values, nothing is read.
 
     Args:
-        rules: one per param group.
-        groups: the param groups.
-        mesh: the devices.
-        hold: what holds the schedule back for skipped steps, None if nothing has to.
-        skipped: 0-dim int32 on the device, steps skipped so far.
+        keys: of each rule's `hyper`.
+        placed: what `group_numbers` returned, on the devices.
+        skipped: 0-dim int32, steps skipped so far.
     """
-    hypers = _hypers(rules, groups)
-    placed = [mesh.place(host, role="numbers") for host in _hosts(hypers, groups, hold)]
     if not placed:
-        return [{} for _ in hypers]
+        return [{} for _ in keys]
     if len(placed) == 1:
         (row,) = placed
     else:
@@ -43,14 +30,37 @@ def upload_numbers(
         behind = (skipped - held).clamp(0, ROWS - 1)
         row = table.index_select(0, behind.reshape(1).long())[0]
     on_device = iter(row.unbind())
-    return [{key: next(on_device) for key in hyper} for hyper in hypers]
+    return [{key: next(on_device) for key in group} for group in keys]
 
 
 def group_numbers(
     rules: Sequence[UpdateRule], groups: list[dict[str, Any]], hold: ScheduleHold | None
 ) -> list[torch.Tensor]:
-    """What `upload_numbers` uploads, in its order: once a step, because `hold` takes it down."""
-    return _hosts(_hypers(rules, groups), groups, hold)
+    """The numbers of all groups, to be uploaded: once a step, because `hold` takes them down.
+
+    One upload for all numbers of all groups: as Python floats they would be a transfer each, and
+    0.0 and 1.0 would be constants, which recompiles when a schedule hits them.
+
+    Args:
+        rules: one per param group.
+        groups: the param groups.
+        hold: what holds the schedule back for skipped steps, None if nothing has to.
+    """
+    numbers = [value for hyper in _hypers(rules, groups) for value in hyper.values()]
+    # Taken down even where a rule reads its group itself, which then is ahead by what is unread.
+    table = hold.table(numbers, groups) if hold is not None else None
+    if not numbers:
+        return []
+    if hold is None or table is None:
+        return [torch.tensor(numbers, dtype=torch.float32)]
+    return [torch.tensor(hold.held, dtype=torch.int32), table]
+
+
+def number_keys(
+    rules: Sequence[UpdateRule], groups: list[dict[str, Any]]
+) -> tuple[tuple[str, ...], ...]:
+    """The names of each group's numbers."""
+    return tuple(tuple(hyper) for hyper in _hypers(rules, groups))
 
 
 def numbers_at(
@@ -84,21 +94,6 @@ def _pairs(
             'model_parameters; one that is not to train can have "lr": 0'
         )
     return zip(rules, groups, strict=True)
-
-
-def _hosts(
-    hypers: Sequence[Mapping[str, float]],
-    groups: list[dict[str, Any]],
-    hold: ScheduleHold | None,
-) -> list[torch.Tensor]:
-    numbers = [value for hyper in hypers for value in hyper.values()]
-    # Taken down even where a rule reads its group itself, which then is ahead by what is unread.
-    table = hold.table(numbers, groups) if hold is not None else None
-    if not numbers:
-        return []
-    if hold is None or table is None:
-        return [torch.tensor(numbers, dtype=torch.float32)]
-    return [torch.tensor(hold.held, dtype=torch.int32), table]
 
 
 def loss_scale_number(scaler: LossScaler) -> torch.Tensor:

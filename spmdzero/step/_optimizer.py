@@ -7,23 +7,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend.torch_xla import global_norm, scope
-from spmdzero.backend.torch_xla.mesh import DeviceMesh, PartitionSpec
+from spmdzero.backend import Mesh, PartitionSpec
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import UpdateRule
 from spmdzero.plan import Placement, Role, ShardingPlan
 from spmdzero.precision import LossScaler, PrecisionPolicy
+from spmdzero.step._boundary import Boundary, MemberGroup
 from spmdzero.step._folds import Folds
 from spmdzero.step._gradients import GradientStore
-from spmdzero.step._loss_scale import LossScaled, LossScales, unscale
-from spmdzero.step._numbers import upload_numbers
+from spmdzero.step._loss_scale import LossScaled
+from spmdzero.step._numbers import group_numbers, number_keys, scale_numbers
 from spmdzero.step._schedule_hold import ScheduleHold
 from spmdzero.step._torch_calls import PlannedOptimizer, refuse_closure
-from spmdzero.step._update import GroupUpdate, Member
-from spmdzero.step._whole_parameter import MeshTensor
-
-# Parameters in one folded update. torch_xla takes time by the square of an operation's outputs.
-_TOGETHER = 30
+from spmdzero.step._update import Member
 
 
 class ZeroOptimizer(LossScaled, PlannedOptimizer):
@@ -58,7 +54,7 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
         names: Mapping[torch.Tensor, str],
         rules: Sequence[UpdateRule],
         plan: ShardingPlan,
-        mesh: DeviceMesh,
+        mesh: Mesh,
         precision: PrecisionPolicy,
         gradients: GradientStore,
         clip: float,
@@ -74,6 +70,7 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
             for key, value in rule.defaults.items():
                 group.setdefault(key, value)
             rule.validate(group)
+        self._scalars = {scalar for rule in rules for scalar in rule.scalars}
         self._rules, self._plan, self._mesh, self._precision = tuple(rules), plan, mesh, precision
         self._names, self._gradients, self._clip, self._finite = names, gradients, clip, finite
         self._applied = mesh.place(torch.zeros((), dtype=torch.float32))
@@ -81,7 +78,7 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
         self.loss_scaler = scaler
         self.folds = Folds()
         # Their parameters live as long as this optimizer's names of them.
-        self._updates: dict[Hashable, GroupUpdate] = {}
+        self._boundaries: dict[Hashable, Boundary] = {}
         self.hold: ScheduleHold | None = None
         self.grad_norm: torch.Tensor | None = None
         for rule, group in zip(rules, param_groups, strict=True):
@@ -99,8 +96,7 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
 
     def forget_skip(self) -> None:
         """Doesn't count the latest skipped step: it raised, and will be done again."""
-        self._skipped.sub_(1)
-        self._mesh.mark(self._skipped)
+        self._mesh.commit(self._skipped, self._skipped - 1)
 
     @property
     def can_skip(self) -> bool:
@@ -142,10 +138,9 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
             state["master"] = self._mesh.store(parameter.detach().float(), master)
         moment = tensor.placement(Role.MOMENT)
         if moment is not None:
-            spec = self._spec(parameter, moment)
             for slot in rule.slots:
                 zeros = self._mesh.stored_zeros(tensor.shape, moment, self._precision.moment)
-                value = rule.initial(slot, group)
+                value, spec = rule.initial(slot, group), self.spec(f"{slot}/{name}")
                 state[slot] = self._mesh.mark(zeros + value, spec) if value else zeros
         for scalar in rule.scalars:
             value = torch.tensor(rule.initial(scalar, group), dtype=torch.float32)
@@ -153,169 +148,74 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Norm, clip, update and gather, as one pending program; moves nothing to the host.
-
-        Order and formulas are DeepSpeed's (runtime/zero/stage_1_and_2.py, `step`).
-        """
+        """Norm, clip, update and gather, as one pending program; moves nothing to the host."""
         refuse_closure(closure)
         self._gradients.reduce_deferred()
-        gradients = {p: self._gradients.take(self._names[p]) for p in self._trainable()}
-        placements = {p: self._final_placement(p) for p in gradients}
-        scales = LossScales.upload(self.loss_scaler, self._mesh) if self.loss_scaler else None
-        hypers = upload_numbers(
-            self._rules,
-            self.param_groups,
-            mesh=self._mesh,
-            hold=self.hold,
-            skipped=self._skipped,
+        own, boundary = self.tensors(), self.boundary()
+        new = boundary(
+            own,
+            gradients={name: self._gradients.take(name) for name in boundary.names},
+            numbers=[self._mesh.place(host) for host in self.host_numbers()],
+            finite=self._finite(),
+            call=self.folds,
         )
-        moved = self._directions(gradients, placements, hypers, scales)
-        scaled = self._norm(gradients, placements)
-        norm, coefficient = unscale(scaled, clip=self._clip, scales=scales)
-        self.grad_norm = self._mesh.mark(norm)
-        apply = self._condition(norm)
-        self._count(apply)
-        for old, new, spec in moved:
-            self._write(old, new, spec, apply)
-        for rule, group, hyper in zip(self._rules, self.param_groups, hypers, strict=True):
-            factors = rule.prepare(hyper, self._applied)
-            # So that the three calls read them in the order of their outputs: `PendingProgram`.
-            members = [p for p in reversed(group["params"]) if p in gradients]
-            for start in range(0, len(members), _TOGETHER):
-                self._update(
-                    rule, members[start : start + _TOGETHER], gradients, factors, coefficient, apply
-                )
+        self.grad_norm = new.pop("norm")
+        for name, value in new.items():
+            # Unmarked, a parameter drifts to the sharding of its update: to ZeRO-3.
+            self._mesh.commit(own[name], value, self.spec(name))
         self._gradients.clear()
 
-    def _condition(self, norm: torch.Tensor) -> torch.Tensor | None:
-        finite = self._finite()
-        if finite is not None:
-            return self._mesh.mark(torch.isfinite(norm) & finite)
-        return self._mesh.mark(torch.isfinite(norm)) if self._precision.skip_nonfinite else None
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What a step reads and writes, by name: parameters and states."""
+        parameters = {f"parameter/{self._names[p]}": p for p in self._trainable()}
+        return parameters | self.named_states()
 
-    def _count(self, apply: torch.Tensor | None) -> None:
-        if apply is None:
-            self._applied.add_(1)
-        else:
-            self._applied.add_(apply.float())
-            self._skipped.add_(1 - apply.int())
-            self._mesh.mark(self._skipped)
-        self._mesh.mark(self._applied)
+    def host_numbers(self) -> list[torch.Tensor]:
+        """What `Boundary` takes as numbers, on the CPU; once a step, see `group_numbers`."""
+        numbers = group_numbers(self._rules, self.param_groups, self.hold)
+        return numbers if self.loss_scaler is None else [*numbers, scale_numbers(self.loss_scaler)]
 
-    def _directions(
-        self,
-        gradients: dict[nn.Parameter, torch.Tensor],
-        placements: Mapping[nn.Parameter, Placement],
-        hypers: Sequence[Mapping[str, torch.Tensor]],
-        scales: LossScales | None,
-    ) -> list[tuple[torch.Tensor, torch.Tensor, PartitionSpec]]:
-        """Puts each rule's direction in its gradient's place.
-
-        Returns the state that changed for it, old and new, to be written if the step applies.
-        """
-        moved = []
-        for rule, group, hyper in zip(self._rules, self.param_groups, hypers, strict=True):
-            for parameter in group["params"]:
-                if parameter not in gradients or not rule.has_direction:
-                    continue
-                placement, state = placements[parameter], self.state[parameter]
-                spec = self._spec(parameter, placement)
-                grad = gradients[parameter].float()
-                grad = self._mesh.mark(grad if scales is None else grad / scales.now, spec)
-                whole = self._whole(parameter, placement)
-                with scope(f"zero.direction/{self._names[parameter]}"):
-                    direction, new = rule.direction(grad, state, hyper, whole)
-                # The norm and the clipping expect the loss scale in it.
-                direction = direction if scales is None else direction * scales.now
-                gradients[parameter] = self._mesh.mark(direction, spec)
-                moved += [(state[slot], value, spec) for slot, value in new.items()]
-        return moved
-
-    def _norm(
-        self,
-        gradients: Mapping[nn.Parameter, torch.Tensor],
-        placements: Mapping[nn.Parameter, Placement],
-    ) -> torch.Tensor:
-        specs = [self._spec(parameter, placements[parameter]) for parameter in gradients]
-
-        def norm(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-            return [global_norm(list(zip(tensors, specs, strict=True)), self._mesh)]
-
-        (total,) = self.folds(("norm", tuple(specs)), norm, list(gradients.values()))
-        return total
-
-    def _update(
-        self,
-        rule: UpdateRule,
-        parameters: Sequence[nn.Parameter],
-        gradients: Mapping[nn.Parameter, torch.Tensor],
-        factors: Mapping[str, torch.Tensor],
-        coefficient: torch.Tensor | None,
-        apply: torch.Tensor | None,
-    ) -> None:
-        update = self._group_update(
-            rule,
-            parameters,
-            factors=tuple(factors),
-            clips=coefficient is not None,
-            skips=apply is not None,
-        )
-        inputs = update.inputs(
-            factors=factors,
-            coefficient=coefficient,
-            apply=apply,
-            members=[(gradients[p], p, self.state[p]) for p in parameters],
-        )
-        # A rule without factors reads its group's numbers itself: folded, they would be constants.
-        values = iter(self.folds(update, update, inputs) if factors else update(inputs))
-        for parameter, member in zip(parameters, update.members, strict=True):
-            parameter.copy_(next(values))
-            # Without this mark a parameter drifts to the sharding of its update: to ZeRO-3.
-            self._mesh.mark(parameter)
-            state, spec = self.state[parameter], update.spec(member)
-            for slot in member.slots:
-                self._write(state[slot], next(values), () if slot in rule.scalars else spec)
-
-    def _group_update(
-        self, rule: UpdateRule, parameters: Sequence[nn.Parameter], **rest: Any
-    ) -> GroupUpdate:
-        slots = [tuple(self.state[p]) for p in parameters]
-        key = rule, tuple(map(id, parameters)), tuple(slots), *rest.values()
-        if key not in self._updates:
-            members = tuple(
-                Member(
-                    name=self._names[p],
-                    shape=tuple(p.shape),
-                    dtype=p.dtype,
-                    slots=names,
-                    placement=self._final_placement(p),
-                )
-                for p, names in zip(parameters, slots, strict=True)
+    def boundary(self) -> Boundary:
+        """The step as a function, for the groups and states as they are."""
+        trained = set(self._trainable())
+        groups = [[p for p in group["params"] if p in trained] for group in self.param_groups]
+        key = tuple(tuple((id(p), *self.state[p]) for p in group) for group in groups)
+        if key not in self._boundaries:
+            numbers = number_keys(self._rules, self.param_groups)
+            self._boundaries[key] = Boundary(
+                groups=tuple(
+                    MemberGroup(rule=rule, members=tuple(map(self._member, group)), numbers=names)
+                    for rule, group, names in zip(self._rules, groups, numbers, strict=True)
+                ),
+                mesh=self._mesh,
+                clip=self._clip,
+                skips=self._precision.skip_nonfinite,
+                scaled=self.loss_scaler is not None,
             )
-            self._updates[key] = GroupUpdate(rule=rule, members=members, mesh=self._mesh, **rest)
-        return self._updates[key]
+        return self._boundaries[key]
 
-    def _write(
-        self,
-        old: torch.Tensor,
-        new: torch.Tensor,
-        spec: PartitionSpec,
-        apply: torch.Tensor | None = None,
-    ) -> None:
-        # In place, or XLA can't reuse the buffer of the old state (donation).
-        old.copy_(new if apply is None else torch.where(apply, new, old))
-        self._mesh.mark(old, spec)
+    def spec(self, name: str) -> PartitionSpec:
+        """The sharding of one of `tensors`."""
+        role, _, parameter = name.partition("/")
+        if role in ("parameter", "counter") or role in self._scalars:
+            return ()
+        shape = self._plan[parameter].shape
+        return self._placement(parameter).partition_spec(shape, self._mesh.spec)
 
-    def _whole(self, parameter: nn.Parameter, placement: Placement) -> MeshTensor:
-        return MeshTensor(mesh=self._mesh, placement=placement, shape=tuple(parameter.shape))
-
-    def _final_placement(self, parameter: nn.Parameter) -> Placement:
-        placement = self._plan[self._names[parameter]].placement(Role.GRADIENT)
+    def _placement(self, name: str) -> Placement:
+        """How the step's gradient, the master and the slots of a parameter are stored."""
+        placement = self._plan[name].placement(Role.GRADIENT)
         assert placement is not None
         return placement
 
-    def _spec(self, parameter: nn.Parameter, placement: Placement) -> tuple:
-        return placement.partition_spec(tuple(parameter.shape), self._mesh.spec)
+    def _member(self, parameter: nn.Parameter) -> Member:
+        return Member(
+            name=(name := self._names[parameter]),
+            shape=tuple(parameter.shape),
+            dtype=parameter.dtype,
+            slots=tuple(self.state[parameter]),
+            placement=self._placement(name),
+        )
 
     @torch.no_grad()
     def refresh_masters(self, written: Collection[torch.Tensor] | None = None) -> None:
@@ -329,11 +229,10 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
             if written is not None and parameter not in written:
                 continue
             self._mesh.mark(parameter)
-            master = self.state[parameter].get("master")
-            placement = self._plan[self._names[parameter]].placement(Role.MASTER)
-            if master is not None and placement is not None:
-                master.copy_(self._mesh.store(parameter.detach().float(), placement))
-                self._mesh.mark(master, self._spec(parameter, placement))
+            master, name = self.state[parameter].get("master"), self._names[parameter]
+            if master is not None:
+                stored = self._mesh.store(parameter.detach().float(), self._placement(name))
+                self._mesh.commit(master, stored, self.spec(f"master/{name}"))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients summed so far."""

@@ -1,15 +1,50 @@
 """What the parameters of one group and their states become: values, nothing is written."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 
 import torch
 
-from spmdzero.backend.torch_xla import scope
-from spmdzero.backend.torch_xla.mesh import DeviceMesh, PartitionSpec
+from spmdzero.backend import Mesh, PartitionSpec, arrays, programs
 from spmdzero.optim import UpdateRule
 from spmdzero.plan import Placement
-from spmdzero.step._whole_parameter import MeshTensor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshTensor:
+    """The `WholeTensor` of one parameter's stored form.
+
+    Attributes:
+        mesh: where its shards live.
+        placement: how they are stored.
+        shape: the parameter's own shape.
+    """
+
+    mesh: Mesh
+    placement: Placement
+    shape: tuple[int, ...]
+
+    def sum(self, stored: torch.Tensor) -> torch.Tensor:
+        """The total over all shards, padding left out: one all-reduce of a scalar."""
+        elements = math.prod(self.shape)
+        if stored.numel() != elements:
+            # Padding is no parameter: an update may be anything there, 0 / 0 too.
+            place = torch.arange(stored.numel(), device=stored.device)
+            stored = torch.where(place < elements, stored, torch.zeros_like(stored))
+        return self.mesh.mark(stored.sum())
+
+    def gather(self, stored: torch.Tensor) -> torch.Tensor:
+        """The tensor `[*shape]` on every device: one all-gather in `stored`'s dtype."""
+        spec = self.placement.partition_spec(self.shape, self.mesh.spec)
+        # Unmarked, the compiler could gather the operands of `stored` instead, in fp32.
+        return self.mesh.gather(self.mesh.mark(stored, spec), self.placement, self.shape)
+
+    def store(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`[*shape]` in the form of the shards: each device keeps its own part."""
+        # Unmarked, the compiler spreads what made `tensor` over the devices, and each of Muon's
+        # matrix products becomes an all-reduce.
+        return self.mesh.store(self.mesh.mark(arrays.fresh(tensor)), self.placement)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +65,18 @@ class Member:
     slots: tuple[str, ...]
     placement: Placement
 
+    def spec(self, mesh: Mesh) -> PartitionSpec:
+        """The sharding of its stored form."""
+        return self.placement.partition_spec(self.shape, mesh.spec)
+
+    def slots_in(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Its slots among ``"<slot>/<name>"``."""
+        return {slot: state[f"{slot}/{self.name}"] for slot in self.slots}
+
+    def on(self, mesh: Mesh) -> MeshTensor:
+        """The whole parameter behind its shards."""
+        return MeshTensor(mesh=mesh, placement=self.placement, shape=self.shape)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class GroupUpdate:
@@ -48,7 +95,7 @@ class GroupUpdate:
     factors: tuple[str, ...]
     clips: bool
     skips: bool
-    mesh: DeviceMesh
+    mesh: Mesh
 
     def inputs(
         self,
@@ -56,14 +103,25 @@ class GroupUpdate:
         factors: Mapping[str, torch.Tensor],
         coefficient: torch.Tensor | None,
         apply: torch.Tensor | None,
-        members: Sequence[tuple[torch.Tensor, torch.Tensor, Mapping[str, torch.Tensor]]],
+        gradients: Mapping[str, torch.Tensor],
+        state: Mapping[str, torch.Tensor],
     ) -> list[torch.Tensor]:
         """What `__call__` takes, of each member the gradient, the parameter and the state."""
         shared = [factors[name] for name in self.factors]
         shared += [tensor for tensor in (coefficient, apply) if tensor is not None]
-        for member, (grad, parameter, state) in zip(self.members, members, strict=True):
-            shared += [grad, parameter, *(state[slot] for slot in member.slots)]
+        for member in self.members:
+            shared += [gradients[member.name], state[f"parameter/{member.name}"]]
+            shared += member.slots_in(state).values()
         return shared
+
+    @property
+    def names(self) -> list[str]:
+        """Of what `__call__` returns."""
+        return [
+            f"{role}/{member.name}"
+            for member in self.members
+            for role in ("parameter", *member.slots)
+        ]
 
     def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """For each member the new parameter and the new state, not marked.
@@ -92,28 +150,23 @@ class GroupUpdate:
         factors: Mapping[str, torch.Tensor],
         apply: torch.Tensor | None,
     ) -> list[torch.Tensor]:
-        mesh, rule, placement, spec = self.mesh, self.rule, member.placement, self.spec(member)
+        mesh, rule, placement, spec = self.mesh, self.rule, member.placement, member.spec(self.mesh)
         master = state.get("master")
         weights = master if master is not None else mesh.store(parameter.detach(), placement)
         # bf16 masters and states are updated in fp32 and rounded.
         weights = weights.float()
         held = {slot: state[slot].float() for slot in (*rule.slots, *rule.scalars)}
-        whole = MeshTensor(mesh=mesh, placement=placement, shape=member.shape)
 
         def keep(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
             return new if apply is None else torch.where(apply, new, old)
 
-        with scope(f"zero.update/{member.name}"):
+        with programs.scope(f"zero.update/{member.name}"):
             grad = mesh.mark(grad, spec)
-            new_weights, new = rule.update(weights, grad, held, factors, whole, keep)
+            new_weights, new = rule.update(weights, grad, held, factors, member.on(mesh), keep)
             new_weights = keep(new_weights, weights)
         new = {**new, "master": new_weights}
         # Cast and mark first: the gather would otherwise move fp32.
         stored = mesh.mark(new_weights.to(member.dtype), spec)
-        with scope(f"zero.parameter/{member.name}"):
+        with programs.scope(f"zero.parameter/{member.name}"):
             gathered = mesh.gather(stored, placement, member.shape)
-        return [gathered, *(new[slot] for slot in member.slots)]
-
-    def spec(self, member: Member) -> PartitionSpec:
-        """The sharding of a member's stored form."""
-        return member.placement.partition_spec(member.shape, self.mesh.spec)
+        return [gathered, *(new[slot].to(state[slot].dtype) for slot in member.slots)]

@@ -19,8 +19,8 @@ from harness.workload import Workload
 from peers.config import deepspeed_config
 
 import spmdzero
-from spmdzero.backend.torch_xla import runtime
-from spmdzero.engine._replay import host_numbers, put
+from spmdzero.backend.torch_xla import draw_keys, runtime
+from spmdzero.engine._whole_step import host_numbers
 
 WARM_UP = 5
 
@@ -43,21 +43,25 @@ def measure(model: str, devices: int, steps: int) -> dict[str, float]:
     for step in range(WARM_UP):
         train(workload.batch(step))
         trace(workload.batch(step))
-    (kind,) = engine.capture._following.kinds.values()
-    record = kind.record
+    (trust,) = engine.capture._following.kinds.values()
+    record = trust.record
     assert record is not None, engine.capture.reason
-    numbers = engine.mesh.place_all([*host_numbers(engine._training, record)])
+    assert record.program is not None
+    program = record.program
+    hosts = [*host_numbers(engine, last=True), *draw_keys(record.traced.keys)]
+    numbers = engine.mesh.place_all(hosts)
 
     names = ("traced", "captured", "bare", "start", "put")
     taken: dict[str, list[float]] = {name: [] for name in names}
 
     def bare(batch: tuple[torch.Tensor, ...]) -> None:
         inputs = [engine.mesh.place(x, engine.mesh.batch_spec(x.dim(), 0)) for x in batch]
-        state = [place.holder[place.key] for place in record.places]
+        state = [place.holder[place.key] for place in record.reads]
         began = time.thread_time()
-        results = record.program.run([*state, *inputs, *numbers])
+        *results, _ = program.run([*state, *inputs, *numbers])
         started = time.thread_time()
-        put(record, results)
+        for place, value in zip(record.writes, results, strict=True):
+            place.put(value)
         taken["start"].append(started - began)
         taken["put"].append(time.thread_time() - started)
 
@@ -71,7 +75,7 @@ def measure(model: str, devices: int, steps: int) -> dict[str, float]:
             way(batch)
             taken[name].append(time.thread_time() - began)
     medians = {name: 1e3 * statistics.median(times[2:]) for name, times in taken.items()}
-    return medians | {"inputs": len(record.program.inputs), "outputs": len(record.outputs) + 1}
+    return medians | {"inputs": len(program.inputs), "outputs": len(program.outputs)}
 
 
 if __name__ == "__main__":

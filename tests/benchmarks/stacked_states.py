@@ -12,7 +12,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -21,8 +21,8 @@ from harness.workload import Workload
 import spmdzero
 from spmdzero.backend.torch_xla import (
     DeviceMesh,
-    PendingProgram,
-    buffer_handles,
+    compile_alone,
+    fold,
     runtime,
     set_value,
 )
@@ -52,24 +52,28 @@ class Shards:
             for slot in RULE.slots
         }
 
-    def update(self, factors: dict[str, torch.Tensor]) -> None:
-        """One step, pending."""
-        held = {
-            slot: states[0].unbind() if self._stacked else states
-            for slot, states in self.states.items()
-        }
+    def update(
+        self,
+        params: Sequence[torch.Tensor],
+        states: Mapping[str, Sequence[torch.Tensor]],
+        grads: Sequence[torch.Tensor],
+        factors: dict[str, torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """What a step makes of `written`."""
+        held = {slot: own[0].unbind() if self._stacked else own for slot, own in states.items()}
         new: dict[str, list[torch.Tensor]] = {slot: [] for slot in held}
-        for index, (param, grad) in enumerate(zip(self.params, self.grads, strict=True)):
-            state = {slot: states[index] for slot, states in held.items()}
+        values = []
+        for index, (param, grad) in enumerate(zip(params, grads, strict=True)):
+            state = {slot: own[index] for slot, own in held.items()}
             whole = LocalTensor(shape=tuple(param.shape))
             value, changed = RULE.update(param, grad, state, factors, whole)
-            self._mesh.mark(param.copy_(value), self._spec)
+            values.append(self._mesh.mark(value, self._spec))
             for slot in held:
                 new[slot].append(changed[slot])
-        for slot, states in self.states.items():
-            values = [torch.stack(new[slot])] if self._stacked else new[slot]
-            for state, value in zip(states, values, strict=True):
-                self._mesh.mark(state.copy_(value), self._state_spec)
+        for own in new.values():
+            stacked = [torch.stack(own)] if self._stacked else own
+            values += [self._mesh.mark(value, self._state_spec) for value in stacked]
+        return values
 
     def written(self) -> list[torch.Tensor]:
         """What a step writes."""
@@ -84,23 +88,35 @@ class Update:
         parts = [Shards(shape, count, mesh, stacked=stacked) for shape, count in counts]
         self.params = [param for part in parts for param in part.params]
         self.roots = [tensor for part in parts for tensor in part.written()]
-        step = mesh.place(torch.tensor(1.0))
         hyper = {
             name: mesh.place(torch.tensor(value))
             for name, value in RULE.hyper(RULE.defaults).items()
         }
-        read = [*(grad for part in parts for grad in part.grads), step, *hyper.values()]
-        self._sources = [*self.roots, *read]
-        handles = buffer_handles(self._sources)
-        factors = RULE.prepare(hyper, step)
-        for part in parts:
-            part.update(factors)
-        donated = dict(zip(self.roots, handles, strict=False))
-        pending = PendingProgram(self.roots, donated=donated)
-        places = {handle: place for place, handle in enumerate(handles)}
-        feeds = [places.get(found.handle) for found in pending.inputs]
-        self._program = pending.compile(feeds, sources=len(handles))
-        self._put(pending.run())
+        grads = [grad for part in parts for grad in part.grads]
+        self._sources = [*self.roots, *grads, mesh.place(torch.tensor(1.0)), *hyper.values()]
+
+        def update(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+            given = iter(tensors)
+            held = [
+                (
+                    [next(given) for _ in part.params],
+                    {slot: [next(given) for _ in own] for slot, own in part.states.items()},
+                )
+                for part in parts
+            ]
+            grads = [[next(given) for _ in part.grads] for part in parts]
+            step = next(given)
+            factors = RULE.prepare(dict(zip(hyper, given, strict=True)), step)
+            return [
+                value
+                for part, own, theirs in zip(parts, held, grads, strict=True)
+                for value in part.update(*own, theirs, factors)
+            ]
+
+        donated = {place: place for place in range(len(self.roots))}
+        folded = fold(update, self._sources)
+        self._program = compile_alone(folded, self._sources, donated=donated)
+        self.run()
 
     def run(self) -> None:
         """Starts the next step."""

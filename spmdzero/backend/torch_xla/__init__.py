@@ -22,12 +22,12 @@ if "torch_xla" not in sys.modules:
 
     logging.root.handlers[:] = handlers
 
+from spmdzero.backend._region import Passage, Tracing
 from spmdzero.backend.torch_xla import compile_cache, counters, flags, memory_maps, runtime, tracing
 from spmdzero.backend.torch_xla._backend import TORCH_XLA
 from spmdzero.backend.torch_xla._boundary import refuse_leak
 from spmdzero.backend.torch_xla._global import GlobalForward
 from spmdzero.backend.torch_xla._norm import global_norm
-from spmdzero.backend.torch_xla._passage import Passage, Tracing
 from spmdzero.backend.torch_xla._private import (
     ProgramLostError,
     annotated_program,
@@ -44,17 +44,15 @@ from spmdzero.backend.torch_xla._private import (
     program_text,
     record_scopes,
     scope,
-    set_pending_value,
     set_value,
     sharding_of,
     shardings_of,
     start_pending,
-    tensor_id,
     write_stamp,
 )
 from spmdzero.backend.torch_xla._reads import in_region
 from spmdzero.backend.torch_xla.arrays import local_shards
-from spmdzero.backend.torch_xla.capture import CapturedProgram, PendingProgram, ProgramInput
+from spmdzero.backend.torch_xla.capture import CapturedProgram, compile_alone
 from spmdzero.backend.torch_xla.folding import (
     FoldedFunction,
     StandInKeptError,
@@ -68,8 +66,7 @@ from spmdzero.backend.torch_xla.placeholders import Placeholders
 from spmdzero.backend.torch_xla.recompute import recomputed
 from spmdzero.backend.torch_xla.reduction import GradientReduction
 from spmdzero.backend.torch_xla.region import ReplicaRegion
-from spmdzero.backend.torch_xla.strangers import strangers
-from spmdzero.backend.torch_xla.uploads import Uploads, record_uploads
+from spmdzero.backend.torch_xla.strangers import ProgramInput, Uploads, record_uploads, strangers
 
 __all__ = [
     "TORCH_XLA",
@@ -81,7 +78,6 @@ __all__ = [
     "GlobalForward",
     "GradientReduction",
     "Passage",
-    "PendingProgram",
     "Placeholders",
     "ProgramInput",
     "ProgramLostError",
@@ -95,6 +91,7 @@ __all__ = [
     "are_pending",
     "buffer_handles",
     "buffer_ids",
+    "compile_alone",
     "compile_cache",
     "count_pending",
     "counters",
@@ -124,14 +121,12 @@ __all__ = [
     "runtime",
     "same_value",
     "scope",
-    "set_pending_value",
     "set_value",
     "sharding_of",
     "shardings_of",
     "stand_in",
     "start_pending",
     "strangers",
-    "tensor_id",
     "tracing",
     "write_stamp",
 ]

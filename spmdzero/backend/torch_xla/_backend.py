@@ -1,7 +1,15 @@
 """torch_xla as a backend."""
 
 from spmdzero.backend._backend import Backend
-from spmdzero.backend.torch_xla import arrays, counters, flags, memory_maps, programs, runtime
+from spmdzero.backend.torch_xla import (
+    arrays,
+    compiler,
+    counters,
+    flags,
+    memory_maps,
+    programs,
+    runtime,
+)
 from spmdzero.backend.torch_xla._boundary import refuse_leak
 from spmdzero.backend.torch_xla._global import GlobalForward
 from spmdzero.backend.torch_xla._norm import global_norm
@@ -17,6 +25,7 @@ TORCH_XLA = Backend(
     runtime=runtime,
     arrays=arrays,
     programs=programs,
+    compiler=compiler,
     counters=counters,
     flags=flags,
     memory_maps=memory_maps,

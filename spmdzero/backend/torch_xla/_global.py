@@ -1,15 +1,20 @@
 """The forward in global space: every operation sees the whole batch, GSPMD splits it."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
+from spmdzero._user_line import user_line
+from spmdzero.backend._region import KeySource, Passage, Tracing
+from spmdzero.backend._region import Reader as ReadsBy
 from spmdzero.backend._tree import Batch, map_tensors
+from spmdzero.backend.torch_xla import _private
 from spmdzero.backend.torch_xla._autocast import autocast
-from spmdzero.backend.torch_xla._reads import watch_reads
+from spmdzero.backend.torch_xla._reads import Reader, reads_by, watch_reads
 from spmdzero.backend.torch_xla.arrays import fresh
 from spmdzero.backend.torch_xla.kernels import TorchsNorms, mend_extremes
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
@@ -42,7 +47,12 @@ class GlobalForward:
         mesh: the devices; every axis carries the batch.
         module: its parameters live on the device, replicated.
         autocast: dtype of `torch.autocast` around the module's forward, None for none.
+
+    Attributes:
+        read_at: as `ReplicaRegion`'s; None, because a refused read is not noted.
     """
+
+    read_at: str | None = None
 
     def __init__(
         self, *, mesh: DeviceMesh, module: nn.Module, autocast: torch.dtype | None = None
@@ -54,6 +64,39 @@ class GlobalForward:
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Runs the module on global tensors, `Batch` or plain; returns what it returns."""
+        return self._call(self._module, args, kwargs)
+
+    def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Tracing) -> Passage:
+        """As a call, but nothing of the module is read or written.
+
+        Gradients reach the sink in global space. Random draws take no key: they are those of the
+        devices' own generator.
+        """
+        state = {**own.parameters, **own.buffers}
+        before = _private.output_ids(list(own.buffers.values()))
+        for name, parameter in own.parameters.items():
+            if parameter.requires_grad:
+                parameter.register_hook(lambda grad, name=name: own.sink(name, grad))
+
+        def module(*args: Any, **kwargs: Any) -> Any:
+            return functional_call(self._module, state, args, kwargs)
+
+        with reads_by(Reader(values=own.read, line=user_line)):
+            output = self._call(module, args, kwargs)
+        after = _private.output_ids([state[name] for name in own.buffers])
+        written = [n for n, old, new in zip(own.buffers, before, after, strict=True) if old != new]
+        buffers = {name: state[name].detach() for name in written}
+        return Passage(output=output, buffers=buffers, flags={}, state={})
+
+    @contextlib.contextmanager
+    def backward(
+        self, state: Mapping[str, torch.Tensor], *, key: KeySource, read: ReadsBy
+    ) -> Iterator[None]:
+        """Wraps the backward of what `trace` returned."""
+        with reads_by(Reader(values=read, line=user_line)):
+            yield
+
+    def _call(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         self._rows = set()
 
         def unwrap(_: str, tensor: Any) -> torch.Tensor:
@@ -72,7 +115,7 @@ class GlobalForward:
                     hooks.callback(after.remove)
             hooks.enter_context(TorchsNorms())
             hooks.enter_context(autocast(self._autocast))
-            return self._module(*args, **kwargs)
+            return module(*args, **kwargs)
 
     def _keep_split(self, tree: Any) -> Any:
         return map_tensors(tree, lambda _, tensor: self._annotate(tensor))

@@ -5,16 +5,20 @@ import torch_xla.distributed.spmd as xs
 
 from spmdzero.backend.torch_xla import runtime
 from spmdzero.backend.torch_xla._private import (
+    buffer_handles,
     buffer_ids,
     is_split,
     local_replicas,
     local_shapes,
     local_slices,
+    set_value,
     sharding_of,
+    shardings_of,
     write_stamp,
 )
 
 __all__ = [
+    "buffer_handles",
     "buffer_ids",
     "fresh",
     "is_mine",
@@ -23,7 +27,9 @@ __all__ = [
     "local_shapes",
     "local_shards",
     "local_slices",
+    "set_value",
     "sharding_of",
+    "shardings_of",
     "write_stamp",
 ]
 

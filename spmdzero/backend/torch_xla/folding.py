@@ -10,18 +10,15 @@ import dataclasses
 import gc
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from spmdzero.backend._compiler import StandInKeptError
 from spmdzero.backend.torch_xla import _private, runtime
-from spmdzero.backend.torch_xla.capture import ProgramInput
 from spmdzero.backend.torch_xla.mesh import fresh
-
-
-class StandInKeptError(Exception):
-    """What is folded keeps a tensor that it computed."""
+from spmdzero.backend.torch_xla.strangers import ProgramInput
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,6 +35,21 @@ class FoldedFunction:
     _computation: Any
     # For each parameter of the computation the index of an input, or a constant.
     _arguments: tuple[int | torch.Tensor, ...]
+
+    @property
+    def reads(self) -> frozenset[int]:
+        """The inputs that it depends on."""
+        return frozenset(a for a in self._arguments if isinstance(a, int))
+
+    @property
+    def arrangement(self) -> tuple[int | None, ...]:
+        """For each parameter of the computation the index of an input; None for a constant."""
+        return tuple(a if isinstance(a, int) else None for a in self._arguments)
+
+    def renumbered(self, moved: Mapping[int, int]) -> "FoldedFunction":
+        """The function of inputs in another order: old index -> new, for those that it reads."""
+        arguments = tuple(moved[a] if isinstance(a, int) else a for a in self._arguments)
+        return dataclasses.replace(self, _arguments=arguments)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What the function returns for `inputs`, pending."""

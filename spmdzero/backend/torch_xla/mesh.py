@@ -15,7 +15,7 @@ import torch_xla.distributed.spmd as xs
 from spmdzero.backend._mesh import PartitionSpec
 from spmdzero.backend.torch_xla import _private, runtime
 from spmdzero.backend.torch_xla.arrays import fresh
-from spmdzero.backend.torch_xla.uploads import note_upload
+from spmdzero.backend.torch_xla.strangers import note_upload
 from spmdzero.plan import MeshSpec, Placement
 
 
@@ -63,13 +63,17 @@ class DeviceMesh:
         _private.mark_sharding(tensor, self.operation(spec or (None,) * tensor.dim()))
         return tensor
 
-    def place(
-        self, host: torch.Tensor, spec: PartitionSpec | None = None, *, role: str = "constant"
-    ) -> torch.Tensor:
+    def commit(
+        self, old: torch.Tensor, new: torch.Tensor, spec: PartitionSpec | None = None
+    ) -> None:
+        """Makes `old` hold `new`, annotated; in place, so that XLA reuses its buffer (donation)."""
+        old.copy_(new)
+        self.mark(old, spec)
+
+    def place(self, host: torch.Tensor, spec: PartitionSpec | None = None) -> torch.Tensor:
         """Uploads a CPU tensor: each device receives only its own shard.
 
-        With several hosts a tensor that is split holds this host's part only. The role tells a
-        captured step where a new value comes from, see `Upload`.
+        With several hosts a tensor that is split holds this host's part only.
         """
         spec = spec or (None,) * host.dim()
         split = any(axis is not None for axis in spec)
@@ -77,7 +81,7 @@ class DeviceMesh:
         uploaded: Any = xm.send_cpu_data_to_device(
             [host], runtime.device(), input_sharding=sharding
         )
-        note_upload(role, host, uploaded[0])
+        note_upload(uploaded[0])
         return uploaded[0]
 
     def place_all(self, hosts: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -15,22 +15,28 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.utils.stateless import _reparametrize_module
 
-from spmdzero.backend._region import GradientSink, RegionRules, refuse_gradient_hooks
+from spmdzero.backend._region import (
+    GradientSink,
+    KeySource,
+    Passage,
+    Reader,
+    RegionRules,
+    Tracing,
+    refuse_gradient_hooks,
+)
 from spmdzero.backend._tree import Batch, map_tensors
-from spmdzero.backend.torch_xla import _manual, counters, runtime
+from spmdzero.backend.torch_xla import _manual, runtime
 from spmdzero.backend.torch_xla._autocast import autocast
 from spmdzero.backend.torch_xla._boundary import enter_batch, enter_parameter, enter_whole
 from spmdzero.backend.torch_xla._buffers import leave_buffers
 from spmdzero.backend.torch_xla._dispatch import RegionDispatch
 from spmdzero.backend.torch_xla._kept import kept_tensors, refuse_new
 from spmdzero.backend.torch_xla._outputs import Outputs
-from spmdzero.backend.torch_xla._passage import KeySource, Passage, Reader, Tracing
 from spmdzero.backend.torch_xla._random import ReplicaRandom
 from spmdzero.backend.torch_xla._reads import watch_reads
 from spmdzero.backend.torch_xla.kernels import TorchsNorms, mend_extremes
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
 from spmdzero.backend.torch_xla.strangers import is_fixed
-from spmdzero.backend.torch_xla.uploads import uploads_so_far
 from spmdzero.errors import ReplicaRegionError
 
 logger = logging.getLogger("spmdzero")
@@ -147,8 +153,7 @@ class ReplicaRegion:
         """Writes what a `Passage` says to the module, and remembers its flags."""
         own = dict(self._module.named_buffers()) if buffers else {}
         for name, value in buffers.items():
-            own[name].copy_(value)
-            self._mesh.mark(own[name])
+            self._mesh.commit(own[name], value)
         for label, flag in flags.items():
             known = self.disagreements[label] if label in self.disagreements else self._agreement()
             self.disagreements[label] = self._mesh.mark(known | flag)
@@ -237,20 +242,11 @@ class ReplicaRegion:
         return _manual.read_stacked(tensor, self._mesh)
 
     def _read_fixed(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        uploads = uploads_so_far()
-        if uploads is None:
-            # Nobody asks, and a look takes the buffers that the value depends on from `sync`.
-            return None
-        before = counters.host_reads()
-        if not is_fixed(tensor, uploads):
-            return None
-        values = self._read(tensor)
-        uploads.fixed_reads += counters.host_reads() - before
-        return values
+        return self._read(tensor) if is_fixed(tensor) else None
 
     def _make_key(self, value: int) -> torch.Tensor:
         host = torch.tensor(value, dtype=torch.int64).to(torch.int32)
-        return self._mesh.place(host, role="key")
+        return self._mesh.place(host)
 
     def _upload(self, host: torch.Tensor) -> torch.Tensor:
         return self._enter_whole(self._mesh.place(host.detach().contiguous()))

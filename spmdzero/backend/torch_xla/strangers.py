@@ -1,12 +1,89 @@
 """Buffers that a traced program reads, and that may hold something else when it runs again."""
 
-from collections.abc import Collection, Sequence
+import contextlib
+import dataclasses
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
 from spmdzero.backend.torch_xla import _private
-from spmdzero.backend.torch_xla.capture import ProgramInput
-from spmdzero.backend.torch_xla.uploads import Uploads
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ProgramInput:
+    """A buffer that a pending program reads.
+
+    Attributes:
+        handle: tells it apart from others.
+        tensor: over the buffer.
+        first_id: of the tensor that it was first read through; later tensors have higher ones.
+    """
+
+    handle: int
+    tensor: torch.Tensor
+    first_id: int
+
+    @classmethod
+    def of(cls, roots: Sequence[torch.Tensor]) -> list["ProgramInput"]:
+        """What the pending program of `roots` reads, in its own order; no placeholder is in it."""
+        return cls.over(*_private.program_inputs(roots))
+
+    @classmethod
+    def over(cls, ids: Sequence[int], tensors: Sequence[torch.Tensor]) -> list["ProgramInput"]:
+        """Of what `program_inputs` returns, without placeholders."""
+        handles = _private.buffer_handles(tensors)
+        return [
+            cls(handle=handle, tensor=tensor, first_id=first_id)
+            for first_id, tensor, handle in zip(ids, tensors, handles, strict=True)
+        ]
+
+    @property
+    def is_seed(self) -> bool:
+        """Whether it is the seed of the device's own generator."""
+        return self.first_id == _private.seed_id()
+
+    def is_number(self) -> bool:
+        """Whether it is a Python number that torch_xla uploaded; may have to read it."""
+        if self.tensor.dim():
+            return False
+        # torch_xla keeps the buffers of numbers, and finds them again by value.
+        zero = torch.zeros((), dtype=self.tensor.dtype, device=self.tensor.device)
+        _, found = _private.program_inputs([zero + self.tensor.item()])
+        return self.handle in _private.buffer_handles(found)
+
+
+class Uploads:
+    """What Python brought to the devices while it was traced: the same at each step.
+
+    Attributes:
+        since: ids of tensors made since this was made are higher.
+        handles: of the buffers.
+    """
+
+    def __init__(self) -> None:
+        self.since, self.handles = _private.latest_tensor_id(), set[int]()
+
+
+_recorded: list[Uploads] = []
+
+
+@contextlib.contextmanager
+def record_uploads() -> Iterator[Uploads]:
+    """Takes down each upload inside."""
+    uploads = Uploads()
+    _recorded.append(uploads)
+    try:
+        yield uploads
+    finally:
+        _recorded.remove(uploads)
+
+
+def note_upload(placed: torch.Tensor) -> None:
+    """Takes note of an upload, if somebody asked for it."""
+    if _recorded:
+        handles = _private.buffer_handles([placed])
+        for uploads in _recorded:
+            uploads.handles.update(handles)
 
 
 def strangers(
@@ -19,10 +96,10 @@ def strangers(
 
     Args:
         inputs: of the program; a seed is a stranger.
-        uploads: since the trace began; those that are constants are no strangers.
-        known: handles of others that are not.
+        uploads: since the trace began.
+        known: handles of others that are none.
     """
-    known = {*known, *uploads.constants}
+    known = {*known, *uploads.handles}
     return [
         found
         for found in inputs
@@ -31,12 +108,17 @@ def strangers(
     ]
 
 
-def is_fixed(tensor: torch.Tensor, uploads: Uploads) -> bool:
-    """Whether a pending value depends on no stranger, and no seed or key of random numbers."""
+def is_fixed(tensor: torch.Tensor) -> bool:
+    """Whether a pending value depends on no stranger, and no seed or key of random numbers.
+
+    False outside of `record_uploads`: a look takes the buffers that it depends on from `sync`.
+    """
+    if not _recorded:
+        return False
     ids, values = _private.program_inputs([tensor])
     if _private.any_without_data(values):
         return False
-    return not strangers(ProgramInput.over(ids, values), uploads)
+    return not strangers(ProgramInput.over(ids, values), _recorded[-1])
 
 
 def _may_be_indices(found: ProgramInput, since: int) -> bool:

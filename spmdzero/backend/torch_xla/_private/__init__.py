@@ -63,10 +63,8 @@ from spmdzero.backend.torch_xla._private.values import (
     placeholder,
     program_inputs,
     replace,
-    set_pending_value,
     set_value,
     start_pending,
-    tensor_id,
     write_stamp,
 )
 
@@ -115,7 +113,6 @@ __all__ = [
     "scope",
     "seed_id",
     "seed_tensor",
-    "set_pending_value",
     "set_value",
     "shard_to_full",
     "sharding_of",
@@ -123,7 +120,6 @@ __all__ = [
     "spmd_is_locked",
     "start_pending",
     "start_runtime",
-    "tensor_id",
     "watch_text",
     "without_scopes",
     "write_stamp",

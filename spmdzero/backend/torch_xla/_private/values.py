@@ -76,24 +76,9 @@ def set_value(tensor: torch.Tensor, value: torch.Tensor) -> None:
     torch._functionalize_sync(tensor)
 
 
-def set_pending_value(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """`set_value` of a pending tensor, after which nothing is pending for it.
-
-    What is detached from it would stay pending until it is used.
-    """
-    if torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) > 1:
-        tensor.detach().copy_(value)
-    set_value(tensor, value)
-
-
-def tensor_id(tensor: torch.Tensor) -> int:
-    """The id of `tensor`; another one after most writes to it."""
-    return _C._xla_get_tensor_id(tensor)
-
-
 def latest_tensor_id() -> int:
     """The highest id that a tensor has so far."""
-    return tensor_id(torch.empty(0, device="xla"))
+    return _C._xla_get_tensor_id(torch.empty(0, device="xla"))
 
 
 def write_stamp(tensor: torch.Tensor) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla import Batch, buffer_handles, shardings_of
+from spmdzero.backend import Batch, arrays
 
 _VALUES = (str, bytes, int, float, complex, bool, type(None), torch.device, torch.dtype, enum.Enum)
 
@@ -18,7 +18,7 @@ class UnknownInputError(TypeError):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Signature:
+class InputForm:
     """The inputs of one forward, placed on the devices.
 
     Attributes:
@@ -31,23 +31,23 @@ class Signature:
     tensors: tuple[torch.Tensor, ...]
 
     @classmethod
-    def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Signature":
-        """The signature of placed inputs, none of which is pending.
+    def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "InputForm":
+        """The form of placed inputs, none of which is pending.
 
         Raises:
             UnknownInputError: an object that is neither a container nor a plain value.
         """
         form, tensors = freeze((args, dict(kwargs)))
-        handles = buffer_handles(tensors)
+        handles = arrays.buffer_handles(tensors)
         shared = tuple(handles.index(handle) for handle in handles)
-        return cls(form=(form, tuple(shardings_of(tensors)), shared), tensors=tuple(tensors))
+        return cls(form=(form, tuple(arrays.shardings_of(tensors)), shared), tensors=tuple(tensors))
 
 
 def freeze(tree: Any) -> tuple[Hashable, list[torch.Tensor]]:
     """The form of `tree` without shardings and shared buffers, and its tensors in that order.
 
     Raises:
-        UnknownInputError: see `Signature.of`.
+        UnknownInputError: see `InputForm.of`.
     """
     tensors: list[torch.Tensor] = []
     return _freeze(tree, tensors), tensors

@@ -1,37 +1,43 @@
 """What replayed and folded steps share: the watched module and the kinds of micro-batch."""
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
 
-from spmdzero.engine._capture_watch import ModuleWatch
+from spmdzero.engine._kinds import Kind, Trust
+from spmdzero.engine._module_watch import ModuleWatch
 
 # Kinds of micro-batch that are kept: by inputs, modes and frozen parameters.
 _MOST_KINDS = 64
 logger = logging.getLogger("spmdzero")
-KindT = TypeVar("KindT")
+KnownT = TypeVar("KnownT")
 
 
-class Following(Generic[KindT]):
-    """Kinds of micro-batch, for as long as the module is what it was when they were traced.
+class Following(Generic[KnownT]):
+    """What is known of each kind, for as long as the module is what it was when it was traced.
 
     Args:
         look: watches the module as it is now.
-        is_ready: whether a kind needs no more traces.
+        trust: how far what is known of a kind can be relied on.
 
     Attributes:
-        kinds: by what tells them apart, the latest 64.
+        kinds: the latest 64.
     """
 
     def __init__(
-        self, *, look: Callable[[], ModuleWatch], is_ready: Callable[[KindT], bool]
+        self, *, look: Callable[[], ModuleWatch], trust: Callable[[KnownT], Trust[Any]]
     ) -> None:
-        self._look, self._is_ready = look, is_ready
+        self._look, self._trust = look, trust
         self._watch: ModuleWatch | None = None
         self._said: set[str] = set()
-        self.kinds: dict[Hashable, KindT] = {}
+        self.kinds: dict[Kind, KnownT] = {}
+
+    def recheck(self) -> None:
+        """Has the next of each kind traced once more, and compared."""
+        for known in self.kinds.values():
+            self._trust(known).recheck()
 
     @property
     def watch(self) -> ModuleWatch:
@@ -57,19 +63,19 @@ class Following(Generic[KindT]):
         """Takes what a trace did to the module for granted, as it does so at each step."""
         if self._watch is not None and self._watch.change():
             self._watch = self._look()
-            self.kinds = {key: k for key, k in self.kinds.items() if not self._is_ready(k)}
+            self.kinds = {key: k for key, k in self.kinds.items() if not self._trust(k).ready}
 
     @property
     def any_ready(self) -> bool:
         """Whether there is a kind that needs no more traces."""
-        return any(map(self._is_ready, self.kinds.values()))
+        return any(self._trust(known).ready for known in self.kinds.values())
 
-    def add(self, key: Hashable, kind: KindT) -> KindT:
+    def add(self, kind: Kind, known: KnownT) -> KnownT:
         """Keeps a new kind, in the place of the oldest if there are too many."""
         if len(self.kinds) == _MOST_KINDS:
             del self.kinds[next(iter(self.kinds))]
-        self.kinds[key] = kind
-        return kind
+        self.kinds[kind] = known
+        return known
 
     def hook(self) -> str | None:
         """Why a hook of the module forbids to leave its Python out, None without."""

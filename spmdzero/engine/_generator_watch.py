@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from spmdzero.backend.torch_xla import draw_keys
-from spmdzero.engine._record import NotCapturableError
+from spmdzero.backend import draw_keys
+from spmdzero.engine._kinds import NotCapturableError
 
 
 class GeneratorWatch:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.engine._capture_content import WatchedContent, content_of
+from spmdzero.engine._watched_content import WatchedContent, content_of
 
 HOOKS = {
     "_forward_hooks": "forward hook",
@@ -43,16 +43,14 @@ class _Watched:
 
     def restore(self) -> None:
         """Puts back what was there; a tuple can't have changed."""
+        if isinstance(self.container, tuple):
+            return
+        self.container.clear()
         if isinstance(self.container, dict):
-            self.container.clear()
             self.container.update(zip(self.keys, self.values, strict=True))
-        elif isinstance(self.container, list):
-            self.container[:] = self.values
         elif isinstance(self.container, set):
-            self.container.clear()
             self.container.update(self.values)
-        elif isinstance(self.container, collections.deque):
-            self.container.clear()
+        else:
             self.container.extend(self.values)
 
     def change(self) -> str | None:

@@ -1,0 +1,217 @@
+"""The user's Python traced with stand-ins: a module's forward as a function of tensors."""
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import torch
+
+from spmdzero._user_line import user_line
+from spmdzero.backend import (
+    Batch,
+    FoldedFunction,
+    Passage,
+    StandInKeptError,
+    Tracing,
+    compiler,
+    map_tensors,
+)
+from spmdzero.engine._generator_watch import GeneratorWatch
+from spmdzero.engine._kinds import NotCapturableError
+from spmdzero.engine._module_watch import ModuleWatch
+from spmdzero.errors import SpmdZeroError
+from spmdzero.state._training import Training
+
+# The value of a random draw's key -> the key on the devices.
+KeySource = Callable[[int], torch.Tensor]
+Traced = TypeVar("Traced")
+
+
+class ModuleTracer:
+    """Runs a module on other parameters, buffers and inputs than its own.
+
+    Args:
+        training: whose.
+        args, kwargs: the placed inputs, of which only the form matters.
+
+    Attributes:
+        parameters, buffers: the module's own, by name.
+    """
+
+    def __init__(self, training: Training, args: Any, kwargs: Mapping[str, Any]) -> None:
+        self.forward = training.forward
+        # Not the batch itself, which would stay on the devices.
+        self._inputs = map_tensors((args, dict(kwargs)), lambda _, leaf: _like(leaf, meta()))
+        self.parameters = dict(training.module.named_parameters())
+        self._trained = {name: p.requires_grad for name, p in self.parameters.items()}
+        self.buffers = dict(training.module.named_buffers())
+
+    @property
+    def names(self) -> list[str]:
+        """Of `state`, as those of `StepProgram`."""
+        parameters = [f"parameter/{name}" for name in self.parameters]
+        return parameters + [f"buffer/{name}" for name in self.buffers]
+
+    @property
+    def state(self) -> tuple[torch.Tensor, ...]:
+        """The module's parameters and buffers."""
+        return (*self.parameters.values(), *self.buffers.values())
+
+    def passage(self, tensors: Sequence[torch.Tensor], *, key: KeySource, sink: Any) -> Passage:
+        """One forward.
+
+        Args:
+            tensors: in the place of `state` and the inputs.
+            key: of random draws.
+            sink: takes each parameter's name and gradient in a backward.
+
+        Raises:
+            NotCapturableError: Python reads a value.
+        """
+        given = iter(tensors)
+        parameters = {
+            name: next(given).requires_grad_(trained) for name, trained in self._trained.items()
+        }
+        buffers = {name: next(given) for name in self.buffers}
+        args, kwargs = map_tensors(self._inputs, lambda _, leaf: _like(leaf, next(given)))
+        own = Tracing(parameters=parameters, buffers=buffers, sink=sink, key=key, read=refuse_read)
+        passage = self.forward.trace(args, kwargs, own)
+        self.refuse_reads()
+        return passage
+
+    def refuse_reads(self) -> None:
+        """Raises NotCapturableError for a read whose refusal was caught where it happened."""
+        if self.forward.read_at is not None:
+            refuse_read(at=self.forward.read_at)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TracedFunction:
+    """A function that ran the user's Python once, folded.
+
+    Attributes:
+        function: takes the keys of its random draws after its inputs.
+        draws: for each key its place among those that `draw_keys` draws: checkpointing draws some
+            keys again.
+        labels: what else must be the same in each trace.
+    """
+
+    function: FoldedFunction
+    draws: tuple[int, ...] = ()
+    labels: Any = None
+
+    @property
+    def keys(self) -> int:
+        """How many keys it draws."""
+        return len(set(self.draws))
+
+    def labelled(self, *labels: Any) -> "TracedFunction":
+        """The same with these labels."""
+        return dataclasses.replace(self, labels=labels)
+
+    def difference(self, other: "TracedFunction") -> str | None:
+        """Why `other` is another function than this one, None if it is the same."""
+        mine, its = self.function, other.function
+        if (mine.proto, mine.arrangement, self.draws, self.labels) != (
+            *(its.proto, its.arrangement, other.draws, other.labels),
+        ):
+            return (
+                "the same inputs gave another graph: Python code in the model took another way, or "
+                "a number in it is not the same"
+            )
+        constants = zip(mine.constants, its.constants, strict=True)
+        if all(
+            one.is_seed or compiler.same_value(one.tensor, other.tensor) for one, other in constants
+        ):
+            return None
+        return (
+            "a number that Python makes in the forward changes from step to step: hand it in "
+            "as an input tensor, or keep it in a buffer"
+        )
+
+
+def fold_python(
+    function: Callable[[list[torch.Tensor], KeySource], Sequence[torch.Tensor]],
+    tensors: Sequence[torch.Tensor],
+    *,
+    known: Collection[int],
+    seeds: bool = False,
+) -> TracedFunction:
+    """Folds `function`, which runs the user's Python; draws nothing from a generator.
+
+    Args:
+        function: see `fold`.
+        tensors: its inputs.
+        known: handles of buffers that it may read beside them.
+        seeds: it may draw from the devices' own generator.
+
+    Raises:
+        NotCapturableError: it read or drew what may be another the next time.
+    """
+    keys: list[torch.Tensor] = []
+    values: list[int] = []
+
+    def key(value: int) -> torch.Tensor:
+        values.append(value)
+        keys.append(compiler.stand_in((), torch.int32))
+        return keys[-1]
+
+    generators = GeneratorWatch()
+    try:
+        with compiler.record_uploads() as uploads:
+            folded = compiler.fold(lambda given: function(given, key), tensors, more=keys)
+        draws = generators.places_of(values)
+    finally:
+        generators.restore()
+    read = [constant for constant in folded.constants if not (seeds and constant.is_seed)]
+    for found in compiler.strangers(read, uploads, known=known):
+        raise NotCapturableError(
+            f"the forward uses a tensor {list(found.tensor.shape)} that is neither an input nor "
+            "part of the module: register it as a buffer"
+        )
+    return TracedFunction(function=folded, draws=tuple(draws))
+
+
+def attempt(
+    trace: Callable[[], Traced], *, watch: ModuleWatch, name: str
+) -> Traced | NotCapturableError:
+    """What `trace` returns, or why it can't stand for later steps.
+
+    Args:
+        trace: folds something.
+        watch: the module as it is, and will be again.
+        name: of what is folded, in reasons.
+    """
+    outcome = _try(trace)
+    if change := watch.change():
+        watch.restore()
+        return NotCapturableError(f"the {name} changes the module: {change}")
+    return outcome
+
+
+def _try(trace: Callable[[], Traced]) -> Traced | NotCapturableError:
+    try:
+        with compiler.no_stand_in_left():
+            return trace()
+    except StandInKeptError:
+        return NotCapturableError("the forward keeps a tensor outside of the module")
+    except (NotCapturableError, SpmdZeroError, RuntimeError) as error:
+        # Not the error itself, whose frames hold what was traced. A real one comes again.
+        return NotCapturableError(str(error))
+
+
+def refuse_read(_: torch.Tensor | None = None, *, at: str | None = None) -> NoReturn:
+    """Raises NotCapturableError for a read of a value, here or at another line."""
+    raise NotCapturableError(
+        f"the forward, or what it has run in backward, reads a value from the devices at "
+        f"{at or user_line()}, by which Python may choose its way"
+    )
+
+
+def meta() -> torch.Tensor:
+    """Stands for one tensor in a structure, and is nothing but itself."""
+    return torch.empty(0, device="meta")
+
+
+def _like(leaf: Any, tensor: torch.Tensor) -> Any:
+    return Batch(tensor, leaf.dim) if isinstance(leaf, Batch) else tensor

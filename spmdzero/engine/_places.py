@@ -1,0 +1,109 @@
+"""Where a step's state is kept: what a captured program reads and writes."""
+
+import dataclasses
+from collections.abc import Iterator, MutableMapping, Sequence
+from typing import Any
+
+import torch
+
+from spmdzero.backend import PartitionSpec, arrays
+from spmdzero.state._training import Training
+
+Form = tuple[torch.Size, torch.dtype, str]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Place:
+    """One tensor of the state, by where it is kept rather than by what it is now.
+
+    Attributes:
+        name: such as ``"exp_avg/body.weight"``.
+        holder, key: ``holder[key]`` is the tensor.
+        spec: its sharding.
+        rebinds: whether a step puts a new tensor there, rather than a new value into the old one.
+    """
+
+    name: str
+    holder: MutableMapping[Any, Any]
+    key: Any
+    spec: PartitionSpec = ()
+    rebinds: bool = False
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """The tensor that is there now."""
+        return self.holder.get(self.key)
+
+    def put(self, value: torch.Tensor) -> None:
+        """Makes `value` what is there."""
+        if self.rebinds:
+            self.holder[self.key] = value
+        else:
+            arrays.set_value(self.holder[self.key], value)
+
+
+def forms_of(tensors: Sequence[torch.Tensor]) -> list[Form]:
+    """What of tensors a program is compiled for."""
+    shapes, dtypes = [t.shape for t in tensors], [t.dtype for t in tensors]
+    return list(zip(shapes, dtypes, arrays.shardings_of(tensors), strict=True))
+
+
+def own_numbers(training: Training) -> None:
+    """Gives each 0-dim buffer of the module a buffer on the devices of its own; reads them.
+
+    One that was made of a Python number shares that of equal numbers in the program.
+    """
+    for buffer in training.module.buffers():
+        if not buffer.dim():
+            arrays.set_value(buffer, training.mesh.place(buffer.detach().cpu()))
+
+
+def state_places(training: Training) -> dict[str, Place]:
+    """By name, parameters, buffers, states, accumulators and everything else that outlives a
+    micro-batch; a tensor that is kept twice, such as a tied weight, is listed once.
+    """
+    seen: set[int] = set()
+    found = {}
+    for place in _all(training):
+        tensor = place.tensor
+        if tensor is None or id(tensor) not in seen:
+            seen.add(id(tensor))
+            found[place.name] = place
+    return found
+
+
+def _all(training: Training) -> Iterator[Place]:
+    for prefix, part in training.module.named_modules():
+        start = f"{prefix}." if prefix else ""
+        for role, holder in (("parameter", part._parameters), ("buffer", part._buffers)):
+            for name, tensor in holder.items():
+                if tensor is not None:
+                    yield Place(name=f"{role}/{start}{name}", holder=holder, key=name)
+    store, optimizer = training.gradients, training.optimizer
+    for name in store.accumulators:
+        spec = store.path.spec(name)
+        yield Place(name=f"accumulator/{name}", holder=store.accumulators, key=name, spec=spec)
+    if optimizer is not None:
+        for parameter, state in optimizer.state.items():
+            for slot in state:
+                name = f"{slot}/{optimizer._names[parameter]}"
+                yield Place(name=name, holder=state, key=slot, spec=optimizer.spec(name))
+        held = vars(optimizer)
+        yield Place(name="counter/applied", holder=held, key="_applied")
+        yield Place(name="counter/skipped", holder=held, key="_skipped")
+        yield Place(name="norm", holder=held, key="grad_norm", rebinds=True)
+    health = vars(training.health)
+    yield Place(name="first_bad", holder=health, key="_first_bad")
+    yield Place(name="finite", holder=health, key="_finite", rebinds=True)
+    yield Place(name="loss", holder=health, key="_loss", rebinds=True)
+    yield Place(name="total", holder=vars(training), key="total", rebinds=True)
+    if training.region is not None:
+        for label in training.region.disagreements:
+            yield agreement(training, label)
+
+
+def agreement(training: Training, label: str) -> Place:
+    """The place of a flag of the replica region's."""
+    assert training.region is not None
+    flags = training.region.disagreements
+    return Place(name=f"agreement/{label}", holder=flags, key=label, rebinds=True)

@@ -1,0 +1,200 @@
+"""A micro-batch as one function of the state, the batch, keys and the host's numbers."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from spmdzero.backend import CompiledProgram, arrays, compiler, draw_keys
+from spmdzero.engine._kinds import NotCapturableError
+from spmdzero.engine._loss import check_loss, find_loss
+from spmdzero.engine._module_tracer import (
+    KeySource,
+    ModuleTracer,
+    TracedFunction,
+    fold_python,
+    refuse_read,
+)
+from spmdzero.engine._places import Form, Place, agreement, forms_of, state_places
+from spmdzero.state._training import Training
+from spmdzero.step._numbers import loss_scale_number, step_number
+from spmdzero.step._program import StepProgram
+
+
+def host_numbers(training: Training, *, last: bool) -> list[torch.Tensor]:
+    """What the host adds to a micro-batch: the step, fp16's loss scale, and the step's numbers.
+
+    The schedule's hold takes down the same row again when it is asked again.
+    """
+    optimizer = training.optimizer
+    assert optimizer is not None
+    numbers = [step_number(training.counters.global_steps)]
+    if optimizer.loss_scaler is not None:
+        numbers.append(loss_scale_number(optimizer.loss_scaler))
+    return [*numbers, *optimizer.host_numbers()] if last else numbers
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class WholeStep:
+    """A micro-batch, traced.
+
+    Attributes:
+        traced: the function of the state that it reads, the inputs, the host's numbers and keys.
+            It returns what it writes, and the loss.
+        reads: the state that it reads.
+        forms: of each of them shape, dtype and sharding.
+        writes: the state that it writes.
+        summed: parameters that have a gradient afterwards.
+        program: what was compiled, None before that.
+    """
+
+    traced: TracedFunction
+    reads: tuple[Place, ...]
+    forms: list[Form]
+    writes: tuple[Place, ...]
+    summed: frozenset[str]
+    program: CompiledProgram | None = None
+
+    def difference(self, other: "WholeStep") -> str | None:
+        """Why `other` is another step than this one, None if it is the same."""
+        return self.traced.difference(other.traced)
+
+    def state(self) -> list[torch.Tensor]:
+        """The tensors that it reads, as they are now.
+
+        Raises:
+            NotCapturableError: one is not of the form that it was traced for.
+        """
+        tensors = [place.tensor for place in self.reads]
+        present = [tensor for tensor in tensors if tensor is not None]
+        if len(present) == len(tensors) and forms_of(present) == self.forms:
+            return present
+        for place, tensor, form in zip(self.reads, tensors, self.forms, strict=True):
+            if tensor is None:
+                raise NotCapturableError(f"{place.name} is gone")
+            if forms_of([tensor]) != [form]:
+                raise NotCapturableError(f"{place.name} has another shape, dtype or sharding")
+        return present
+
+    def sources(
+        self, training: Training, inputs: Sequence[torch.Tensor], *, last: bool
+    ) -> list[torch.Tensor]:
+        """Everything that the function takes: draws its keys, uploads the host's part."""
+        state = self.state()
+        hosts = [*host_numbers(training, last=last), *draw_keys(self.traced.keys)]
+        return [*state, *inputs, *training.mesh.place_all(hosts)]
+
+    def compile(self, sources: Sequence[torch.Tensor], *, owned: int) -> None:
+        """Compiles it as a program that writes into the buffers of the state.
+
+        Args:
+            sources: what it will be started with first.
+            owned: the first so many of them may share no buffer with each other or the rest.
+        """
+        handles = arrays.buffer_handles(sources)
+        if len({*handles[:owned]}) < owned or {*handles[:owned]} & {*handles[owned:]}:
+            raise NotCapturableError(
+                "two tensors of the state, or an input and one, share a buffer"
+            )
+        read = {place.name: index for index, place in enumerate(self.reads)}
+        donated = {
+            index: read[place.name]
+            for index, place in enumerate(self.writes)
+            if place.name in read and not place.rebinds
+        }
+        self.program = compiler.compile_alone(self.traced.function, sources, donated=donated)
+
+    def start(self, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Starts the program and puts what it returns in its places; returns the loss."""
+        assert self.program is not None
+        *values, loss = self.program.run(sources)
+        for place, value in zip(self.writes, values, strict=True):
+            place.put(value)
+        return loss
+
+
+def trace_whole_step(
+    training: Training,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    inputs: Sequence[torch.Tensor],
+    *,
+    last: bool,
+) -> WholeStep:
+    """Traces a micro-batch with stand-ins; nothing of the engine changes.
+
+    Args:
+        training: whose.
+        args, kwargs: the placed inputs of its forward.
+        inputs: the tensors among them.
+        last: whether it ends the step.
+
+    Raises:
+        NotCapturableError: it can't stand for later ones.
+    """
+    places, region = state_places(training), training.region
+    state = {name: place.tensor for name, place in places.items() if place.tensor is not None}
+    hosts = host_numbers(training, last=last)
+    tracer, program = ModuleTracer(training, args, kwargs), _program(training, last=last)
+    written: list[str] = []
+
+    def function(tensors: list[torch.Tensor], key: KeySource) -> list[torch.Tensor]:
+        given = iter(tensors)
+        named = {name: next(given) for name in state}
+        own = [named[name] for name in tracer.names] + [next(given) for _ in inputs]
+        run = functools.partial(tracer.passage, own, key=key)
+        backward = functools.partial(tracer.forward.backward, key=key, read=refuse_read)
+        loss, new = program(named, [*given], run=run, backward=backward)
+        tracer.refuse_reads()
+        written[:] = new
+        for name in new.keys() - places.keys():
+            places[name] = agreement(training, name.partition("/")[2])
+        return [*(training.mesh.mark(new[name], places[name].spec) for name in new), loss]
+
+    traced = fold_python(
+        function,
+        [*state.values(), *inputs, *hosts],
+        known=arrays.buffer_handles([region.replicas]) if region is not None else (),
+        seeds=region is None,
+    )
+    if region is not None:
+        region.note_folded()
+    # In the place of the whole state what is read of it, and each key once.
+    names, end = list(state), len(state) + len(inputs) + len(hosts)
+    order = [i for i in range(end) if i >= len(names) or i in traced.function.reads]
+    moved = {old: new for new, old in enumerate(order)}
+    moved |= {end + key: len(order) + drawn for key, drawn in enumerate(traced.draws)}
+    reads = [names[index] for index in order if index < len(names)]
+    forms = forms_of([state[name] for name in reads])
+    traced = dataclasses.replace(traced, function=traced.function.renumbered(moved))
+    added = {name.partition("/")[2] for name in written if name.startswith("accumulator/")}
+    return WholeStep(
+        traced=traced.labelled(reads, forms, written),
+        reads=tuple(places[name] for name in reads),
+        forms=forms,
+        writes=tuple(places[name] for name in written),
+        summed=frozenset() if last else training.gradients.names | added,
+    )
+
+
+def _program(training: Training, *, last: bool) -> StepProgram:
+    optimizer = training.optimizer
+    assert optimizer is not None
+    return StepProgram(
+        mesh=training.mesh,
+        in_region=training.region is not None,
+        loss_of=_loss_of,
+        path=training.gradients.path,
+        boundary=optimizer.boundary() if last else None,
+        accumulation=training.batch.accumulation,
+        scaled=optimizer.loss_scaler is not None,
+        checks=training.health.check,
+    )
+
+
+def _loss_of(output: Any) -> torch.Tensor:
+    loss = find_loss(output)
+    check_loss(loss)
+    return loss

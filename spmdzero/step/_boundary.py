@@ -1,0 +1,207 @@
+"""The end of a step as a pure function: norm, clipping, update, gather, counters."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+
+import torch
+
+from spmdzero.backend import Mesh, current, programs
+from spmdzero.optim import UpdateRule
+from spmdzero.step._numbers import numbers_of_groups
+from spmdzero.step._scales import LossScales, unscale
+from spmdzero.step._update import GroupUpdate, Member
+
+# Parameters in one update. torch_xla takes time by the square of an operation's outputs.
+_TOGETHER = 30
+
+Function = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+Caller = Callable[[Hashable, Function, list[torch.Tensor]], Sequence[torch.Tensor]]
+
+
+def call_plainly(
+    key: Hashable, function: Function, inputs: list[torch.Tensor]
+) -> Sequence[torch.Tensor]:
+    """`function(inputs)`; another `Caller` may put it into the program as one operation."""
+    return function(inputs)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemberGroup:
+    """A param group as the boundary sees it.
+
+    Attributes:
+        rule: its update.
+        members: its trained parameters.
+        numbers: the names of its numbers.
+    """
+
+    rule: UpdateRule
+    members: tuple[Member, ...]
+    numbers: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Boundary:
+    """The step at a gradient accumulation boundary; order and formulas are DeepSpeed's.
+
+    Source: runtime/zero/stage_1_and_2.py, `step`.
+
+    Attributes:
+        groups: what is updated.
+        mesh: where everything lives.
+        clip: largest global gradient norm, 0 for none.
+        skips: whether a norm that is not finite keeps the step from applying.
+        scaled: whether fp16's loss scales are the last of the numbers.
+    """
+
+    groups: tuple[MemberGroup, ...]
+    mesh: Mesh
+    clip: float
+    skips: bool
+    scaled: bool
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters that it updates."""
+        return [member.name for group in self.groups for member in group.members]
+
+    @functools.cached_property
+    def _updates(self) -> dict[Hashable, GroupUpdate]:
+        return {}
+
+    def __call__(
+        self,
+        state: Mapping[str, torch.Tensor],
+        *,
+        gradients: Mapping[str, torch.Tensor],
+        numbers: Sequence[torch.Tensor],
+        finite: torch.Tensor | None,
+        call: Caller = call_plainly,
+    ) -> dict[str, torch.Tensor]:
+        """What the step changes of `state`, and ``"norm"``.
+
+        That is the gradients' norm, 0-dim fp32, unscaled and before clipping; infinity where it
+        was not finite.
+
+        Args:
+            state: ``"parameter/<name>"``, `[*shape]`; ``"<slot>/<name>"``, in its stored shape;
+                ``"counter/applied"`` and ``"counter/skipped"``, 0-dim fp32 and int32.
+            gradients: by the parameter's name, in their stored shapes.
+            numbers: what the host uploads: of the groups, and `scale_numbers`.
+            finite: 0-dim bool that must hold for the step to apply, None for no such condition.
+            call: calls the norm and the updates.
+        """
+        scales = None
+        if self.scaled:
+            now, if_applied = numbers[-1].unbind()
+            numbers, scales = numbers[:-1], LossScales(now=now, if_applied=if_applied)
+        keys = [group.numbers for group in self.groups]
+        hypers = numbers_of_groups(keys, numbers, state["counter/skipped"])
+        gradients, moved = self._directions(gradients, state, hypers, scales)
+        scaled = self._norm(gradients, call)
+        norm, coefficient = unscale(scaled, clip=self.clip, scales=scales)
+        norm = self.mesh.mark(norm)
+        apply = self._condition(norm, finite)
+        new = self._counted(state, apply)
+        state = {**state, **self._applied(state, moved, apply)}
+        for index, (group, hyper) in enumerate(zip(self.groups, hypers, strict=True)):
+            factors = group.rule.prepare(hyper, new["counter/applied"])
+            # So that the three calls read them in the order of their outputs, see `compile_alone`.
+            backwards = group.members[::-1]
+            for start in range(0, len(backwards), _TOGETHER):
+                update = self._update(index, start, factors, coefficient, apply)
+                inputs = update.inputs(
+                    factors=factors, coefficient=coefficient, apply=apply,
+                    gradients=gradients, state=state,
+                )  # fmt: skip
+                # A rule without factors reads its group's numbers itself: as one operation, they
+                # would be constants.
+                values = call(update, update, inputs) if factors else update(inputs)
+                new |= zip(update.names, values, strict=True)
+        return new | {"norm": norm}
+
+    def _directions(
+        self,
+        gradients: Mapping[str, torch.Tensor],
+        state: Mapping[str, torch.Tensor],
+        hypers: Sequence[Mapping[str, torch.Tensor]],
+        scales: LossScales | None,
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Each rule's directions in the place of gradients, and the slots that changed for it."""
+        gradients, moved = dict(gradients), {}
+        for group, hyper in zip(self.groups, hypers, strict=True):
+            for member in group.members if group.rule.has_direction else ():
+                spec = member.spec(self.mesh)
+                grad = gradients[member.name].float()
+                grad = self.mesh.mark(grad if scales is None else grad / scales.now, spec)
+                with programs.scope(f"zero.direction/{member.name}"):
+                    direction, changed = group.rule.direction(
+                        grad, member.slots_in(state), hyper, member.on(self.mesh)
+                    )
+                moved |= {f"{slot}/{member.name}": value for slot, value in changed.items()}
+                # The norm and the clipping expect the loss scale in it.
+                direction = direction if scales is None else direction * scales.now
+                gradients[member.name] = self.mesh.mark(direction, spec)
+        return gradients, moved
+
+    def _applied(
+        self,
+        state: Mapping[str, torch.Tensor],
+        moved: Mapping[str, torch.Tensor],
+        apply: torch.Tensor | None,
+    ) -> dict[str, torch.Tensor]:
+        """What the directions changed, if the step applies."""
+        specs = {m.name: m.spec(self.mesh) for group in self.groups for m in group.members}
+        applied = {}
+        for name, value in moved.items():
+            kept = value if apply is None else torch.where(apply, value, state[name])
+            spec = specs[name.partition("/")[2]]
+            applied[name] = self.mesh.mark(kept.to(state[name].dtype), spec)
+        return applied
+
+    def _norm(self, gradients: Mapping[str, torch.Tensor], call: Caller) -> torch.Tensor:
+        specs = {m.name: m.spec(self.mesh) for group in self.groups for m in group.members}
+        ordered = tuple(specs[name] for name in gradients)
+
+        def norm(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+            return [current().global_norm(list(zip(tensors, ordered, strict=True)), self.mesh)]
+
+        (total,) = call(("norm", ordered), norm, list(gradients.values()))
+        return total
+
+    def _condition(self, norm: torch.Tensor, finite: torch.Tensor | None) -> torch.Tensor | None:
+        if finite is not None:
+            return self.mesh.mark(torch.isfinite(norm) & finite)
+        return self.mesh.mark(torch.isfinite(norm)) if self.skips else None
+
+    def _counted(
+        self, state: Mapping[str, torch.Tensor], apply: torch.Tensor | None
+    ) -> dict[str, torch.Tensor]:
+        applied, skipped = state["counter/applied"], state["counter/skipped"]
+        if apply is None:
+            return {"counter/applied": self.mesh.mark(applied + 1)}
+        return {
+            "counter/applied": self.mesh.mark(applied + apply.float()),
+            "counter/skipped": self.mesh.mark(skipped + (1 - apply.int())),
+        }
+
+    def _update(
+        self,
+        group: int,
+        start: int,
+        factors: Mapping[str, torch.Tensor],
+        coefficient: torch.Tensor | None,
+        apply: torch.Tensor | None,
+    ) -> GroupUpdate:
+        if (group, start) not in self._updates:
+            found = self.groups[group]
+            self._updates[group, start] = GroupUpdate(
+                rule=found.rule,
+                members=found.members[::-1][start : start + _TOGETHER],
+                factors=tuple(factors),
+                clips=coefficient is not None,
+                skips=apply is not None,
+                mesh=self.mesh,
+            )
+        return self._updates[group, start]

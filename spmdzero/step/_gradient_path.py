@@ -1,0 +1,128 @@
+"""A gradient on its way from a micro-batch to the step: values, nothing is written."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+
+from spmdzero.backend import Mesh, Reduction, programs
+from spmdzero.plan import Placement, Role, ShardingPlan
+from spmdzero.precision import GradientScaling, dtype_named
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GradientPath:
+    """In which form gradients wait for the step, and how they become what it needs.
+
+    A gradient waits as a Partial where the plan has one (stages 0 and 1 with accumulation: nothing
+    moves before the boundary), otherwise reduced to its final placement.
+
+    Attributes:
+        plan, mesh: where each gradient lives.
+        reduction: how replicas' gradients become one.
+        scaling: what they are multiplied by on the way.
+        wire: parameter name -> the dtype in which its gradient crosses the wire, where that is
+            not the reduction's.
+    """
+
+    plan: ShardingPlan
+    mesh: Mesh
+    reduction: Reduction
+    scaling: GradientScaling
+    wire: Mapping[str, torch.dtype]
+
+    def is_trained(self, name: str) -> bool:
+        """Whether a gradient of this parameter is used: it may be in no param group."""
+        return self.plan[name].trainable
+
+    def in_dtype(self, name: str, grad: torch.Tensor) -> torch.Tensor:
+        """`grad` in the plan's dtype of gradients."""
+        return grad.to(dtype_named(self.plan[name].dtype(Role.GRADIENT)))
+
+    def of_replica(self, name: str, local: torch.Tensor) -> torch.Tensor:
+        """One replica's gradient, `[*shape]` in replica space, in the form in which it waits."""
+        grad, placement = self.in_dtype(name, local), self._waiting(name)
+        if placement.kind == "partial":
+            return self.reduction.partial(grad)
+        with programs.scope(f"zero.gradient/{name}"):
+            reduced = self.reduction.reduce_local(
+                _times(grad, self.scaling.before), placement, dtype=self.wire.get(name)
+            )
+            return _times(reduced, self.scaling.after)
+
+    def of_batch(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """The whole batch's, `[*shape]` in global space; the compiler reduces it."""
+        with programs.scope(f"zero.gradient/{name}"):
+            stored = self.stored(name, _times(whole, self.scaling.whole))
+            return self.reduction.let_go_of_whole(stored, self._waiting(name))
+
+    def stored(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """What waits when the step is to use exactly `whole`, `[*shape]`."""
+        whole, placement = self.in_dtype(name, whole), self._waiting(name)
+        if placement.kind != "partial":
+            return self.mesh.store(whole, placement)
+        # What `final` does to the sum of the shares is undone in each.
+        share = _times(whole, 1 / self.unit) / self.mesh.size
+        return share.expand(self.mesh.size, *whole.shape)
+
+    def plus(self, name: str, waiting: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
+        """The sum of two that wait."""
+        return self.mesh.mark((waiting + more).to(waiting.dtype), self.spec(name))
+
+    def accumulates(self, name: str) -> bool:
+        """Whether the plan has an accumulator for it."""
+        return self.plan[name].placement(Role.ACCUMULATOR) is not None
+
+    def zeros(self, name: str) -> torch.Tensor:
+        """An accumulator of nothing."""
+        tensor = self.plan[name]
+        placement = tensor.placement(Role.ACCUMULATOR)
+        assert placement is not None
+        dtype = dtype_named(tensor.dtype(Role.ACCUMULATOR))
+        return self.mesh.stored_zeros(tensor.shape, placement, dtype)
+
+    def final(self, name: str, waiting: torch.Tensor | None) -> torch.Tensor:
+        """The gradient as the step needs it, in its stored shape; zeros where none waits.
+
+        A parameter that took no part in the loss has a zero gradient, as under DeepSpeed's ZeRO
+        (runtime/zero/stage_1_and_2.py): weight decay and momentum still move it.
+        """
+        tensor = self.plan[name]
+        final = tensor.placement(Role.GRADIENT)
+        assert final is not None
+        if waiting is None:
+            dtype = dtype_named(tensor.dtype(Role.GRADIENT))
+            return self.mesh.stored_zeros(tensor.shape, final, dtype)
+        if self._waiting(name).kind != "partial":
+            return waiting
+        with programs.scope(f"zero.gradient/{name}"):
+            total = self.reduction.reduce_partial(
+                _times(waiting, self.scaling.before), final, dtype=self.wire.get(name)
+            )
+            return _times(total, self.scaling.after)
+
+    def whole(self, name: str, waiting: torch.Tensor | None) -> torch.Tensor:
+        """What `final` returns, `[*shape]` on every device."""
+        tensor = self.plan[name]
+        placement = tensor.placement(Role.GRADIENT)
+        assert placement is not None
+        return self.mesh.gather(self.final(name, waiting), placement, tensor.shape)
+
+    @property
+    def unit(self) -> float:
+        """What the sum of a Partial's summands is multiplied by to be the gradient."""
+        return self.scaling.before * self.scaling.after
+
+    def spec(self, name: str) -> tuple:
+        """The sharding of what waits."""
+        return self._waiting(name).partition_spec(self.plan[name].shape, self.mesh.spec)
+
+    def _waiting(self, name: str) -> Placement:
+        tensor = self.plan[name]
+        placement = tensor.placement(Role.ACCUMULATOR) or tensor.placement(Role.GRADIENT)
+        assert placement is not None
+        return placement
+
+
+def _times(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    return tensor if factor == 1 else tensor * factor

@@ -1,0 +1,43 @@
+"""fp16's loss scale on the devices, and the norm without it."""
+
+import dataclasses
+import math
+
+import torch
+
+from spmdzero.optim import clip_coefficient
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossScales:
+    """The loss scale of one step on the devices, as data: a Python number would be a program.
+
+    Attributes:
+        now: 0-dim fp32, by which this step's gradients are too large.
+        if_applied: 0-dim fp32, the scale after the step if that is not skipped.
+    """
+
+    now: torch.Tensor
+    if_applied: torch.Tensor
+
+
+def unscale(
+    scaled: torch.Tensor, *, clip: float, scales: LossScales | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The global norm without the loss scale, and what gradients are to be multiplied by.
+
+    DeepSpeed's formulas (runtime/zero/stage_1_and_2.py, `step` and `unscale_and_clip_grads`): the
+    norm is infinity when it is not finite, NaN included.
+
+    Args:
+        scaled: the norm of the gradients as they are, 0-dim fp32.
+        clip: the largest norm, 0 for any.
+        scales: fp16's, None otherwise.
+    """
+    norm = torch.where(torch.isfinite(scaled), scaled, torch.full_like(scaled, math.inf))
+    if scales is None:
+        return norm, clip_coefficient(scaled, clip) if clip > 0 else None
+    coefficient = 1.0 / scales.if_applied
+    if clip > 0:
+        coefficient = coefficient * clip_coefficient(scaled / scales.if_applied, clip)
+    return norm / scales.now, coefficient
