@@ -397,7 +397,7 @@ def test_a_global_that_changes_later_is_found_by_check(caplog: pytest.LogCapture
     train(engine, 1)
     assert engine.capture.reason is None
     OUTSIDE["factor"] = 3.0
-    engine.capture.check()
+    engine.retrace()
     train(engine, 1)
     assert "a number that Python makes" in str(engine.capture.reason)
     captured(engine)
