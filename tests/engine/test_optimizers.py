@@ -12,7 +12,7 @@ from torch import nn
 import spmdzero
 from spmdzero.backend.torch_xla import runtime
 from spmdzero.inspect import Collective, measure
-from spmdzero.optim import FusedAdam, FusedLamb, FusedLion
+from spmdzero.optim import FusedLamb, FusedLion
 from spmdzero.plan import Role
 from tests.support import engines
 from tests.support.engines import assert_trained_as, three_calls
@@ -121,12 +121,6 @@ O = torch.optim  # noqa: E741
 # name -> lr, optimizer of the config, client optimizer, the same on whole tensors
 CASES: dict[str, tuple[float, Any, Any, Step]] = {
     "Adagrad": (0.1, ("Adagrad", ADAGRAD), None, torch_step(O.Adagrad, **ADAGRAD)),
-    "Adagrad client": (
-        0.1, None, lambda p: O.Adagrad(p, **ADAGRAD), torch_step(O.Adagrad, **ADAGRAD),
-    ),
-    "FusedAdam client": (
-        0.01, None, lambda p: FusedAdam(p, weight_decay=0.1), torch_step(O.AdamW, weight_decay=0.1),
-    ),
     "Lion": (0.01, ("Lion", {"weight_decay": 0.1}), None, lion_step(0.9, 0.999, 0.1)),
     "FusedLion client": (
         0.01, None, lambda p: FusedLion(p, weight_decay=0.1), lion_step(0.9, 0.999, 0.1),
