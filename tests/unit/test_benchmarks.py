@@ -18,8 +18,9 @@ import run  # noqa: E402
 from harness import candidates, report, workload  # noqa: E402
 from harness.candidates import Candidate, ours  # noqa: E402
 from harness.launch import launch, launch_alone  # noqa: E402
-from harness.protocol import Failure, Run  # noqa: E402
-from harness.sections import Scale  # noqa: E402
+from harness.processes import ProcessFailedError  # noqa: E402
+from harness.protocol import Run  # noqa: E402
+from harness.scale import Scale  # noqa: E402
 from harness.workload import Workload  # noqa: E402
 from peers.config import deepspeed_config  # noqa: E402
 
@@ -124,10 +125,8 @@ def test_compile_time_is_what_the_warm_up_took_beyond_usual_steps() -> None:
 
 
 def test_a_peer_that_fails_stays_in_the_table_with_its_reason() -> None:
-    runs = {
-        "ours": [run_of([1.0])],
-        "peer": [Failure("exit status 1", "Traceback\n  File ...\nRuntimeError: no rank 1\n\n")],
-    }
+    failed = ProcessFailedError("exit status 1", "Traceback\n  ...\nRuntimeError: no rank 1\n\n")
+    runs = {"ours": [run_of([1.0])], "peer": [failed]}
     assert rows_of(report.peer_table(runs))[3][:2] == ["peer", "failed"]
     assert "peer failed: `exit status 1: RuntimeError: no rank 1`" in report.remarks(runs)
     series = report.series_table({"1": runs, "2": {"ours": runs["ours"]}}, title="devices")
@@ -162,18 +161,17 @@ def test_rounds_that_differ_are_called_noise() -> None:
 @pytest.mark.slow
 def test_a_process_that_fails_says_why() -> None:
     failure = launch(workload_of(), ours("stage 3", stage=3))
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, ProcessFailedError)
     assert "stage = 3" in failure.headline
     failure = launch(workload_of(), Candidate(name="none", peer="nobody", ranks=True))
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, ProcessFailedError)
     assert "No module named 'peers.nobody'" in failure.headline
 
 
 @pytest.mark.slow
 def test_both_ways_to_multiply_matrices_find_the_same() -> None:
-    order = {"model": "gpt-1m", "devices": 2, "repeats": 1, "xnnpack": False}
-    answer = launch_alone("matrix_products", order)
-    assert not isinstance(answer, Failure)
+    order = {"model": "gpt-1m", "repeats": 1, "xnnpack": False}
+    answer = launch_alone("matrix_products", devices=2, **order)
     for name, found in answer.items():
         # fp32 in another order of summation.
         assert found["difference"] < 1e-5, name
