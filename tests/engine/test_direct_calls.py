@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import spmdzero
-from tests.support.engines import one_call, start
+from tests.support.engines import Mean, one_call, start
 
 Call = Callable[[spmdzero.Engine, nn.Module, torch.Tensor], torch.Tensor]
 
@@ -91,17 +91,8 @@ def test_a_cpu_input_is_named_before_torch_xla_refuses_it(
     assert "x.to(engine.device)" in caplog.text
 
 
-class Loss(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x).square().mean()
-
-
 def test_the_hook_that_says_it_leaves_capture_alone() -> None:
-    engine = start(Loss())
+    engine = start(Mean())
     for _ in range(5):
         one_call(engine, torch.randn(engine.mesh.size, 4))
     assert (engine.capture.replayed, engine.capture.reason) == (2, None)

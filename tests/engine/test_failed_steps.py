@@ -12,7 +12,7 @@ from torch import nn
 
 import spmdzero
 from tests.support import engines
-from tests.support.engines import one_call, three_calls
+from tests.support.engines import Mean, one_call, three_calls
 
 ROWS = 8
 GOOD, BAD = torch.ones(ROWS, 4), torch.full((ROWS, 4), math.inf)
@@ -20,15 +20,6 @@ AT_THE_SMALLEST_SCALE = {
     "fp16": {"enabled": True, "auto_cast": True, "initial_scale_power": 0, "hysteresis": 1}
 }
 CHECKED = {"spmd": {"check_finite": True}}
-
-
-class Mean(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.line = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.line(x).float().mean()
 
 
 def start(**more: Any) -> spmdzero.Engine:

@@ -154,24 +154,6 @@ def test_shards_are_updated_as_the_whole_and_a_new_lr_compiles_nothing(name: str
     assert compiled[1:] == [compiled[1]] * (STEPS - 1)
 
 
-def test_a_schedule_bound_to_a_users_own_optimizer_drives_the_shards() -> None:
-    model, whole = Model(), Model()
-    own, reference = SignSGD(model.parameters()), SignSGD(whole.parameters())
-    schedule = torch.optim.lr_scheduler.StepLR(own, 1, gamma=0.5)
-    expected = torch.optim.lr_scheduler.StepLR(reference, 1, gamma=0.5)
-    engine, *_ = spmdzero.initialize(
-        model=model, optimizer=own, lr_scheduler=schedule, config=config(None)
-    )
-    for step in range(3):
-        three_calls(engine, batch(step))
-        reference.zero_grad()
-        whole(batch(step)).backward()
-        reference.step()
-        expected.step()
-        assert engine.get_lr() == expected.get_last_lr()
-    assert_trained_as(engine, whole, rtol=0, atol=2e-5)
-
-
 def test_muon_groups_halve_by_name_and_dims_and_the_memory_is_what_the_plan_says() -> None:
     class Names(nn.Module):
         def __init__(self) -> None:
@@ -245,9 +227,8 @@ def test_muon_costs_one_gather_of_each_matrix(adamw: list[Collective]) -> None:
     assert len(found) == len(adamw) + 3
 
 
-@pytest.mark.parametrize("type_", ["SGD", "Lamb", "RMSprop"])
-def test_zero_refuses_an_optimizer_that_deepspeed_does_not_test(type_: str) -> None:
-    cfg = config({"type": type_}, zero_allow_untested_optimizer=False)
+def test_zero_refuses_an_optimizer_that_deepspeed_does_not_test() -> None:
+    cfg = config({"type": "Lamb"}, zero_allow_untested_optimizer=False)
     with pytest.raises(spmdzero.SpmdZeroConfigError, match="DeepSpeed tests with ZeRO") as caught:
         spmdzero.initialize(model=Model(), config=cfg)
     assert caught.value.key == "zero_allow_untested_optimizer"

@@ -110,14 +110,6 @@ def test_the_passed_schedule_wins_over_the_config_as_in_deepspeed() -> None:
     assert engine.get_lr() == [0.005]
 
 
-def test_an_optimizer_that_is_not_elementwise_is_refused_by_name() -> None:
-    model = make_model()
-    with pytest.raises(spmdzero.SpmdZeroConfigError, match=r"LBFGS.*Use AdamW"):
-        spmdzero.initialize(
-            model=model, optimizer=torch.optim.LBFGS(model.parameters()), config=config()
-        )
-
-
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -11,6 +11,17 @@ import spmdzero
 Batch: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
 
 
+class Mean(nn.Module):
+    """The least that trains: `[rows, 4]` -> the mean of a linear layer, as a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.line(x).float().mean()
+
+
 def config(**more: Any) -> dict[str, Any]:
     """AdamW at stage 2 with a row for each device; `more` takes the place of keys."""
     return {
