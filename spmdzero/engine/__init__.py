@@ -2,23 +2,15 @@
 
 from spmdzero.data._loader import ZeroDataLoader
 from spmdzero.data._sampler import ReplicaBatchSampler
-from spmdzero.engine._access import (
-    read_gradient,
-    read_master,
-    read_state,
-    write_gradient,
-    write_master,
-    write_state,
-)
 from spmdzero.engine._captured import CapturedSteps
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._folded import FoldedCalls
 from spmdzero.engine._initialize import initialize
 from spmdzero.engine._loss import find_loss, inputs_of
-from spmdzero.engine._optimizer import ZeroOptimizer
-from spmdzero.engine._parameter import ZeroParameter, membership
+from spmdzero.engine._parameter import ZeroParameter, owner_of
 from spmdzero.engine._programs import Call, Compilation, ProgramLog, changed_calls
 from spmdzero.engine._snapshot import StepGraph
+from spmdzero.step._optimizer import ZeroOptimizer
 
 __all__ = [
     "Call",
@@ -36,11 +28,5 @@ __all__ = [
     "find_loss",
     "initialize",
     "inputs_of",
-    "membership",
-    "read_gradient",
-    "read_master",
-    "read_state",
-    "write_gradient",
-    "write_master",
-    "write_state",
+    "owner_of",
 ]

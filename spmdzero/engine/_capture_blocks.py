@@ -1,31 +1,27 @@
 """What keeps any micro-batch from being replayed: somebody wants its Python to run."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from spmdzero.engine._capture_watch import HOOKS
-
-if TYPE_CHECKING:
-    from spmdzero.engine._train_batch import TrainBatch
+from spmdzero.engine._launching import Launching
+from spmdzero.state._training import Training
 
 
-def block(engine: "TrainBatch", parameters: Iterable[torch.Tensor]) -> str | None:
+def block(
+    training: Training, launching: Launching, parameters: Iterable[torch.Tensor]
+) -> str | None:
     """Why the coming micro-batch has to be traced whatever was captured, None for no reason."""
-    if engine._observers:
+    if launching.observers:
         return "somebody reads the step's program"
-    if engine.spmd_config.wall_clock_breakdown:
+    if training.spmd_config.wall_clock_breakdown:
         return "wall_clock_breakdown times forward, backward and step apart"
-    if (
-        any(getattr(engine, registry) for registry in HOOKS)
-        or nn.modules.module._has_any_global_hook()
-    ):
+    if any(launching.hooks) or nn.modules.module._has_any_global_hook():
         return "a hook of the engine, or of all modules, has to run at each step"
     if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters):
         return "a parameter has a gradient hook"
-    optimizer = engine.optimizer
+    optimizer = training.optimizer
     if optimizer is not None and (
         optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     ):

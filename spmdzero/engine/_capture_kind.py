@@ -2,15 +2,13 @@
 
 import dataclasses
 from collections.abc import Hashable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from spmdzero.engine._record import NotCapturableError
+from spmdzero.state._training import Training
 from spmdzero.step._numbers import fixed_numbers
-
-if TYPE_CHECKING:
-    from spmdzero.engine._train_batch import TrainBatch
 
 # Traces that must be equal before one stands for later steps: the first, and two to compare.
 TRACES = 3
@@ -77,13 +75,13 @@ class Kind(Generic[Traced]):
         return reason
 
 
-def modes(engine: "TrainBatch", parameters: Iterable[torch.Tensor]) -> Hashable:
+def modes(training: Training, parameters: Iterable[torch.Tensor]) -> Hashable:
     """What a trace depends on beside the module's structure and the inputs."""
-    device, optimizer = engine.device.type, engine.optimizer
+    device, optimizer = training.device.type, training.optimizer
     return (
         tuple([parameter.requires_grad for parameter in parameters]),
         # The plan is the config's and the batch's.
-        engine._batch,
+        training.batch,
         tuple([tuple(map(id, group["params"])) for group in optimizer.param_groups])
         if optimizer
         else None,

@@ -2,15 +2,12 @@
 
 import dataclasses
 from collections.abc import Iterator, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from spmdzero.backend.torch_xla import set_value
-
-if TYPE_CHECKING:
-    from spmdzero.engine._train_batch import TrainBatch
-
+from spmdzero.state._training import Training
 
 # The state that the user's own code may have made.
 _USERS = ("buffer/", "attribute/")
@@ -35,14 +32,14 @@ class Place:
         return self.holder.get(self.key)
 
 
-def state_places(engine: "TrainBatch") -> list[Place]:
+def state_places(training: Training) -> list[Place]:
     """Parameters, buffers, states, accumulators and everything else that outlives a micro-batch.
 
     A tensor that is kept twice, such as a tied weight, is listed once.
     """
     seen: set[int] = set()
     found = []
-    for place in _all(engine):
+    for place in _all(training):
         tensor = place.tensor
         if tensor is None or id(tensor) not in seen:
             seen.add(id(tensor))
@@ -50,29 +47,29 @@ def state_places(engine: "TrainBatch") -> list[Place]:
     return found
 
 
-def own_numbers(engine: "TrainBatch") -> None:
+def own_numbers(training: Training) -> None:
     """Gives each 0-dim buffer and attribute of the module a buffer of its own; reads them.
 
     One that was made of a Python number shares that of equal numbers in the program.
     """
-    for place in _all(engine):
+    for place in _all(training):
         tensor = place.tensor
         if place.name.startswith(_USERS) and tensor is not None and not tensor.dim():
-            set_value(tensor, engine.mesh.place(tensor.detach().cpu()))
+            set_value(tensor, training.mesh.place(tensor.detach().cpu()))
 
 
-def _all(engine: "TrainBatch") -> Iterator[Place]:
-    for prefix, part in engine.module.named_modules():
+def _all(training: Training) -> Iterator[Place]:
+    for prefix, part in training.module.named_modules():
         for role, holder in (("parameter", part._parameters), ("buffer", part._buffers)):
             for name in holder:
                 yield Place(name=f"{role}/{prefix}.{name}", holder=holder, key=name)
         for name, value in vars(part).items():
             if isinstance(value, torch.Tensor) and value.device.type == "xla":
                 yield Place(name=f"attribute/{prefix}.{name}", holder=vars(part), key=name)
-    accumulators = engine._gradients.accumulators
+    accumulators = training.gradients.accumulators
     for name in accumulators:
         yield Place(name=f"accumulator/{name}", holder=accumulators, key=name)
-    optimizer = engine.optimizer
+    optimizer = training.optimizer
     if optimizer is not None:
         names = optimizer._names
         for parameter, state in optimizer.state.items():
@@ -81,10 +78,10 @@ def _all(engine: "TrainBatch") -> Iterator[Place]:
         for attribute in ("_applied", "_skipped", "grad_norm"):
             yield Place(name=attribute, holder=vars(optimizer), key=attribute)
     for attribute in ("_first_bad", "_finite", "_loss"):
-        yield Place(name=attribute, holder=vars(engine._health), key=attribute)
-    yield Place(name="total", holder=vars(engine), key="_total")
-    if engine._region is not None:
-        yield Place(name="replicas", holder=vars(engine._region), key="replicas")
-        flags = engine._region.disagreements
+        yield Place(name=attribute, holder=vars(training.health), key=attribute)
+    yield Place(name="total", holder=vars(training), key="total")
+    if training.region is not None:
+        yield Place(name="replicas", holder=vars(training.region), key="replicas")
+        flags = training.region.disagreements
         for label in flags:
             yield Place(name=f"agreement/{label}", holder=flags, key=label)

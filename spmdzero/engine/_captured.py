@@ -1,8 +1,8 @@
 """Replaying a step: which micro-batches of `train_batch` are traced, and which are not."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -14,12 +14,14 @@ from spmdzero.engine._capture_places import own_numbers
 from spmdzero.engine._capture_signature import Signature, UnknownInputError
 from spmdzero.engine._capture_watch import ModuleWatch
 from spmdzero.engine._folded_call import keep_waiting
+from spmdzero.engine._launching import Launching
+from spmdzero.engine._loss import find_loss
 from spmdzero.engine._record import Record
 from spmdzero.engine._recording import Recording
 from spmdzero.engine._replay import current_state, replay
-
-if TYPE_CHECKING:
-    from spmdzero.engine._train_batch import TrainBatch
+from spmdzero.engine._step_end import StepEnd
+from spmdzero.engine._three_calls import ThreeCalls
+from spmdzero.state._training import Training
 
 
 class CapturedSteps:
@@ -29,13 +31,29 @@ class CapturedSteps:
     they are equal, later ones start the compiled program without tracing anything. What a trace
     depends on is watched, so that a change brings tracing back.
 
+    Args:
+        training: whose.
+        calls: train a micro-batch that is traced.
+        launching: starts its programs.
+        step_end: ends one that is replayed.
+        call: `calls.forward` with whatever hooks there are around it.
+
     Attributes:
         replayed, traced: micro-batches so far.
         reason: why the latest micro-batch was traced, None if it was replayed.
     """
 
-    def __init__(self, engine: "TrainBatch") -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        training: Training,
+        *,
+        calls: ThreeCalls,
+        launching: Launching,
+        step_end: StepEnd,
+        call: Callable[..., Any],
+    ) -> None:
+        self._training, self._calls, self._call = training, calls, call
+        self._launching, self._step_end = launching, step_end
         self._following: Following[Kind[Record]] = Following(
             look=self._look, is_ready=lambda kind: kind.ready
         )
@@ -65,20 +83,22 @@ class CapturedSteps:
             last: it is the last of its step.
             steps: each micro-batch ends with `engine.step`, not only the last.
         """
-        engine, ends = self._engine, last or steps
-        blocked = self._follow_structure() or block(engine, self._following.parameters)
+        training, calls, ends = self._training, self._calls, last or steps
+        blocked = self._follow_structure() or block(
+            training, self._launching, self._following.parameters
+        )
         if blocked is not None:
-            self._trace(lambda: engine(*args, **kwargs), blocked, ends=ends)
+            self._trace(lambda: self._call(*args, **kwargs), blocked, ends=ends)
             return
-        placed = engine._place_inputs(args, kwargs)
+        placed = calls.place_inputs(args, kwargs)
         # What another engine's backward will need belongs to what is pending now.
-        keep_waiting(ending=engine if last else None)
+        keep_waiting(ending=training if last else None)
         # It may depend on buffers that the program donates; a `clone` shares one until then.
-        start_pending(engine.device)
+        start_pending(training.device)
         try:
             signature = Signature.of(*placed)
         except UnknownInputError as error:
-            self._trace(lambda: engine._forward_placed(*placed), str(error), ends=ends)
+            self._trace(lambda: calls.forward_placed(*placed), str(error), ends=ends)
             return
         kind = self._kind(last, ends, signature)
         reason = kind.given_up
@@ -89,7 +109,7 @@ class CapturedSteps:
             elif self._replay(kind.record, state, signature, last=last, ends=ends):
                 return
         if reason is not None:
-            self._trace(lambda: engine._forward_placed(*placed), reason, ends=ends)
+            self._trace(lambda: calls.forward_placed(*placed), reason, ends=ends)
             return
         self._record(kind, placed, signature, ends=ends)
 
@@ -104,7 +124,15 @@ class CapturedSteps:
     ) -> bool:
         """Whether the micro-batch could be replayed; if not, nothing has happened."""
         try:
-            replay(self._engine, record, state, signature.tensors, last=last, ends=ends)
+            replay(
+                self._training,
+                record,
+                state,
+                signature.tensors,
+                launching=self._launching,
+                step_end=self._step_end if ends else None,
+                last=last,
+            )
         except ProgramLostError:
             self._following.say(
                 logging.INFO,
@@ -116,8 +144,7 @@ class CapturedSteps:
         return True
 
     def _follow_structure(self) -> str | None:
-        engine = self._engine
-        if not engine.spmd_config.spmd.capture:
+        if not self._training.spmd_config.spmd.capture:
             return '"spmd": {"capture": false}'
         change = self._following.changed()
         if change is not None:
@@ -126,13 +153,13 @@ class CapturedSteps:
         return self._following.hook()
 
     def _look(self) -> ModuleWatch:
-        optimizer = self._engine.optimizer
+        optimizer = self._training.optimizer
         others = {"the optimizer's state": optimizer.state} if optimizer else {}
-        return ModuleWatch(self._engine.module, others)
+        return ModuleWatch(self._training.module, others)
 
     def _kind(self, last: bool, ends: bool, signature: Signature) -> Kind[Record]:
         following = self._following
-        key = (last, ends, signature.form, modes(self._engine, following.parameters))
+        key = (last, ends, signature.form, modes(self._training, following.parameters))
         if key in following.kinds:
             return following.kinds[key]
         if following.any_ready:
@@ -146,28 +173,29 @@ class CapturedSteps:
     def _trace(self, forward: Any, reason: str, *, ends: bool) -> None:
         self.reason = reason
         self.traced += 1
-        if self._engine.spmd_config.spmd.capture:
+        if self._training.spmd_config.spmd.capture:
             self._following.say(logging.INFO, "train_batch traces instead of replaying: %s", reason)
-        self._engine.trace(forward, ends=ends)
+        self._run(forward, ends=ends)
         self._following.accept_changes()
 
     def _record(
         self, kind: Kind[Record], placed: tuple[Any, Any], signature: Signature, *, ends: bool
     ) -> None:
-        engine = self._engine
+        calls = self._calls
         self.reason = (
             "torch_xla let go of its program for others that were used since"
             if kind.ready
             else f"this kind of micro-batch was seen {kind.equal} of {TRACES} times"
         )
         self.traced += 1
-        own_numbers(engine)
-        engine._recording = recording = Recording(engine, signature.tensors, self._following.watch)
+        own_numbers(self._training)
+        recording = Recording(self._training, signature.tensors, self._following.watch)
+        self._launching.capturing = recording.start
         try:
             with recording.uploads():
-                engine.trace(lambda: engine._forward_placed(*placed), ends=ends)
+                self._run(lambda: calls.forward_placed(*placed), ends=ends)
         finally:
-            engine._recording = None
+            self._launching.capturing = None
         reason = kind.judge(recording.outcome)
         if reason is not None:
             self.reason = reason
@@ -177,4 +205,19 @@ class CapturedSteps:
             )
         self._following.accept_changes()
         # What was read to compare is not the script's.
-        engine.programs.stepped()
+        self._launching.programs.stepped()
+
+    def _run(self, forward: Callable[[], Any], *, ends: bool) -> None:
+        """Traces a micro-batch and starts it; `ends` calls `step`, which may end the step."""
+        training = self._training
+        loss = find_loss(forward())
+        self._calls.backward(loss)
+        share = loss.detach() / training.batch.accumulation
+        assert training.total is not None
+        training.total = training.mesh.mark(training.total + share)
+        # Alive, they would be outputs of the program.
+        del loss, share
+        if ends:
+            self._calls.step()
+        else:
+            self._calls.end_unstepped()

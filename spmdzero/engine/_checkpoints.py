@@ -10,10 +10,10 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from spmdzero.backend.torch_xla import runtime
-from spmdzero.engine._module_methods import ModuleMethods
+from spmdzero.engine._accumulation import Accumulation
 from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
 from spmdzero.formats import (
     BackgroundSaver,
@@ -32,17 +32,15 @@ from spmdzero.state._live import live_state
 from spmdzero.state._match import LoadReport
 from spmdzero.state._restore import LoadOptions, restore
 from spmdzero.state._together import everyones, together
-
-if TYPE_CHECKING:
-    from spmdzero.engine._engine import Engine
+from spmdzero.state._training import Training
 
 logger = logging.getLogger("spmdzero")
 
 _VERSIONS = ("spmdzero", "torch", "torch_xla")
 
 
-class Checkpoints(ModuleMethods):
-    """Saving and loading for the engine.
+class Checkpoints:
+    """Saves and loads the state of `training`.
 
     Attributes:
         load_report: what the latest non-strict load left as it was.
@@ -50,9 +48,9 @@ class Checkpoints(ModuleMethods):
 
     load_report: LoadReport | None = None
 
-    @functools.cached_property
-    def _saver(self) -> BackgroundSaver:
-        return BackgroundSaver()
+    def __init__(self, training: Training, accumulation: Accumulation) -> None:
+        self._training, self._accumulation = training, accumulation
+        self._saver = BackgroundSaver()
 
     def save_checkpoint(
         self,
@@ -85,21 +83,23 @@ class Checkpoints(ModuleMethods):
                 one, or a client state that can't be read back safely.
             ReplicaRegionError: an integer output or buffer differs between replicas.
         """
-        engine = cast("Engine", self)
-        engine._refuse_inside("save_checkpoint")
-        if engine._region is not None and engine._region.disagreements:
+        training = self._training
+        self._accumulation.refuse_inside("save_checkpoint")
+        if training.region is not None and training.region.disagreements:
             # What an evaluation left pending is compiled as a whole, not for its flags alone.
             runtime.sync()
-            engine._region.check_agreement()
+            training.region.check_agreement()
         if not save_dir:
             raise SpmdZeroUsageError(f"save_dir must be a non-empty string, got {save_dir!r}")
-        settings, processes = engine.spmd_config.checkpoint, runtime.process_count()
+        settings, processes = training.spmd_config.checkpoint, runtime.process_count()
         with together(Path(save_dir), doing="saved", processes=processes):
             self.wait_checkpoint()
             state = live_state(
-                engine, exclude_frozen=exclude_frozen_parameters, client_state=client_state
+                training, exclude_frozen=exclude_frozen_parameters, client_state=client_state
             )
-            tag = check_tag(f"global_step{engine.global_steps}" if tag is None else str(tag))
+            tag = check_tag(
+                f"global_step{training.counters.global_steps}" if tag is None else str(tag)
+            )
         tags = everyones(tag, processes=processes)
         order = SaveOrder(
             folder=Path(save_dir),
@@ -107,7 +107,7 @@ class Checkpoints(ModuleMethods):
             nonce=everyones(secrets.token_hex(4), processes=processes)[0],
             latest=save_latest,
             retention=Retention(last=settings.keep_last, every=settings.keep_every),
-            description=_description(engine),
+            description=_description(training),
             process=runtime.process_index(),
             processes=processes,
         )
@@ -124,15 +124,6 @@ class Checkpoints(ModuleMethods):
             SpmdZeroCheckpointError: it failed; the checkpoints before are as they were.
         """
         self._saver.wait()
-
-    def destroy(self) -> None:
-        """Waits for the asynchronous save under way and for the devices.
-
-        Raises:
-            SpmdZeroCheckpointError: the save failed.
-        """
-        self.wait_checkpoint()
-        super().destroy()
 
     def load_checkpoint(
         self,
@@ -169,12 +160,14 @@ class Checkpoints(ModuleMethods):
                 file, why, and the newest other tag that is complete. The engine is as it was, on
                 every host.
         """
-        engine, folder, processes = cast("Engine", self), Path(load_dir), runtime.process_count()
+        training, folder, processes = self._training, Path(load_dir), runtime.process_count()
         with _naming_the_newest(folder, but=None):
             with together(folder, doing="loaded", processes=processes):
                 self.wait_checkpoint()
                 if tag is None:
-                    tag = latest_tag(folder, universal=engine.spmd_config.checkpoint.load_universal)
+                    tag = latest_tag(
+                        folder, universal=training.spmd_config.checkpoint.load_universal
+                    )
             require_one_tag(folder, everyones(tag, processes=processes))
         if tag is None:
             logger.warning(
@@ -194,8 +187,8 @@ class Checkpoints(ModuleMethods):
                 together, folder / str(tag), doing="loaded", processes=processes
             )
             with alike():
-                state = open_for(engine, folder, str(tag))
-            self.load_report = restore(engine, _checked(state, alike), options)
+                state = open_for(training, folder, str(tag))
+            self.load_report = restore(training, _checked(state, alike), options)
         for what in ("missing", "unexpected"):
             if names := getattr(self.load_report, what):
                 logger.warning("loaded %s: %s %s", folder / str(tag), what, ", ".join(names))
@@ -274,23 +267,22 @@ def agreed_tag(tags: list[str], *, mine: str, validation: str) -> str:
     return tags[0]
 
 
-def _description(engine: "Engine") -> dict[str, Any]:
+def _description(training: Training) -> dict[str, Any]:
     return {
         "versions": {name: importlib.metadata.version(name) for name in _VERSIONS},
-        "config": engine.config,
-        "mesh": dict(engine.plan.mesh.axes),
-        "plan": json.loads(engine.plan.to_json()),
+        "config": training.spmd_config.source,
+        "mesh": dict(training.plan.mesh.axes),
+        "plan": json.loads(training.plan.to_json()),
         "counters": {
-            "global_steps": engine.global_steps,
-            "micro_steps": engine.micro_steps,
-            "global_samples": engine.global_samples,
+            name: getattr(training.counters, name)
+            for name in ("global_steps", "micro_steps", "global_samples")
         },
-        "data_position": _position(engine),
+        "data_position": _position(training),
     }
 
 
-def _position(engine: "Engine") -> dict[str, int] | None:
-    if engine.training_dataloader is None:
+def _position(training: Training) -> dict[str, int] | None:
+    if training.training_dataloader is None:
         return None
-    state = engine.training_dataloader.state_dict()
+    state = training.training_dataloader.state_dict()
     return {key: state[key] for key in ("epoch", "rows", "handed_out", "finished")}

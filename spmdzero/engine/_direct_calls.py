@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from spmdzero.backend.torch_xla import in_region, map_tensors
+from spmdzero.state._training import Training
 
 logger = logging.getLogger("spmdzero")
 
@@ -21,8 +22,9 @@ class DirectCalls:
     a pickle of the module does nothing: it belongs to no engine.
     """
 
-    def __init__(self, engine: nn.Module | None = None) -> None:
-        self._engine = weakref.ref(engine) if engine is not None else None
+    def __init__(self, training: Training | None = None) -> None:
+        # A hook of the module must not keep an engine alive.
+        self._training = weakref.ref(training) if training is not None else None
         self._said = False
 
     def watch(self, module: nn.Module) -> None:
@@ -31,8 +33,8 @@ class DirectCalls:
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Says it where a call is one to warn of."""
-        engine = self._engine() if self._engine is not None else None
-        if self._said or in_region() or engine is None or engine.module is not module:
+        training = self._training() if self._training is not None else None
+        if self._said or in_region() or training is None or training.module is not module:
             return
         if _has_cpu_tensor(args, kwargs):
             self._say(

@@ -3,21 +3,21 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
-
-from torch import nn
+from typing import Any
 
 from spmdzero.backend.torch_xla import runtime
+from spmdzero.engine._accumulation import Accumulation
 from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
 from spmdzero.formats import Conversion, TrainingState, Weights, save_whole, write_for_deepspeed
 from spmdzero.state._live import live_state
-
-if TYPE_CHECKING:
-    from spmdzero.engine._engine import Engine
+from spmdzero.state._training import Training
 
 
-class Exports(nn.Module):
-    """What an engine writes that is not for itself."""
+class Exports:
+    """Writes the state of `training` for others."""
+
+    def __init__(self, training: Training, accumulation: Accumulation) -> None:
+        self._training, self._accumulation = training, accumulation
 
     def save_16bit_model(
         self,
@@ -39,7 +39,7 @@ class Exports(nn.Module):
             SpmdZeroUsageError: there are several hosts.
         """
         state = _whole_state(
-            cast("Engine", self), "save_16bit_model", exclude_frozen=exclude_frozen_parameters
+            self._training, "save_16bit_model", exclude_frozen=exclude_frozen_parameters
         )
         file = Path(save_dir) / save_filename
         try:
@@ -83,27 +83,29 @@ class Exports(nn.Module):
             SpmdZeroUsageError: without an optimizer, in the middle of gradient accumulation, or on
                 several hosts.
         """
-        engine = cast("Engine", self)
-        engine._refuse_inside("save_deepspeed_checkpoint")
-        state = _whole_state(engine, "save_deepspeed_checkpoint", client_state=client_state)
+        training = self._training
+        self._accumulation.refuse_inside("save_deepspeed_checkpoint")
+        state = _whole_state(training, "save_deepspeed_checkpoint", client_state=client_state)
         conversion = Conversion(
             to="universal" if universal else "deepspeed",
-            ranks=ranks if ranks is not None else engine.mesh.size,
-            stage=engine.plan.stage or 1,
+            ranks=ranks if ranks is not None else training.mesh.size,
+            stage=training.plan.stage or 1,
         )
         write_for_deepspeed(
             state,
             Path(save_dir),
-            f"global_step{engine.global_steps}" if tag is None else str(tag),
+            f"global_step{training.counters.global_steps}" if tag is None else str(tag),
             conversion,
-            config={key: value for key, value in engine.config.items() if key != "spmd"},
+            config={
+                key: value for key, value in training.spmd_config.source.items() if key != "spmd"
+            },
             latest=save_latest,
         )
         return True
 
 
 def _whole_state(
-    engine: "Engine",
+    training: Training,
     call: str,
     *,
     exclude_frozen: bool = False,
@@ -114,4 +116,4 @@ def _whole_state(
             f"{call}() on several hosts, of which none can read all shards: call save_checkpoint, "
             "and convert what it wrote by `spmdzero convert`"
         )
-    return live_state(engine, exclude_frozen=exclude_frozen, client_state=client_state)
+    return live_state(training, exclude_frozen=exclude_frozen, client_state=client_state)

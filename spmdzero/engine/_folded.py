@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,10 +20,9 @@ from spmdzero.engine._folded_backward import FoldedBackward, fold_backward
 from spmdzero.engine._folded_call import FoldedCall
 from spmdzero.engine._folded_pass import FoldedPass, PassTracer
 from spmdzero.engine._folded_surroundings import Surroundings
+from spmdzero.engine._launching import Launching
 from spmdzero.engine._record import NotCapturableError
-
-if TYPE_CHECKING:
-    from spmdzero.engine._engine import Engine
+from spmdzero.state._training import Training
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -53,10 +52,10 @@ class FoldedCalls:
         reason: why the latest was traced, None if it was folded.
     """
 
-    def __init__(self, engine: "Engine") -> None:
-        self._engine = engine
+    def __init__(self, training: Training, launching: Launching) -> None:
+        self._training, self._launching = training, launching
         self._following: Following[_Forwards] = Following(
-            look=lambda: ModuleWatch(engine.module, {}),
+            look=lambda: ModuleWatch(training.module, {}),
             is_ready=lambda forwards: forwards.kind.ready,
         )
         self._in_program = False
@@ -78,12 +77,12 @@ class FoldedCalls:
 
     def blocked(self) -> str | None:
         """Why nothing may be folded now, None if it may."""
-        engine = self._engine
-        if not engine.spmd_config.spmd.capture:
+        training = self._training
+        if not training.spmd_config.spmd.capture:
             return '"spmd": {"capture": false}'
-        if engine.in_train_batch:
+        if training.in_train_batch:
             return "train_batch captures whole steps"
-        return block(engine, self._following.parameters)
+        return block(training, self._launching, self._following.parameters)
 
     def before_update(self) -> bool:
         """Whether the update that follows is to be folded."""
@@ -98,9 +97,9 @@ class FoldedCalls:
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the engine's forward on placed inputs."""
-        engine = self._engine
-        if not torch.is_grad_enabled() or engine.in_train_batch:
-            return engine._forward(args, kwargs)
+        training = self._training
+        if not torch.is_grad_enabled() or training.in_train_batch:
+            return training.forward(args, kwargs)
         self.reason = self._follow_structure() or self.blocked()
         if self.reason is None:
             try:
@@ -109,7 +108,7 @@ class FoldedCalls:
                 self.reason = str(reason)
                 self._following.say(logging.INFO, "engine(...) is traced: %s", self.reason)
         self.traced += 1
-        output = engine._forward(args, kwargs)
+        output = training.forward(args, kwargs)
         self._following.accept_changes()
         return output
 
@@ -125,18 +124,18 @@ class FoldedCalls:
         tensors = [*tracer.state, *inputs]
         verify = not kind.ready
         if verify:
-            with self._engine.programs.own_reads():
+            with self._launching.programs.own_reads():
                 self._verify(forwards, tensors)
         record = kind.record
         assert record is not None
         hosts = draw_keys(record.keys)
         # With the role that a traced draw's upload has.
-        keys = [self._engine.mesh.place(host, role="key") for host in hosts]
+        keys = [self._training.mesh.place(host, role="key") for host in hosts]
         call = FoldedCall(
-            engine=self._engine,
+            training=self._training,
             record=record,
-            step=self._engine.global_steps,
-            surroundings=Surroundings.now(self._engine.module, self._following.watch),
+            step=self._training.counters.global_steps,
+            surroundings=Surroundings.now(self._training.module, self._following.watch),
             again=functools.partial(self._again, tracer=forwards.tracer),
             backward=functools.partial(self._backward, forwards=forwards, verify=verify),
         )
@@ -171,13 +170,13 @@ class FoldedCalls:
         forwards: _Forwards,
         verify: bool,
     ) -> None:
-        store = self._engine._gradients
+        store = self._training.gradients
         traced = store.keeps_local or call.passage is not None
         pattern = tuple((i, grad.shape, grad.dtype) for i, grad in grads.items())
         kind = forwards.backwards.setdefault(pattern, Kind())
         inputs = [*saved, *grads.values()]
         if not traced and (verify or kind.record is None) and not kind.given_up:
-            with self._engine.programs.own_reads():
+            with self._launching.programs.own_reads():
                 outcome = fold_backward(forwards.tracer, call, inputs, tuple(grads))
                 reason = kind.judge(outcome, keeps_first=True)
             if reason is not None:
@@ -196,14 +195,14 @@ class FoldedCalls:
     ) -> Passage:
         end = len(saved) - call.record.keys
         return tracer.again(
-            saved[:end], saved[end:], self._engine._gradients.add_local, around=call.surroundings
+            saved[:end], saved[end:], self._training.gradients.add_local, around=call.surroundings
         )
 
     def _follow_structure(self) -> str | None:
-        engine = self._engine
-        if not engine.spmd_config.spmd.capture:
+        training = self._training
+        if not training.spmd_config.spmd.capture:
             return '"spmd": {"capture": false}'
-        if engine._region is None:
+        if training.region is None:
             return "the forward is global"
         self._following.changed()
         if not any(parameter.requires_grad for parameter in self._following.parameters):
@@ -212,11 +211,11 @@ class FoldedCalls:
 
     def _find(self, form: Hashable, args: Any, kwargs: Mapping[str, Any]) -> _Forwards:
         following = self._following
-        key = form, modes(self._engine, following.parameters)
+        key = form, modes(self._training, following.parameters)
         known = following.kinds.get(key)
         if known is None:
-            return following.add(key, _Forwards(tracer=PassTracer(self._engine, args, kwargs)))
+            return following.add(key, _Forwards(tracer=PassTracer(self._training, args, kwargs)))
         if not known.kind.ready:
             # Afresh: an earlier trace may have changed what is traced.
-            known.tracer = PassTracer(self._engine, args, kwargs)
+            known.tracer = PassTracer(self._training, args, kwargs)
         return known

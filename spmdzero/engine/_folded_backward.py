@@ -47,7 +47,7 @@ def fold_backward(
         inputs: what the forward took, its keys, and the gradients.
         differentiated: the outputs that these are of.
     """
-    store, keys = call.engine._gradients, call.record.keys
+    store, keys = call.training.gradients, call.record.keys
     names: list[str] = []
 
     def function(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -73,7 +73,7 @@ def fold_backward(
         generators.places_of([])
         return FoldedBackward(function=folded, names=tuple(names))
 
-    generators, watch = GeneratorWatch(), ModuleWatch(call.engine.module, {})
+    generators, watch = GeneratorWatch(), ModuleWatch(call.training.module, {})
     try:
         return attempt(fold_it, watch=watch, name="backward")
     finally:

@@ -3,7 +3,7 @@
 import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -12,10 +12,7 @@ from spmdzero.backend.torch_xla.mesh import fresh
 from spmdzero.engine._folded_pass import FoldedPass
 from spmdzero.engine._folded_surroundings import Surroundings
 from spmdzero.errors import SpmdZeroUsageError
-
-if TYPE_CHECKING:
-    from spmdzero.engine._engine import Engine
-    from spmdzero.engine._train_batch import TrainBatch
+from spmdzero.state._training import Training
 
 _WRITTEN = (
     "a parameter or input was written between engine(...) and the backward of its loss. Call "
@@ -33,9 +30,9 @@ class FoldedCall:
     `keep` has that one compute it.
 
     Attributes:
-        engine: whose.
+        training: whose.
         record: what is called.
-        step: the engine's `global_steps` then.
+        step: its count of steps then.
         surroundings: what the forward depends on beside its inputs.
         again: takes this and what the forward took (tensors, then keys); traces it for `backward`.
         backward: takes this, what the forward took and the gradient of each output that has one,
@@ -43,7 +40,7 @@ class FoldedCall:
         passage: what `again` returned, None unless it was kept.
     """
 
-    engine: "Engine"
+    training: Training
     record: FoldedPass
     step: int
     surroundings: Surroundings
@@ -61,7 +58,7 @@ class FoldedCall:
         Raises what the module's forward raises.
         """
         node = self._node()
-        spent = self.step != self.engine.global_steps
+        spent = self.step != self.training.counters.global_steps
         if node is None or spent or self.passage is not None:
             return
         try:
@@ -89,14 +86,14 @@ class FoldedCall:
 _waiting: "weakref.WeakSet[FoldedCall]" = weakref.WeakSet()
 
 
-def keep_waiting(*, ending: "TrainBatch | None") -> None:
+def keep_waiting(*, ending: Training | None) -> None:
     """Has the program that is about to start compute what later backwards need of its forwards.
 
     Args:
-        ending: an engine whose step ends with this program, and whose forwards are spent.
+        ending: whose step ends with this program, and whose forwards are spent.
     """
     for call in [*_waiting]:
-        if call.engine is not ending:
+        if call.training is not ending:
             call.keep()
 
 
@@ -110,23 +107,23 @@ class _Folded(torch.autograd.Function):
         tensors: list[torch.Tensor],
         keys: list[torch.Tensor],
     ) -> tuple[torch.Tensor, ...]:
-        record, engine = call.record, call.engine
+        record, training = call.record, call.training
         values = record.function([*tensors, *keys])
         count, written = len(record.markers), len(record.buffers)
         outputs, rest = values[:count], values[count:]
         if record.buffers:
             # The backward pass takes them as the forward found them.
             places = {id(tensor): place for place, tensor in enumerate(tensors)}
-            own = dict(engine.module.named_buffers())
+            own = dict(training.module.named_buffers())
             tensors = list(tensors)
             for name in record.buffers:
                 tensors[places[id(own[name])]] = fresh(own[name])
-        assert engine._region is not None
-        engine._region.settle(
+        assert training.region is not None
+        training.region.settle(
             buffers=dict(zip(record.buffers, rest[:written], strict=True)),
             flags=dict(zip(record.flags, rest[written:], strict=True)),
         )
-        engine._region.note_folded()
+        training.region.note_folded()
         ctx.save_for_backward(*tensors, *keys)
         ctx.call = call
         call._node = weakref.ref(ctx)
@@ -145,7 +142,7 @@ class _Folded(torch.autograd.Function):
             if "inplace" not in str(error):
                 raise
             raise SpmdZeroUsageError(_WRITTEN) from error
-        if call.step != call.engine.global_steps:
+        if call.step != call.training.counters.global_steps:
             raise SpmdZeroUsageError(_WRITTEN)
         given = {index: grad for index, grad in enumerate(grads) if grad is not None}
         _waiting.discard(call)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -22,9 +22,7 @@ from spmdzero.engine._capture_random import GeneratorWatch
 from spmdzero.engine._capture_signature import UnknownInputError, freeze
 from spmdzero.engine._folded_surroundings import Surroundings
 from spmdzero.engine._record import NotCapturableError, refuse_strangers
-
-if TYPE_CHECKING:
-    from spmdzero.engine._engine import Engine
+from spmdzero.state._training import Training
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,24 +81,24 @@ def changed_number(mine: FoldedFunction, its: FoldedFunction) -> str | None:
 
 
 class PassTracer:
-    """Traces an engine's region with stand-ins.
+    """Traces the region of a training with stand-ins.
 
     Args:
-        engine: whose; its forward runs in the replica region.
+        training: whose; its forward runs in the replica region.
         args, kwargs: the placed inputs, of which only the form matters.
 
     Attributes:
         state: the module's parameters and buffers.
     """
 
-    def __init__(self, engine: "Engine", args: Any, kwargs: Mapping[str, Any]) -> None:
-        assert engine._region is not None
-        self._region = engine._region
+    def __init__(self, training: Training, args: Any, kwargs: Mapping[str, Any]) -> None:
+        assert training.region is not None
+        self._region = training.region
         # Not the batch itself, which would stay on the devices.
         self._inputs = map_tensors((args, dict(kwargs)), lambda _, leaf: _like(leaf, _meta()))
-        parameters = dict(engine.module.named_parameters())
+        parameters = dict(training.module.named_parameters())
         self._trained = {name: p.requires_grad for name, p in parameters.items()}
-        buffers = dict(engine.module.named_buffers())
+        buffers = dict(training.module.named_buffers())
         self._buffers = tuple(buffers)
         self.state = (*parameters.values(), *buffers.values())
 

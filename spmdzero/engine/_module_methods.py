@@ -1,4 +1,4 @@
-"""The engine's module and data by DeepSpeed's method names."""
+"""An engine's module and data by DeepSpeed's method names."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -6,24 +6,17 @@ from typing import Any
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from spmdzero.backend.torch_xla import DeviceMesh, runtime
-from spmdzero.config import SpmdZeroConfig
-from spmdzero.data._inputs import InputPlacer
+from spmdzero.backend.torch_xla import runtime
 from spmdzero.data._loader import ZeroDataLoader
-from spmdzero.engine._counters import Counters
-from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.state._training import Training
 
 
-class ModuleMethods(nn.Module):
-    """Loading, saving and reading for the engine's module; `Engine` trains it."""
+class ModuleMethods:
+    """Loads and reads the module of `training`, and makes loaders for it."""
 
-    module: nn.Module
-    mesh: DeviceMesh
-    spmd_config: SpmdZeroConfig
-    optimizer: ZeroOptimizer | None
-    _placer: InputPlacer
-    _counters: Counters
+    def __init__(self, training: Training) -> None:
+        self._training = training
 
     def module_state_dict(
         self,
@@ -34,9 +27,9 @@ class ModuleMethods(nn.Module):
     ) -> dict[str, Any]:
         """The module's state dict, on the devices, perhaps without its frozen parameters."""
         state = {} if destination is None else destination
-        self.module.state_dict(destination=state, prefix=prefix, keep_vars=keep_vars)
+        self._training.module.state_dict(destination=state, prefix=prefix, keep_vars=keep_vars)
         if exclude_frozen_parameters:
-            for name, parameter in self.module.named_parameters():
+            for name, parameter in self._training.module.named_parameters():
                 if not parameter.requires_grad:
                     state.pop(prefix + name, None)
         return state
@@ -74,12 +67,14 @@ class ModuleMethods(nn.Module):
             )
         state = checkpoint["module"]
         if custom_load_fn is not None:
-            custom_load_fn(src=state, dst=self.module)
-            if self.optimizer is not None:
-                self.optimizer.refresh_masters()
+            custom_load_fn(src=state, dst=self._training.module)
+            if self._training.optimizer is not None:
+                self._training.optimizer.refresh_masters()
                 runtime.sync()
             return
-        result = self.module.load_state_dict(state, strict=strict and allowed_missing_keys is None)
+        result = self._training.module.load_state_dict(
+            state, strict=strict and allowed_missing_keys is None
+        )
         if strict and allowed_missing_keys is not None:
             missing = set(result.missing_keys) - set(allowed_missing_keys)
             if missing or result.unexpected_keys:
@@ -116,10 +111,11 @@ class ModuleMethods(nn.Module):
             raise SpmdZeroUsageError(
                 f"deepspeed_io takes a torch Dataset, got {type(dataset).__name__}"
             )
-        if batch_size not in (None, self._placer.rows.micro_batch):
+        training, placer = self._training, self._training.placer
+        if batch_size not in (None, placer.rows.micro_batch):
             raise SpmdZeroUsageError(
                 f"deepspeed_io(batch_size={batch_size}): the engine's micro-batch has "
-                f"{self._placer.rows.micro_batch} rows per device. Leave it out, or use a torch "
+                f"{placer.rows.micro_batch} rows per device. Leave it out, or use a torch "
                 "DataLoader of your own"
             )
         if data_sampler is not None:
@@ -130,12 +126,12 @@ class ModuleMethods(nn.Module):
             )
         return ZeroDataLoader(
             dataset,
-            mesh=self.mesh,
-            placer=self._placer,
-            steps=lambda: self._counters.micro_steps,
-            batch_dim=self._placer.batch_dim(""),
+            mesh=training.mesh,
+            placer=placer,
+            steps=lambda: training.counters.micro_steps,
+            batch_dim=placer.batch_dim(""),
             shuffle=route == "train",
-            drop_last=self.spmd_config.dataloader_drop_last,
+            drop_last=training.spmd_config.dataloader_drop_last,
             collate_fn=collate_fn,
             num_workers=num_local_io_workers or 0,
         )
@@ -153,6 +149,6 @@ class ModuleMethods(nn.Module):
     def allreduce_gradients(self, bucket_size: int = 500000000) -> None:
         """Nothing: the step's program reduces gradients where the plan needs it."""
 
-    def destroy(self) -> None:
-        """Waits for the devices; buffers are freed when the engine's last reference goes."""
-        runtime.wait()
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets the gradients summed so far."""
+        self._training.gradients.forget(self._training.module.parameters())

@@ -1,7 +1,6 @@
 """A parameter whose `grad` is the engine's: summed over micro-batches, averaged over devices."""
 
 import copy
-import dataclasses
 import weakref
 from typing import Any, cast
 
@@ -9,29 +8,11 @@ import torch
 from torch import nn
 
 from spmdzero.backend.torch_xla import runtime, write_stamp
-from spmdzero.engine._access import read_gradient, write_gradient
-from spmdzero.engine._engine import Engine
-from spmdzero.engine._optimizer import ZeroOptimizer
+from spmdzero.engine._access import ParameterAccess
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.state._training import Training
 from spmdzero.step._autograd import autograd_grad, set_autograd_grad
-
-
-@dataclasses.dataclass(frozen=True)
-class Membership:
-    """Which engine trains a parameter, and the parameter's name there.
-
-    Attributes:
-        name: the name in the engine's plan.
-        reference: to the engine, weak: a parameter must not keep an engine alive.
-    """
-
-    name: str
-    reference: weakref.ref[Engine]
-
-    @property
-    def engine(self) -> Engine | None:
-        """The engine, None when it is gone."""
-        return self.reference()
+from spmdzero.step._optimizer import ZeroOptimizer
 
 
 class ZeroParameter(nn.Parameter):
@@ -50,53 +31,56 @@ class ZeroParameter(nn.Parameter):
         after a step, and for a parameter that took no part. What is written into it in place,
         `torch.nn.utils.clip_grad_norm_` included, is what the step uses.
         """
-        member = membership(self)
-        engine = member.engine if member else None
-        if member is None or engine is None:
+        owner = owner_of(self)
+        if owner is None:
             return autograd_grad(self)
-        return read_gradient(engine, member.name)
+        access, name = owner
+        return access.read_gradient(name)
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
-        member = membership(self)
-        engine = member.engine if member else None
-        if member is None or engine is None:
+        owner = owner_of(self)
+        if owner is None:
             set_autograd_grad(self, value)
         else:
-            write_gradient(engine, member.name, value)
+            access, name = owner
+            access.write_gradient(name, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         # A copy belongs to no engine.
         if id(self) not in memo:
             duplicate = nn.Parameter(self.detach().clone(), self.requires_grad)
             duplicate.__dict__.update(
-                {k: copy.deepcopy(v, memo) for k, v in vars(self).items() if k != _MEMBERSHIP}
+                {k: copy.deepcopy(v, memo) for k, v in vars(self).items() if k != _OWNER}
             )
             memo[id(self)] = duplicate
         return cast(nn.Parameter, memo[id(self)])
 
     def __reduce_ex__(self, proto: Any) -> Any:
         plain = nn.Parameter(self.detach(), self.requires_grad)
-        plain.__dict__.update({k: v for k, v in vars(self).items() if k != _MEMBERSHIP})
+        plain.__dict__.update({k: v for k, v in vars(self).items() if k != _OWNER})
         return plain.__reduce_ex__(proto)
 
 
-_MEMBERSHIP = "_spmdzero_membership"
+_OWNER = "_spmdzero_owner"
 
 
-def adopt_parameters(engine: Engine) -> None:
-    """Makes the gradients of `engine` readable as `grad` of its module's trained parameters."""
-    reference = weakref.ref(engine)
-    for name, parameter in engine.module.named_parameters():
-        if engine.plan[name].trainable:
+def adopt_parameters(training: Training, access: ParameterAccess) -> None:
+    """Makes the gradients of trained parameters readable as their `grad`."""
+    # A parameter must not keep an engine alive.
+    reference = weakref.ref(access)
+    for name, parameter in training.parameters:
+        if training.plan[name].trainable:
             if type(parameter) is nn.Parameter:
                 parameter.__class__ = ZeroParameter
-            setattr(parameter, _MEMBERSHIP, Membership(name, reference))
+            setattr(parameter, _OWNER, (reference, name))
 
 
-def membership(parameter: torch.Tensor) -> Membership | None:
-    """Who trains `parameter`; None for one that no engine does."""
-    return getattr(parameter, _MEMBERSHIP, None)
+def owner_of(parameter: torch.Tensor) -> tuple[ParameterAccess, str] | None:
+    """What the engine that trains `parameter` knows of it, and its name there; None for none."""
+    reference, name = getattr(parameter, _OWNER, (lambda: None, ""))
+    access = reference()
+    return (access, name) if access is not None else None
 
 
 class MastersFollow:

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,16 +23,14 @@ from spmdzero.engine._capture_places import Place, state_places
 from spmdzero.engine._capture_random import GeneratorWatch
 from spmdzero.engine._capture_watch import ModuleWatch
 from spmdzero.engine._record import NotCapturableError, Record, forms_of, refuse_strangers
-
-if TYPE_CHECKING:
-    from spmdzero.engine._train_batch import TrainBatch
+from spmdzero.state._training import Training
 
 
 class Recording:
     """Follows the trace of one micro-batch.
 
     Args:
-        engine: whose.
+        training: whose.
         inputs: the placed inputs of its forward.
         watch: what must not change meanwhile.
 
@@ -42,10 +39,10 @@ class Recording:
     """
 
     def __init__(
-        self, engine: "TrainBatch", inputs: Sequence[torch.Tensor], watch: ModuleWatch
+        self, training: Training, inputs: Sequence[torch.Tensor], watch: ModuleWatch
     ) -> None:
-        self._engine, self._watch = engine, watch
-        found = [(place, place.tensor) for place in state_places(engine)]
+        self._training, self._watch = training, watch
+        found = [(place, place.tensor) for place in state_places(training)]
         self._state = [(place, tensor) for place, tensor in found if tensor is not None]
         tensors = [tensor for _, tensor in self._state]
         self._forms, self._ids = forms_of(tensors), [tensor_id(tensor) for tensor in tensors]
@@ -75,7 +72,7 @@ class Recording:
 
     def _refuse_changes(self) -> None:
         if counters.host_reads() - self._reads > self._uploads.fixed_reads:
-            region = self._engine._region
+            region = self._training.region
             at = f" at {region.read_at}" if region is not None and region.read_at else ""
             raise NotCapturableError(
                 f"the forward reads a value from the devices{at}, by which Python may choose its "
@@ -89,8 +86,8 @@ class Recording:
         hosts = self._hosts(len(set(keys)))
         outputs = self._outputs()
         roots = [tensor for _, tensor, _ in outputs]
-        roots.append(self._engine._losses[-1])
-        if count_pending(self._engine.device) > len({id(root) for root in roots}):
+        roots.append(self._training.losses[-1])
+        if count_pending(self._training.device) > len({id(root) for root in roots}):
             # It would be computed later, from buffers that the program has overwritten.
             raise NotCapturableError("a value of the step is kept outside of the engine")
         written = self._written(roots)
@@ -119,7 +116,7 @@ class Recording:
             hosts=hosts,
             outputs=tuple(place for place, _, _ in outputs),
             rebound=tuple(is_new for _, _, is_new in outputs),
-            summed=self._engine._gradients.waiting_names,
+            summed=self._training.gradients.waiting_names,
         )
 
     def _written(self, roots: Sequence[torch.Tensor]) -> set[int]:
@@ -141,7 +138,7 @@ class Recording:
     def _outputs(self) -> list[tuple[Place, torch.Tensor, bool]]:
         """Places that the pending program writes, with their tensors, and whether those are new."""
         before = {place.name: tensor for place, tensor in self._state}
-        places = [(place, place.tensor) for place in state_places(self._engine)]
+        places = [(place, place.tensor) for place in state_places(self._training)]
         present = [(place, tensor) for place, tensor in places if tensor is not None]
         pending = are_pending([tensor for _, tensor in present])
         written = []

@@ -1,18 +1,17 @@
 """Running a recorded micro-batch again: the host's part of a step, and nothing traced."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from spmdzero.backend.torch_xla import draw_keys, set_value
+from spmdzero.engine._launching import Launching
 from spmdzero.engine._programs import Compiled
 from spmdzero.engine._record import Record, forms_of
 from spmdzero.engine._schedule import require_metrics
+from spmdzero.engine._step_end import StepEnd
+from spmdzero.state._training import Training
 from spmdzero.step._numbers import group_numbers, loss_scale_number, scale_numbers, step_number
-
-if TYPE_CHECKING:
-    from spmdzero.engine._train_batch import TrainBatch
 
 
 def current_state(record: Record) -> list[torch.Tensor] | str:
@@ -30,23 +29,25 @@ def current_state(record: Record) -> list[torch.Tensor] | str:
 
 
 def replay(
-    engine: "TrainBatch",
+    training: Training,
     record: Record,
     state: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor],
     *,
+    launching: Launching,
+    step_end: StepEnd | None,
     last: bool,
-    ends: bool,
 ) -> None:
     """One micro-batch, by the program of `record`.
 
     Args:
-        engine: whose.
+        training: whose.
         record: of a micro-batch of this kind.
         state: the `current_state` of the record.
         inputs: the placed inputs of its forward.
+        launching: takes note of it.
+        step_end: ends it; None where no `engine.step` would.
         last: it is the last of its step.
-        ends: it ends with `engine.step`.
 
     Raises:
         ProgramLostError: torch_xla no longer has the program. After this or any other error of
@@ -54,20 +55,21 @@ def replay(
     """
     kind = "boundary" if last else "micro"
     if last:
-        require_metrics(engine.lr_scheduler, {})
-    results = start(engine, record, [*state, *inputs])
-    engine._note_call()
-    engine.programs.launching(engine.global_steps)
-    engine._losses.append(put(record, results))
-    engine._gradients.adopt(record.summed)
-    engine._counters.backwards += 1
-    engine.programs.launched(f"captured {kind}", engine.global_steps, Compiled())
-    if ends:
-        engine._end_micro_batch(boundary=last, optimizer=engine.optimizer, lr_kwargs={})
+        require_metrics(training.lr_scheduler, {})
+    results = start(training, record, [*state, *inputs])
+    step = training.counters.global_steps
+    launching.note_call()
+    launching.programs.launching(step)
+    training.losses.append(put(record, results))
+    training.gradients.adopt(record.summed)
+    training.counters.backwards += 1
+    launching.programs.launched(f"captured {kind}", step, Compiled())
+    if step_end is not None:
+        step_end.end_micro_batch(boundary=last, lr_kwargs={})
 
 
 def start(
-    engine: "TrainBatch", record: Record, sources: Sequence[torch.Tensor]
+    training: Training, record: Record, sources: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
     """Uploads what the host adds to `sources` and starts the program of `record`.
 
@@ -76,7 +78,7 @@ def start(
     """
     generator = torch.get_rng_state()
     try:
-        hosts = engine.mesh.place_all([*host_numbers(engine, record)])
+        hosts = training.mesh.place_all([*host_numbers(training, record)])
         return record.program.run([*sources, *hosts])
     except BaseException:
         torch.set_rng_state(generator)
@@ -94,16 +96,16 @@ def put(record: Record, results: Sequence[torch.Tensor]) -> torch.Tensor:
     return loss
 
 
-def host_numbers(engine: "TrainBatch", record: Record) -> Iterator[torch.Tensor]:
+def host_numbers(training: Training, record: Record) -> Iterator[torch.Tensor]:
     """What the host uploads for the program of `record`, in its order."""
-    optimizer = engine.optimizer
+    optimizer = training.optimizer
     assert optimizer is not None
     scaler = optimizer.loss_scaler
     for role, count in record.hosts:
         if role == "key":
             yield from draw_keys(count)
         elif role == "step":
-            yield step_number(engine.global_steps)
+            yield step_number(training.counters.global_steps)
         elif role == "numbers":
             yield from group_numbers(optimizer._rules, optimizer.param_groups, optimizer.hold)
         elif role == "loss_scale" and scaler is not None:

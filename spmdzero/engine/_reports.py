@@ -3,14 +3,15 @@
 import functools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 
 from spmdzero.backend.torch_xla import runtime
-from spmdzero.engine._engine import Engine
+from spmdzero.engine._progress import Progress
 from spmdzero.monitor import Event, MonitorMaster
+from spmdzero.state._training import Training
 
 logger = logging.getLogger("spmdzero")
 
@@ -20,44 +21,45 @@ _STEPS_PER_FLUSH = 10
 _WARM_UP_STEPS = 2
 
 
-def set_up_reports(engine: Engine) -> None:
-    """Gives a new engine its monitors and its throughput line, and logs its state if asked to.
-
-    Raises:
-        SpmdZeroConfigError: an enabled monitor needs a package that is not installed.
-    """
-    config = engine.spmd_config
+def reports(
+    training: Training, progress: Progress, monitor: MonitorMaster
+) -> Iterator[Callable[[], None]]:
+    """What the config wants to be told after each step; logs the engine's state if asked to."""
+    config = training.spmd_config
     first = runtime.process_index() == 0
-    engine.monitor = MonitorMaster(config, writes=first)
-    if engine.monitor.enabled:
-        engine.after_step.append(_write_events)
+    if monitor.enabled:
+        yield StepEvents(training, progress, monitor)
     if config.steps_per_print and first:
-        engine.after_step.append(Throughput(config.steps_per_print))
+        yield Throughput(progress, every=config.steps_per_print)
     if config.dump_state and first:
-        _dump_state(engine)
+        _dump_state(training)
 
 
-def _write_events(engine: Engine) -> None:
-    engine.monitor.write_events(step_events(engine))
-    if engine.global_steps % (engine.steps_per_print() or _STEPS_PER_FLUSH) == 0:
-        engine.monitor.flush()
-
-
-def step_events(engine: Engine) -> list[Event]:
-    """The scalars of the step that just ended, under DeepSpeed's names.
+class StepEvents:
+    """Hands the scalars of each step to the monitors, under DeepSpeed's names.
 
     DeepSpeed's runtime/engine.py, `step`, writes lr and, with fp16, the loss scale. The loss,
     which its documentation names, is only written by its pipeline engine; here by every engine
     whose `backward` saw one: a plain ``loss.backward()`` hands none over.
     """
-    samples, losses = engine.global_samples, engine.micro_losses
-    events: list[Event] = []
-    if losses:
-        events.append(("Train/Samples/train_loss", functools.partial(_mean, losses), samples))
-    events.append(("Train/Samples/lr", engine.get_lr()[0], samples))
-    if engine.fp16_enabled():
-        events.append(("Train/Samples/loss_scale", engine.cur_scale, samples))
-    return events
+
+    def __init__(self, training: Training, progress: Progress, monitor: MonitorMaster) -> None:
+        self._training, self._progress, self._monitor = training, progress, monitor
+
+    def __call__(self) -> None:
+        """Writes those of the step that just ended."""
+        self._monitor.write_events(self._events())
+        every = self._training.spmd_config.steps_per_print or _STEPS_PER_FLUSH
+        if self._training.counters.global_steps % every == 0:
+            self._monitor.flush()
+
+    def _events(self) -> Iterator[Event]:
+        samples, losses = self._progress.global_samples, self._progress.micro_losses
+        if losses:
+            yield "Train/Samples/train_loss", functools.partial(_mean, losses), samples
+        yield "Train/Samples/lr", self._progress.get_lr()[0], samples
+        if self._training.spmd_config.fp16.enabled:
+            yield "Train/Samples/loss_scale", self._progress.cur_scale, samples
 
 
 def _mean(losses: Sequence[torch.Tensor]) -> float:
@@ -76,40 +78,42 @@ class Throughput:
     waits at print steps only and counts all time, loading of data included.
 
     Args:
+        progress: of the engine.
         every: steps between two print steps.
     """
 
-    def __init__(self, every: int) -> None:
-        self._every, self._steps = every, 0
+    def __init__(self, progress: Progress, *, every: int) -> None:
+        self._progress, self._every, self._steps = progress, every, 0
         self._first: _Mark | None = None
         self._latest: _Mark | None = None
 
-    def __call__(self, engine: Engine) -> None:
+    def __call__(self) -> None:
         """Takes note of a finished step."""
+        progress = self._progress
         self._steps += 1
         if self._steps == _WARM_UP_STEPS:
-            self._first = self._latest = self._mark(engine)
-        elif self._first and self._latest and engine.global_steps % self._every == 0:
-            now = self._mark(engine)
+            self._first = self._latest = self._mark()
+        elif self._first and self._latest and progress.global_steps % self._every == 0:
+            now = self._mark()
             logger.info(
                 "micro_step=%d/global_step=%d, RunningAvgSamplesPerSec=%s, CurrSamplesPerSec=%s",
-                engine.micro_steps, engine.global_steps,
+                progress.micro_steps, progress.global_steps,
                 _rate(self._first, now), _rate(self._latest, now),
             )  # fmt: skip
             self._latest = now
 
-    def _mark(self, engine: Engine) -> _Mark:
+    def _mark(self) -> _Mark:
         runtime.wait()
-        return _Mark(time.perf_counter(), engine.global_samples)
+        return _Mark(time.perf_counter(), self._progress.global_samples)
 
 
 def _rate(start: _Mark, end: _Mark) -> float:
     return (end.samples - start.samples) / (end.seconds - start.seconds)
 
 
-def _dump_state(engine: Engine) -> None:
-    logger.info("%s configuration:", type(engine).__name__)
-    for name, value in sorted(engine.spmd_config):
+def _dump_state(training: Training) -> None:
+    logger.info("Engine configuration:")
+    for name, value in sorted(training.spmd_config):
         logger.info("  %s %s %r", name, "." * (32 - len(name)), value)
-    logger.info("  json = %s", engine.config)
-    logger.info("%s", engine.plan)
+    logger.info("  json = %s", training.spmd_config.source)
+    logger.info("%s", training.plan)

@@ -2,24 +2,18 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from spmdzero.config import SchedulerConfig
 from spmdzero.engine._groups import Groups
-from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import schedule_from_config
+from spmdzero.state._training import Scheduler
+from spmdzero.step._optimizer import ZeroOptimizer
 
 logger = logging.getLogger("spmdzero")
-
-
-class Scheduler(Protocol):
-    """A schedule that sets the lr of an optimizer's param groups."""
-
-    def step(self) -> Any:
-        """Sets the lr of the next step."""
 
 
 def require_metrics(schedule: Scheduler | None, lr_kwargs: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Starts what the config asks to profile."""
 
+import functools
 import logging
 
 from spmdzero.backend.torch_xla import runtime
@@ -21,21 +22,21 @@ def attach(engine: Engine) -> None:
     if config.comms_logger.enabled:
         engine.after_step.append(comms.watch(engine))
     if config.memory_breakdown:
-        engine.after_step.append(_log_memory)
+        engine.after_step.append(functools.partial(_log_memory, engine))
 
 
 class _OneStep:
     """Profiles the step that begins at ``global_steps == profile_step``, as DeepSpeed does."""
 
     def __init__(self, engine: Engine) -> None:
-        self._settings = engine.spmd_config.flops_profiler
+        self._engine, self._settings = engine, engine.spmd_config.flops_profiler
         self._profiler: FlopsProfiler | None = None
-        self._start_at_its_step(engine)
+        self._start_at_its_step()
 
-    def __call__(self, engine: Engine) -> None:
+    def __call__(self) -> None:
         if self._profiler is not None:
             self._profiler.print_model_profile(
-                profile_step=engine.global_steps,
+                profile_step=self._engine.global_steps,
                 module_depth=self._settings.module_depth,
                 top_modules=self._settings.top_modules,
                 detailed=self._settings.detailed,
@@ -43,9 +44,10 @@ class _OneStep:
             )
             self._profiler.end_profile()
             self._profiler = None
-        self._start_at_its_step(engine)
+        self._start_at_its_step()
 
-    def _start_at_its_step(self, engine: Engine) -> None:
+    def _start_at_its_step(self) -> None:
+        engine = self._engine
         if engine.global_steps == self._settings.profile_step:
             self._profiler = FlopsProfiler(engine.module, engine)
             self._profiler.start_profile()

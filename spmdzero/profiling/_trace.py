@@ -36,8 +36,8 @@ def profile(
         raise SpmdZeroUsageError(
             f"profile(steps={wanted}): step {engine.global_steps} is next, earlier ones are over"
         )
-    recording = _Recording(wanted[0], wanted[-1], folder)
-    recording.between_steps(engine)
+    recording = _Recording(engine, wanted[0], wanted[-1], folder)
+    recording.between_steps()
     engine.after_step.append(recording.between_steps)
     try:
         yield
@@ -52,17 +52,20 @@ def profile(
 
 
 class _Recording:
-    def __init__(self, first: int, last: int, folder: str | os.PathLike[str]) -> None:
-        self._first, self._last, self._folder = first, last, folder
+    def __init__(
+        self, engine: Engine, first: int, last: int, folder: str | os.PathLike[str]
+    ) -> None:
+        self._engine, self._first, self._last, self._folder = engine, first, last, folder
         self.started, self._running = False, False
 
-    def between_steps(self, engine: Engine) -> None:
-        if engine.global_steps == self._first and not self.started:
+    def between_steps(self) -> None:
+        steps = self._engine.global_steps
+        if steps == self._first and not self.started:
             # What earlier steps left running is not theirs.
             runtime.wait()
             tracing.start(self._folder)
             self.started = self._running = True
-        elif engine.global_steps > self._last:
+        elif steps > self._last:
             self.stop()
 
     def stop(self) -> None:

@@ -7,6 +7,7 @@ takes; ``bytes`` is the size of the whole message, as in DeepSpeed's ``log_summa
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import weakref
 from collections import Counter
@@ -46,7 +47,7 @@ class Message:
 _RECORDED: "weakref.WeakKeyDictionary[Engine, StepLedgers]" = weakref.WeakKeyDictionary()
 
 
-def watch(engine: Engine) -> Callable[[Engine], None]:
+def watch(engine: Engine) -> Callable[[], None]:
     """Reads the ledgers of the first step; returns what must be called when a step is over.
 
     After `set_train_batch_size` the second step with the new count is read again: with one
@@ -54,7 +55,7 @@ def watch(engine: Engine) -> Callable[[Engine], None]:
     """
     recorder = _Recorder()
     recorder.start(engine)
-    return recorder.step_is_over
+    return functools.partial(recorder.step_is_over, engine)
 
 
 class _Recorder:

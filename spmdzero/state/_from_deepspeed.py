@@ -4,61 +4,59 @@ import copy
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from spmdzero.backend.torch_xla import runtime
-from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.formats import HostState, StoredTensor, TrainingState, format_of, open_state
 from spmdzero.optim import DeepSpeedSchedule
+from spmdzero.state._training import Training
+from spmdzero.step._optimizer import ZeroOptimizer
 
-if TYPE_CHECKING:
-    from spmdzero.engine._engine import Engine
 
-
-def open_for(engine: "Engine", folder: Path, tag: str) -> TrainingState:
+def open_for(training: Training, folder: Path, tag: str) -> TrainingState:
     """The state saved as `tag`, in the order and with the slots that `engine` has.
 
     Raises:
         SpmdZeroCheckpointError: it is damaged, or not there.
     """
-    order = _order(engine)
+    order = _order(training)
     state = open_state(folder, tag, process=runtime.process_index(), order=order)
-    if engine.optimizer is None or format_of(folder / tag) == "native":
+    if training.optimizer is None or format_of(folder / tag) == "native":
         return state
-    return _fitted(engine, engine.optimizer, state, order)
+    return _fitted(training, training.optimizer, state, order)
 
 
-def _order(engine: "Engine") -> list[list[str]]:
-    names = {parameter: name for name, parameter in engine.module.named_parameters()}
-    groups = engine.optimizer.param_groups if engine.optimizer else ()
+def _order(training: Training) -> list[list[str]]:
+    names = {parameter: name for name, parameter in training.module.named_parameters()}
+    groups = training.optimizer.param_groups if training.optimizer else ()
     return [[names[parameter] for parameter in group["params"]] for group in groups]
 
 
 def _fitted(
-    engine: "Engine", optimizer: ZeroOptimizer, state: TrainingState, order: list[list[str]]
+    training: Training, optimizer: ZeroOptimizer, state: TrainingState, order: list[list[str]]
 ) -> TrainingState:
     host = state.host
-    trained = [[name for name in names if engine.plan[name].trainable] for names in order]
+    trained = [[name for name in names if training.plan[name].trainable] for names in order]
     if host.param_groups is not None and host.applied is None:
         # torch's SGD doesn't count its steps.
         applied = host.counters.get("global_steps", 0) - host.counters.get("skipped_steps", 0)
         host = dataclasses.replace(host, applied=applied)
     host = dataclasses.replace(
         host,
-        param_groups=_with_lr(engine, host, _in_order(host, trained, order)),
+        param_groups=_with_lr(training, host, _in_order(host, trained, order)),
     )
     return dataclasses.replace(
-        state, host=host, tensors=dict(_unwritten(engine, optimizer, host)) | dict(state.tensors)
+        state, host=host, tensors=dict(_unwritten(training, optimizer, host)) | dict(state.tensors)
     )
 
 
 def _with_lr(
-    engine: "Engine", host: HostState, groups: list[dict[str, Any]] | None
+    training: Training, host: HostState, groups: list[dict[str, Any]] | None
 ) -> list[dict[str, Any]] | None:
     """The groups with the schedule's lr, where the files have none (`elastic_checkpoint`)."""
-    schedule = copy.copy(engine.lr_scheduler)
+    schedule = copy.copy(training.lr_scheduler)
     if groups is None or host.scheduler is None or not isinstance(schedule, DeepSpeedSchedule):
         return groups
     schedule.load_state_dict(dict(host.scheduler))
@@ -83,20 +81,20 @@ def _in_order(
 
 
 def _unwritten(
-    engine: "Engine", optimizer: ZeroOptimizer, host: HostState
+    training: Training, optimizer: ZeroOptimizer, host: HostState
 ) -> Iterator[tuple[str, StoredTensor]]:
     """What DeepSpeed leaves out: states before the first update, and counts beside its own."""
     if host.applied is None:
         return
-    names = {parameter: name for name, parameter in engine.module.named_parameters()}
+    names = {parameter: name for name, parameter in training.module.named_parameters()}
     for rule, group in zip(optimizer._rules, optimizer.param_groups, strict=True):
         for name in (names[parameter] for parameter in group["params"]):
-            if not engine.plan[name].trainable:
+            if not training.plan[name].trainable:
                 continue
             if "step" in rule.scalars:
                 step = torch.tensor(host.applied, dtype=torch.float32)
                 yield f"step/{name}", StoredTensor.of(step)
             for slot in rule.slots if host.applied == 0 else ():
-                shape, value = engine.plan[name].shape, rule.initial(slot, group)
+                shape, value = training.plan[name].shape, rule.initial(slot, group)
                 first = torch.full(shape, value, dtype=torch.float32)
                 yield f"{slot}/{name}", StoredTensor.of(first)

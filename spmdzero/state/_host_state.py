@@ -3,80 +3,78 @@
 import dataclasses
 import logging
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from spmdzero.data._generators import generators
-from spmdzero.engine._counters import Counters
-from spmdzero.engine._optimizer import ZeroOptimizer
 from spmdzero.formats import HostState
+from spmdzero.state._counters import Counters
+from spmdzero.state._training import Training
 from spmdzero.step._numbers import numbers_at
+from spmdzero.step._optimizer import ZeroOptimizer
 from spmdzero.step._schedule_hold import ScheduleHold
-
-if TYPE_CHECKING:
-    from spmdzero.engine._engine import Engine
 
 logger = logging.getLogger("spmdzero")
 
 
 def host_state(
-    engine: "Engine", *, exclude_frozen: bool, client_state: Mapping[str, Any]
+    training: Training, *, exclude_frozen: bool, client_state: Mapping[str, Any]
 ) -> HostState:
     """The engine's state on the host; reads two scalars, and the losses of an unfinished step.
 
     Raises:
         SpmdZeroUsageError: gradients wait where they can't be saved.
     """
-    optimizer, waiting = engine.optimizer, engine._gradients.summed()
-    schedule: Any = engine.lr_scheduler
-    loader = engine.training_dataloader
-    frozen = [n for n, p in engine.module.named_parameters() if not p.requires_grad]
+    optimizer, waiting = training.optimizer, training.gradients.summed()
+    schedule: Any = training.lr_scheduler
+    loader = training.training_dataloader
+    frozen = [n for n, p in training.module.named_parameters() if not p.requires_grad]
     state = HostState(
-        counters=dataclasses.asdict(engine._counters),
-        accumulation=_accumulation(engine, waiting) if waiting else None,
+        counters=dataclasses.asdict(training.counters),
+        accumulation=_accumulation(training, waiting) if waiting else None,
         scheduler=dict(schedule.state_dict()) if hasattr(schedule, "state_dict") else None,
         loader=loader.state_dict() if loader is not None else None,
         rng=generators(),
-        extra={key: part.get_extra_state() for key, part in extra_states(engine.module)},
+        extra={key: part.get_extra_state() for key, part in extra_states(training.module)},
         excluded=tuple(frozen) if exclude_frozen else (),
         client_state=dict(client_state),
-        tied=tied_names(engine.module),
+        tied=tied_names(training.module),
     )
     if optimizer is None:
         return state
     skipped = optimizer.skipped_steps
-    engine._skip_log.tell(skipped, step=engine.global_steps)
+    training.skips.tell(skipped, step=training.counters.global_steps)
     return dataclasses.replace(
         state,
         # The count of the devices: without fp16 the host's own lags behind.
         counters=dict(state.counters) | {"skipped_steps": skipped},
         applied=int(optimizer.named_states()["counter/applied"].item()),
         skipped=skipped,
-        param_groups=group_numbers(engine, optimizer),
+        param_groups=group_numbers(training, optimizer),
         hold=optimizer.hold.state_dict() if optimizer.hold else None,
         scaler=dataclasses.asdict(optimizer.loss_scaler) if optimizer.loss_scaler else None,
     )
 
 
-def _accumulation(engine: "Engine", waiting: tuple[str, ...]) -> dict[str, Any]:
+def _accumulation(training: Training, waiting: tuple[str, ...]) -> dict[str, Any]:
     return {
         "summed": list(waiting),
-        "unit": engine._gradients.unit if _is_partial(engine) else 1.0,
-        "steps": engine.gradient_accumulation_steps(),
-        "backward_done": engine._backward_done,
-        "losses": [loss.item() for loss in engine.micro_losses],
+        "unit": training.gradients.unit if _is_partial(training) else 1.0,
+        "steps": training.batch.accumulation,
+        "backward_done": training.backward_done,
+        "losses": [loss.item() for loss in training.losses],
     }
 
 
-def _is_partial(engine: "Engine") -> bool:
-    return engine.plan.partial and engine.plan.stage < 2
+def _is_partial(training: Training) -> bool:
+    return training.plan.partial and training.plan.stage < 2
 
 
-def group_numbers(engine: "Engine", optimizer: ZeroOptimizer) -> list[dict[str, Any]]:
+def group_numbers(training: Training, optimizer: ZeroOptimizer) -> list[dict[str, Any]]:
     """The param groups, their parameters by name."""
-    names = {parameter: name for name, parameter in engine.module.named_parameters()}
+    names = {parameter: name for name, parameter in training.module.named_parameters()}
     return [
         {key: _number(value) for key, value in group.items() if key != "params"}
         | {"params": [names[parameter] for parameter in group["params"]]}
@@ -103,7 +101,7 @@ def extra_states(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield f"{name}._extra_state".lstrip("."), part
 
 
-def take_over_optimizer(engine: "Engine", optimizer: ZeroOptimizer, state: HostState) -> None:
+def take_over_optimizer(training: Training, optimizer: ZeroOptimizer, state: HostState) -> None:
     """Sets the numbers of the param groups, the count of updates and the loss scale."""
     for group, saved in zip(optimizer.param_groups, state.param_groups or [], strict=False):
         for key, value in saved.items():
@@ -113,7 +111,7 @@ def take_over_optimizer(engine: "Engine", optimizer: ZeroOptimizer, state: HostS
             elif key != "params":
                 group[key] = value
     if state.applied is not None:
-        _set_count(engine, optimizer, "counter/applied", state.applied)
+        _set_count(training, optimizer, "counter/applied", state.applied)
     if optimizer.loss_scaler is not None and state.scaler is not None:
         known = {item.name for item in dataclasses.fields(optimizer.loss_scaler)}
         for key, value in state.scaler.items():
@@ -121,14 +119,14 @@ def take_over_optimizer(engine: "Engine", optimizer: ZeroOptimizer, state: HostS
                 setattr(optimizer.loss_scaler, key, value)
 
 
-def _set_count(engine: "Engine", optimizer: ZeroOptimizer, name: str, count: int) -> None:
+def _set_count(training: Training, optimizer: ZeroOptimizer, name: str, count: int) -> None:
     held = optimizer.named_states()[name]
-    held.copy_(engine.mesh.place(torch.tensor(count, dtype=held.dtype)))
-    engine.mesh.mark(held)
+    held.copy_(training.mesh.place(torch.tensor(count, dtype=held.dtype)))
+    training.mesh.mark(held)
 
 
 def take_over_skips(
-    engine: "Engine", state: HostState, *, with_optimizer: bool, with_schedule: bool
+    training: Training, state: HostState, *, with_optimizer: bool, with_schedule: bool
 ) -> None:
     """Sets the count of skipped steps, and for how many of them the schedule stood still.
 
@@ -137,21 +135,21 @@ def take_over_skips(
     (fp16, DeepSpeed) owes nothing. One that stays, or is new, owes what it owed before.
 
     Args:
-        engine: whose.
+        training: whose.
         state: the saved one.
         with_optimizer: whether the optimizer's numbers were taken over.
         with_schedule: whether the schedule was.
     """
-    optimizer, skipped = engine.optimizer, _skipped(state)
+    optimizer, skipped = training.optimizer, _skipped(state)
     if optimizer is None:
-        engine._counters.skipped_steps = skipped or 0
+        training.counters.skipped_steps = skipped or 0
         return
     # Read in any case: it settles what the schedule of this engine owes.
     before = optimizer.skipped_steps
     after = before if skipped is None else skipped
-    engine._counters.skipped_steps = after
-    _set_count(engine, optimizer, "counter/skipped", after)
-    engine._skip_log.restart(after, step=engine.global_steps)
+    training.counters.skipped_steps = after
+    _set_count(training, optimizer, "counter/skipped", after)
+    training.skips.restart(after, step=training.counters.global_steps)
     hold = optimizer.hold
     if hold is None:
         return
@@ -181,26 +179,26 @@ def _skipped(state: HostState) -> int | None:
     return state.skipped if state.skipped is not None else state.counters.get("skipped_steps")
 
 
-def take_over_progress(engine: "Engine", state: HostState, *, unfinished: bool) -> None:
+def take_over_progress(training: Training, state: HostState, *, unfinished: bool) -> None:
     """Sets the counters, and whether the engine stands in the middle of a step.
 
     Args:
-        engine: whose.
+        training: whose.
         state: the saved one.
         unfinished: whether the gradients of the saved step were taken over too.
     """
     names = {item.name for item in dataclasses.fields(Counters)}
     counters = {key: int(value) for key, value in state.counters.items() if key in names}
-    engine._counters = Counters(**counters)
+    training.counters = Counters(**counters)
     # Checkpoints of before have no such count.
-    engine._counters.in_step = counters.get("in_step", engine._within_step())
-    engine._backward_done, engine._losses = False, []
+    training.counters.in_step = counters.get("in_step", training.within_step)
+    training.backward_done, training.losses = False, []
     saved = state.accumulation
     if unfinished and saved is not None:
-        engine._backward_done = saved["backward_done"]
+        training.backward_done = saved["backward_done"]
         losses = [torch.tensor(loss, dtype=torch.float32) for loss in saved["losses"]]
-        engine._losses = [engine.mesh.place(loss) for loss in losses]
+        training.losses = [training.mesh.place(loss) for loss in losses]
     else:
-        engine._counters.backwards = engine._counters.in_step = 0
+        training.counters.backwards = training.counters.in_step = 0
         # The next micro-batch is the first of a step.
-        engine._counters.counted_from = engine.micro_steps
+        training.counters.counted_from = training.counters.micro_steps

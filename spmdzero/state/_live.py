@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,9 +20,7 @@ from spmdzero.formats import (
 )
 from spmdzero.plan import Placement, Role, choose_placement
 from spmdzero.state._host_state import host_state
-
-if TYPE_CHECKING:
-    from spmdzero.engine._engine import Engine
+from spmdzero.state._training import Training
 
 ACCUMULATOR = "accumulator/"
 
@@ -44,7 +42,7 @@ class Held:
 
 @torch.no_grad()
 def live_state(
-    engine: "Engine",
+    training: Training,
     *,
     exclude_frozen: bool = False,
     client_state: Mapping[str, Any] | None = None,
@@ -57,13 +55,13 @@ def live_state(
     Raises:
         SpmdZeroUsageError: gradients wait where they can't be saved.
     """
-    host = host_state(engine, exclude_frozen=exclude_frozen, client_state=client_state or {})
-    held = held_tensors(engine)
+    host = host_state(training, exclude_frozen=exclude_frozen, client_state=client_state or {})
+    held = held_tensors(training)
     for name in host.excluded:
         held.pop(f"parameter/{name}")
     if host.accumulation is None:
         held = {name: item for name, item in held.items() if not name.startswith(ACCUMULATOR)}
-    held = _spread(engine, held)
+    held = _spread(training, held)
     runtime.sync()
     runtime.wait()
     latest = _Latest()
@@ -77,21 +75,21 @@ def live_state(
     )
 
 
-def held_tensors(engine: "Engine") -> dict[str, Held]:
+def held_tensors(training: Training) -> dict[str, Held]:
     """Every tensor that a checkpoint holds, by its name there."""
-    plan, held = engine.plan, dict[str, Held]()
-    for name, parameter in engine.module.named_parameters():
+    plan, held = training.plan, dict[str, Held]()
+    for name, parameter in training.module.named_parameters():
         held[f"parameter/{name}"] = Held(stored=parameter, shape=tuple(parameter.shape))
-    for name, buffer in persistent_buffers(engine.module):
+    for name, buffer in persistent_buffers(training.module):
         held[f"buffer/{name}"] = Held(stored=buffer, shape=tuple(buffer.shape))
-    for name, parameter in engine.module.named_parameters():
-        if engine.optimizer is None or not plan[name].trainable:
+    for name, parameter in training.module.named_parameters():
+        if training.optimizer is None or not plan[name].trainable:
             continue
-        for slot, stored in engine.optimizer.state[parameter].items():
+        for slot, stored in training.optimizer.state[parameter].items():
             role = Role.MASTER if slot == "master" else Role.MOMENT
             placement = plan[name].placement(role) if stored.dim() else None
             held[f"{slot}/{name}"] = _held(stored, plan[name].shape, placement)
-    for name, stored in engine._gradients.accumulators.items():
+    for name, stored in training.gradients.accumulators.items():
         placement = plan[name].placement(Role.ACCUMULATOR)
         held[f"{ACCUMULATOR}{name}"] = _held(stored, plan[name].shape, placement)
     return held
@@ -113,7 +111,7 @@ def persistent_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Ten
     return ((name, b) for name, b in module.named_buffers() if name not in passing)
 
 
-def _spread(engine: "Engine", held: dict[str, Held]) -> dict[str, Held]:
+def _spread(training: Training, held: dict[str, Held]) -> dict[str, Held]:
     """Large tensors of which every device has all, as shards: each then sends its part only."""
     spread = {}
     for name, item in held.items():
@@ -121,11 +119,11 @@ def _spread(engine: "Engine", held: dict[str, Held]) -> dict[str, Held]:
         if item.placement is None or item.placement.kind == "replicate":
             placement = choose_placement(
                 item.shape,
-                mesh=engine.mesh.spec,
-                min_shard_elements=engine.plan.min_shard_elements,
+                mesh=training.mesh.spec,
+                min_shard_elements=training.plan.min_shard_elements,
             )
             if placement.is_sharded:
-                stored = engine.mesh.store(stored, placement)
+                stored = training.mesh.store(stored, placement)
             item = Held(stored=stored, shape=item.shape, placement=placement)
         spread[name] = item
     return spread

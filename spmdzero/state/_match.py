@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,9 +16,7 @@ from spmdzero.state._live import (
     device_boxes,
     held_tensors,
 )
-
-if TYPE_CHECKING:
-    from spmdzero.engine._engine import Engine
+from spmdzero.state._training import Training
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,12 +66,12 @@ def needed_parts(targets: Iterable[Target]) -> dict[str, list[Box]]:
 
 
 def match(
-    engine: "Engine", state: TrainingState, *, strict: bool, module: bool, optimizer: bool
+    training: Training, state: TrainingState, *, strict: bool, module: bool, optimizer: bool
 ) -> tuple[list[Target], LoadReport]:
     """Where each of the engine's tensors comes from.
 
     Args:
-        engine: whose tensors.
+        training: whose tensors.
         state: the saved ones.
         strict: names of the module must match.
         module: whether parameters and buffers are wanted.
@@ -83,7 +80,7 @@ def match(
     Raises:
         SpmdZeroCheckpointError: the state is of another model, optimizer or moment of a step.
     """
-    held = held_tensors(engine)
+    held = held_tensors(training)
     report = _compare(state, held)
     if strict and module and (report.missing or report.unexpected):
         raise _misfit(
@@ -93,13 +90,13 @@ def match(
             fix="load_module_strict=False loads what fits",
         )
     if optimizer:
-        _require_same_optimizer(engine, state, held)
+        _require_same_optimizer(training, state, held)
     targets = []
     for name, item in held.items():
         role, _, own = name.partition("/")
         if role == ACCUMULATOR.rstrip("/"):
             if optimizer and state.host.accumulation is not None:
-                targets += _gradient(engine, state, name, item)
+                targets += _gradient(training, state, name, item)
             continue
         source = name
         if role in ("parameter", "buffer"):
@@ -150,15 +147,15 @@ def _plain(state: TrainingState, saved: StoredTensor, source: str, item: Held, o
 
 
 def _require_same_optimizer(
-    engine: "Engine", state: TrainingState, held: Mapping[str, Held]
+    training: Training, state: TrainingState, held: Mapping[str, Held]
 ) -> None:
     without = "load_optimizer_states=False loads the rest"
     saved_groups = state.host.param_groups
     if saved_groups is None:
         raise _misfit(state, "holds no optimizer states", fix=without)
-    assert engine.optimizer is not None
-    names = {parameter: name for name, parameter in engine.module.named_parameters()}
-    groups = [[names[p] for p in group["params"]] for group in engine.optimizer.param_groups]
+    assert training.optimizer is not None
+    names = {parameter: name for name, parameter in training.module.named_parameters()}
+    groups = [[names[p] for p in group["params"]] for group in training.optimizer.param_groups]
     if [group.get("params", own) for group, own in zip(saved_groups, groups, strict=False)] != (
         groups
     ) or len(saved_groups) != len(groups):
@@ -178,7 +175,7 @@ def _require_same_optimizer(
         )
 
 
-def _gradient(engine: "Engine", state: TrainingState, name: str, item: Held) -> list[Target]:
+def _gradient(training: Training, state: TrainingState, name: str, item: Held) -> list[Target]:
     """The gradient of an unfinished step, as the engine lets gradients wait.
 
     The same number of Partials is taken over one by one. Any other form is their sum in fp32, in
@@ -186,18 +183,18 @@ def _gradient(engine: "Engine", state: TrainingState, name: str, item: Held) -> 
     """
     accumulation = state.host.accumulation
     assert accumulation is not None
-    if accumulation["steps"] != engine.gradient_accumulation_steps():
+    if accumulation["steps"] != training.batch.accumulation:
         raise _misfit(
             state,
             f"stands in the middle of a step of {accumulation['steps']} micro-batches, the engine "
-            f"has {engine.gradient_accumulation_steps()}",
+            f"has {training.batch.accumulation}",
             fix='Set "gradient_accumulation_steps" as it was, or load_optimizer_states=False',
         )
     own = name.removeprefix(ACCUMULATOR)
-    shape, saved = engine.plan[own].shape, state.tensors[name]
+    shape, saved = training.plan[own].shape, state.tensors[name]
     rows = saved.shape[0] if len(saved.shape) > len(shape) else 0
     partial = item.placement is not None and item.placement.kind == "partial"
-    unit = engine._gradients.unit if partial else 1.0
+    unit = training.gradients.unit if partial else 1.0
     if partial and saved.shape == item.shape and unit == accumulation["unit"]:
         return [Target(held=item, source=name, read=saved.read, saved_parts=lambda box: [box])]
 

@@ -1,7 +1,6 @@
 """Tensors from the host in the form in which the devices hold them, read in parts."""
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -9,12 +8,10 @@ import torch.nn.functional as F
 from spmdzero.backend.torch_xla import is_split, local_shapes
 from spmdzero.formats import Box
 from spmdzero.state._match import Target
-
-if TYPE_CHECKING:
-    from spmdzero.engine._engine import Engine
+from spmdzero.state._training import Training
 
 
-def overwrite(engine: "Engine", target: Target) -> int:
+def overwrite(training: Training, target: Target) -> int:
     """Gives the engine's tensor its new value; the host holds no more than its devices' parts.
 
     Returns the bytes that are left to the pending program.
@@ -24,7 +21,7 @@ def overwrite(engine: "Engine", target: Target) -> int:
         if boxes not in parts:
             parts[boxes] = _part(target, boxes)
     stored = target.held.stored
-    engine.mesh.overwrite(stored, [parts[boxes] for boxes in target.boxes])
+    training.mesh.overwrite(stored, [parts[boxes] for boxes in target.boxes])
     return 0 if is_split(stored) else stored.nbytes
 
 

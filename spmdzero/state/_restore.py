@@ -4,7 +4,7 @@ import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -21,9 +21,7 @@ from spmdzero.state._host_state import (
 from spmdzero.state._live import persistent_buffers
 from spmdzero.state._match import LoadReport, Target, match, needed_parts
 from spmdzero.state._overwrite import overwrite
-
-if TYPE_CHECKING:
-    from spmdzero.engine._engine import Engine
+from spmdzero.state._training import Training
 
 _TOGETHER = 1 << 30
 """Bytes of copies to replicated tensors that one program makes; it needs as many again."""
@@ -51,7 +49,7 @@ class LoadOptions:
 
 
 @torch.no_grad()
-def restore(engine: "Engine", state: TrainingState, options: LoadOptions) -> LoadReport:
+def restore(training: Training, state: TrainingState, options: LoadOptions) -> LoadReport:
     """Takes over `state`, each device reading only the parts that it holds.
 
     Returns which of the model's names the state lacks, and which it has besides.
@@ -59,12 +57,14 @@ def restore(engine: "Engine", state: TrainingState, options: LoadOptions) -> Loa
     Raises:
         SpmdZeroCheckpointError: the state is damaged, or does not fit; the engine is as it was.
     """
-    with_optimizer = options.optimizer and not options.module_only and engine.optimizer is not None
+    with_optimizer = (
+        options.optimizer and not options.module_only and training.optimizer is not None
+    )
     # Where a tensor's parts are is known once it is there.
     runtime.sync()
     runtime.wait()
     targets, report = match(
-        engine,
+        training,
         state,
         strict=options.strict,
         module=options.custom_load_fn is None,
@@ -74,29 +74,29 @@ def restore(engine: "Engine", state: TrainingState, options: LoadOptions) -> Loa
         state.check(needed_parts(targets))
     else:
         state.check({name: tensor.pieces for name, tensor in state.tensors.items()})
-    with _progress(engine, state.host, options), _own_loading(engine, state, options):
-        _take_over_tensors(engine, targets)
-    if not with_optimizer and engine.optimizer is not None:
-        engine.optimizer.refresh_masters()
+    with _progress(training, state.host, options), _own_loading(training, state, options):
+        _take_over_tensors(training, targets)
+    if not with_optimizer and training.optimizer is not None:
+        training.optimizer.refresh_masters()
         runtime.sync()
-    elif engine.optimizer is not None:
-        take_over_optimizer(engine, engine.optimizer, state.host)
+    elif training.optimizer is not None:
+        take_over_optimizer(training, training.optimizer, state.host)
     extra = state.host.extra
-    for key, part in extra_states(engine.module):
+    for key, part in extra_states(training.module):
         if key in extra:
             part.set_extra_state(extra[key])
-    if engine._region is not None:
-        engine._region.disagreements.clear()
+    if training.region is not None:
+        training.region.disagreements.clear()
     saved = state.host.accumulation
     if with_optimizer and saved is not None:
-        engine._gradients.adopt(saved["summed"])
+        training.gradients.adopt(saved["summed"])
     if not options.module_only:
-        take_over_progress(engine, state.host, unfinished=with_optimizer)
+        take_over_progress(training, state.host, unfinished=with_optimizer)
         take_over_skips(
-            engine,
+            training,
             state.host,
             with_optimizer=with_optimizer,
-            with_schedule=_loads_schedule(engine, options),
+            with_schedule=_loads_schedule(training, options),
         )
         # Last: nothing above may draw from them any more.
         set_generators(state.host.rng or {})
@@ -104,34 +104,34 @@ def restore(engine: "Engine", state: TrainingState, options: LoadOptions) -> Loa
     return report
 
 
-def _take_over_tensors(engine: "Engine", targets: list[Target]) -> None:
-    engine._gradients.clear()
+def _take_over_tensors(training: Training, targets: list[Target]) -> None:
+    training.gradients.clear()
     runtime.sync()
     runtime.wait()
     pending = 0
     for target in targets:
-        pending += overwrite(engine, target)
+        pending += overwrite(training, target)
         if pending > _TOGETHER:
             runtime.sync()
             pending = 0
     runtime.sync()
 
 
-def _loads_schedule(engine: "Engine", options: LoadOptions) -> bool:
-    can = hasattr(engine.lr_scheduler, "load_state_dict")
+def _loads_schedule(training: Training, options: LoadOptions) -> bool:
+    can = hasattr(training.lr_scheduler, "load_state_dict")
     return can and options.scheduler and not options.module_only
 
 
 @contextlib.contextmanager
-def _progress(engine: "Engine", host: HostState, options: LoadOptions) -> Iterator[None]:
+def _progress(training: Training, host: HostState, options: LoadOptions) -> Iterator[None]:
     """The schedule and the loader as saved; as they were when the body fails."""
-    schedule: Any = engine.lr_scheduler
-    loader = engine.training_dataloader
+    schedule: Any = training.lr_scheduler
+    loader = training.training_dataloader
     position = before = None
     if loader is not None and host.loader is not None and not options.module_only:
         position = loader.adapted(host.loader)
     try:
-        if _loads_schedule(engine, options):
+        if _loads_schedule(training, options):
             if host.scheduler is None:
                 raise SpmdZeroCheckpointError(
                     file="the checkpoint",
@@ -147,43 +147,43 @@ def _progress(engine: "Engine", host: HostState, options: LoadOptions) -> Iterat
             schedule.load_state_dict(before)
         raise
     if not options.module_only:
-        engine._own_data = None
+        training.batches = None
     if loader is not None and position is not None:
         loader.load_state_dict(position)
 
 
 @contextlib.contextmanager
-def _own_loading(engine: "Engine", state: TrainingState, options: LoadOptions) -> Iterator[None]:
+def _own_loading(training: Training, state: TrainingState, options: LoadOptions) -> Iterator[None]:
     """The caller's own loading of the module; undone when it or the body fails."""
     if options.custom_load_fn is None:
         yield
         return
-    named = dict(engine.module.named_parameters()) | dict(engine.module.named_buffers())
+    named = dict(training.module.named_parameters()) | dict(training.module.named_buffers())
     before = {name: tensor.detach().cpu() for name, tensor in named.items()}
     try:
-        options.custom_load_fn(src=module_tensors(engine, state), dst=engine.module)
-        if engine.optimizer is not None:
-            engine.optimizer.refresh_masters()
+        options.custom_load_fn(src=module_tensors(training, state), dst=training.module)
+        if training.optimizer is not None:
+            training.optimizer.refresh_masters()
         runtime.sync()
         yield
     except BaseException:
         for name, tensor in named.items():
-            engine.mesh.mark(tensor.copy_(before[name]))
+            training.mesh.mark(tensor.copy_(before[name]))
         runtime.sync()
         raise
 
 
-def module_tensors(engine: "Engine", state: TrainingState) -> dict[str, torch.Tensor]:
+def module_tensors(training: Training, state: TrainingState) -> dict[str, torch.Tensor]:
     """The saved state dict of the module, whole on the CPU, tied weights under all their names."""
-    first = {tensor: name for name, tensor in engine.module.named_parameters()}
-    first |= {tensor: name for name, tensor in persistent_buffers(engine.module)}
+    first = {tensor: name for name, tensor in training.module.named_parameters()}
+    first |= {tensor: name for name, tensor in persistent_buffers(training.module)}
     saved = {
         name.split("/", 1)[1]: tensor
         for name, tensor in state.tensors.items()
         if name.startswith(("parameter/", "buffer/"))
     }
     loaded = {name: tensor.whole() for name, tensor in saved.items()}
-    for name, tensor in engine.module.named_parameters(remove_duplicate=False):
+    for name, tensor in training.module.named_parameters(remove_duplicate=False):
         if first[tensor] in loaded:
             loaded.setdefault(name, loaded[first[tensor]])
     return loaded

@@ -36,7 +36,7 @@ def measure(model: str, devices: int, steps: int) -> dict[str, float]:
     (kind,) = engine.capture._following.kinds.values()
     record = kind.record
     assert record is not None, engine.capture.reason
-    numbers = engine.mesh.place_all([*host_numbers(engine, record)])
+    numbers = engine.mesh.place_all([*host_numbers(engine._training, record)])
     start: list[float] = []
     putting: list[float] = []
 

@@ -89,7 +89,7 @@ def whole_state(engine: spmdzero.Engine) -> dict[str, torch.Tensor]:
     """Every tensor of the state, by its name in a checkpoint."""
     from spmdzero.state._live import live_state
 
-    return {name: tensor.whole() for name, tensor in live_state(engine).tensors.items()}
+    return {name: tensor.whole() for name, tensor in live_state(engine._training).tensors.items()}
 
 
 def only_tag(folder: Path) -> Path:

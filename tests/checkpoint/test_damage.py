@@ -161,7 +161,7 @@ def test_a_failed_load_leaves_the_engine_as_it_was(
     micro_batch(engine, 9)
     engine.save_checkpoint(tmp_path, tag="bad")
     micro_batch(engine, 10)
-    before, counters = whole_state(engine), vars(engine._counters).copy()
+    before, counters = whole_state(engine), vars(engine._training.counters).copy()
     generator, lr = torch.get_rng_state(), engine.get_lr()
     damage(sorted((tmp_path / "bad").iterdir())[kind], random.Random(5))
     with pytest.raises(SpmdZeroCheckpointError) as caught:
@@ -170,7 +170,7 @@ def test_a_failed_load_leaves_the_engine_as_it_was(
     after = whole_state(engine)
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
     assert before.keys() == after.keys()
-    assert vars(engine._counters) == counters
+    assert vars(engine._training.counters) == counters
     assert torch.equal(torch.get_rng_state(), generator)
     assert engine.get_lr() == lr
     path, _ = engine.load_checkpoint(tmp_path, tag="good")

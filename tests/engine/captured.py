@@ -51,9 +51,9 @@ def rows(index: int) -> torch.Tensor:
 
 def between_checks(engine: spmdzero.Engine) -> spmdzero.Engine:
     """The same, which reads no agreement in its next 31 micro-batches."""
-    engine._agreement = AgreementRhythm()
+    engine._step_end.agreement = AgreementRhythm()
     for _ in range(EVERY // 2):
-        engine._agreement.is_due()
+        engine._step_end.agreement.is_due()
     return engine
 
 

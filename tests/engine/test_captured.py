@@ -154,7 +154,7 @@ def test_ledgers_are_recorded_of_a_traced_step_that_changes_nothing() -> None:
 def test_hooks_after_a_step_see_its_loss(engine: spmdzero.Engine) -> None:
     seen: list[float] = []
 
-    def look(engine: spmdzero.Engine) -> None:
+    def look() -> None:
         seen.extend(loss.item() for loss in engine.micro_losses)
 
     engine.after_step.append(look)

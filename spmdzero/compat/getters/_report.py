@@ -1,20 +1,12 @@
 """DeepSpeedEngine's getters of what is logged, profiled and kept, and of what is always off."""
 
-from torch import nn
-
 from spmdzero.config import SpmdZeroConfig
-from spmdzero.monitor import MonitorMaster
 
 
-class ReportSettings(nn.Module):
-    """What the config says about logging and profiling, by DeepSpeed's method names.
-
-    Attributes:
-        monitor: writes scalars where the config says; `monitor.write_events` takes your own.
-    """
+class ReportSettings:
+    """What the config says about logging and profiling, by DeepSpeed's method names."""
 
     spmd_config: SpmdZeroConfig
-    monitor: MonitorMaster
 
     def steps_per_print(self) -> int | None:
         """Steps between two progress lines, None for none."""
@@ -23,10 +15,6 @@ class ReportSettings(nn.Module):
     def wall_clock_breakdown(self) -> bool:
         """Whether the times of forward, backward and step are logged."""
         return self.spmd_config.wall_clock_breakdown
-
-    def get_wall_clock_timers(self) -> dict[str, float]:
-        """Milliseconds by phase of the latest step; empty without `wall_clock_breakdown`."""
-        return {}
 
     def memory_breakdown(self) -> bool:
         """Whether the devices' memory is logged around each phase."""

@@ -5,6 +5,7 @@ runtime/engine.py and runtime/precision_config.py of DeepSpeed 0.19.8.
 """
 
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,9 +14,10 @@ from spmdzero._logging import log_once
 from spmdzero.compat.getters._report import ReportSettings
 from spmdzero.compat.getters._world import WorldSettings
 from spmdzero.compat.getters._zero import ZeroSettings
-from spmdzero.config import BatchSizes
-from spmdzero.engine._optimizer import ZeroOptimizer
+from spmdzero.config import BatchSizes, SpmdZeroConfig
+from spmdzero.plan import ShardingPlan
 from spmdzero.precision import dtype_named
+from spmdzero.step._optimizer import ZeroOptimizer
 
 # DeepSpeed spells these in lower case, and any other optimizer as the config does.
 _LOWER_CASE_NAMES = frozenset({"Adam", "AdamW", "Adagrad", "Lamb", "Lion", "Muon"})
@@ -23,16 +25,25 @@ _LOWER_CASE_NAMES = frozenset({"Adam", "AdamW", "Adagrad", "Lamb", "Lion", "Muon
 _AUTOCAST_MODULES = ("linear.Linear", "conv.Conv1d", "conv.Conv2d", "conv.Conv3d")
 
 
-class EngineSettings(ZeroSettings, ReportSettings, WorldSettings):
+class ConfigGetters(ZeroSettings, ReportSettings, WorldSettings):
     """What the config says, by DeepSpeed's method names.
 
-    Attributes:
+    Args:
+        batch: the batch sizes of now.
         client_optimizer: the optimizer passed to `initialize`, None for the config's.
     """
 
-    _batch: BatchSizes
-    optimizer: ZeroOptimizer | None
-    client_optimizer: torch.optim.Optimizer | None = None
+    def __init__(
+        self,
+        *,
+        config: SpmdZeroConfig,
+        batch: Callable[[], BatchSizes],
+        plan: ShardingPlan,
+        optimizer: ZeroOptimizer | None,
+        client_optimizer: torch.optim.Optimizer | None,
+    ) -> None:
+        self.spmd_config, self._batch, self.plan = config, batch, plan
+        self.optimizer, self.client_optimizer = optimizer, client_optimizer
 
     # -- batches ---------------------------------------------------------------------------
 
@@ -41,7 +52,8 @@ class EngineSettings(ZeroSettings, ReportSettings, WorldSettings):
 
         As DeepSpeed documents it; 0.19.8 returns three bound methods.
         """
-        return self._batch.train, self._batch.micro, self._batch.accumulation
+        batch = self._batch()
+        return batch.train, batch.micro, batch.accumulation
 
     def managed_gradient_accumulation(self) -> bool:
         """Whether the engine counts micro-batches; else each `step()` is a boundary."""

@@ -4,13 +4,11 @@ One process drives all devices of its host. What DeepSpeed counts in ranks is th
 here: processes (`world_size`, `global_rank`) and devices (`dp_world_size`).
 """
 
-from torch import nn
-
 from spmdzero.backend.torch_xla import runtime
 from spmdzero.plan import ShardingPlan
 
 
-class WorldSettings(nn.Module):
+class WorldSettings:
     """World sizes and ranks of the engine."""
 
     plan: ShardingPlan

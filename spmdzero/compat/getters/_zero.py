@@ -4,12 +4,10 @@ Names, return types and "off" values are DeepSpeed's (runtime/engine.py). A valu
 meaning under SPMD, such as a bucket size, is returned as the config holds it.
 """
 
-from torch import nn
-
 from spmdzero.config import SpmdZeroConfig, ZeroConfig
 
 
-class ZeroSettings(nn.Module):
+class ZeroSettings:
     """What the config says about ZeRO, by DeepSpeed's method names."""
 
     spmd_config: SpmdZeroConfig

@@ -8,22 +8,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.engine import (
-    Engine,
-    membership,
-    read_gradient,
-    read_master,
-    read_state,
-    write_gradient,
-    write_master,
-    write_state,
-)
-
-
-def _owner(param: torch.Tensor) -> tuple[Engine, str] | None:
-    member = membership(param)
-    engine = member.engine if member is not None else None
-    return (engine, member.name) if member is not None and engine is not None else None
+from spmdzero.engine import owner_of
 
 
 def safe_get_full_fp32_param(param: torch.Tensor) -> torch.Tensor | None:
@@ -31,8 +16,8 @@ def safe_get_full_fp32_param(param: torch.Tensor) -> torch.Tensor | None:
 
     None for a parameter that no engine trains.
     """
-    owner = _owner(param)
-    return read_master(*owner) if owner else None
+    owner = owner_of(param)
+    return owner[0].read_master(owner[1]) if owner else None
 
 
 def safe_set_full_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
@@ -44,8 +29,8 @@ def safe_set_full_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
     Raises:
         SpmdZeroUsageError: `value` has another shape.
     """
-    if owner := _owner(param):
-        write_master(*owner, value)
+    if owner := owner_of(param):
+        owner[0].write_master(owner[1], value)
 
 
 def safe_get_full_optimizer_state(param: torch.Tensor, optim_state_key: str) -> torch.Tensor | None:
@@ -56,8 +41,8 @@ def safe_get_full_optimizer_state(param: torch.Tensor, optim_state_key: str) -> 
     Raises:
         SpmdZeroUsageError: the optimizer keeps no such state; the message names those it keeps.
     """
-    owner = _owner(param)
-    return read_state(*owner, optim_state_key) if owner else None
+    owner = owner_of(param)
+    return owner[0].read_state(owner[1], optim_state_key) if owner else None
 
 
 def safe_set_full_optimizer_state(
@@ -68,8 +53,8 @@ def safe_set_full_optimizer_state(
     Raises:
         SpmdZeroUsageError: there is no such state, or `value` has another shape.
     """
-    if owner := _owner(param):
-        write_state(*owner, optim_state_key, value)
+    if owner := owner_of(param):
+        owner[0].write_state(owner[1], optim_state_key, value)
 
 
 def safe_get_full_grad(param: torch.Tensor) -> torch.Tensor | None:
@@ -77,8 +62,8 @@ def safe_get_full_grad(param: torch.Tensor) -> torch.Tensor | None:
 
     The same tensor as `param.grad`. None where there is none.
     """
-    owner = _owner(param)
-    return read_gradient(*owner) if owner else param.grad
+    owner = owner_of(param)
+    return owner[0].read_gradient(owner[1]) if owner else param.grad
 
 
 def safe_set_full_grad(param: torch.Tensor, value: torch.Tensor) -> None:
@@ -87,8 +72,8 @@ def safe_set_full_grad(param: torch.Tensor, value: torch.Tensor) -> None:
     Raises:
         SpmdZeroUsageError: `value` has another shape.
     """
-    if owner := _owner(param):
-        write_gradient(*owner, value)
+    if owner := owner_of(param):
+        owner[0].write_gradient(owner[1], value)
     elif param.grad is not None:
         param.grad.copy_(value)
 

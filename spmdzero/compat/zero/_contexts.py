@@ -11,7 +11,7 @@ from torch import nn
 
 from spmdzero.backend.torch_xla import runtime, write_stamp
 from spmdzero.config import load_config
-from spmdzero.engine import membership
+from spmdzero.engine import owner_of
 
 
 class DeepSpeedTensorOverride(enum.Enum):
@@ -103,7 +103,7 @@ class GatheredParameters(contextlib.AbstractContextManager[None, None]):
         self._stamps: dict[torch.Tensor, object] = {}
 
     def __enter__(self) -> None:
-        self._stamps = {p: write_stamp(p) for p in self._given if membership(p) is not None}
+        self._stamps = {p: write_stamp(p) for p in self._given if owner_of(p) is not None}
 
     def __exit__(
         self,
@@ -112,10 +112,10 @@ class GatheredParameters(contextlib.AbstractContextManager[None, None]):
         trace: types.TracebackType | None,
     ) -> None:
         written = {p for p, stamp in self._stamps.items() if write_stamp(p) != stamp}
-        members = (membership(parameter) for parameter in written)
-        for engine in {member.engine for member in members if member is not None}:
-            if engine is not None and engine.optimizer is not None:
-                engine.optimizer.refresh_masters(written)
+        owners = (owner_of(parameter) for parameter in written)
+        for access in {owner[0] for owner in owners if owner is not None}:
+            if access.optimizer is not None:
+                access.optimizer.refresh_masters(written)
                 runtime.sync()
 
 

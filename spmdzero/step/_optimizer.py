@@ -9,16 +9,16 @@ from torch import nn
 
 from spmdzero.backend.torch_xla import global_norm, scope
 from spmdzero.backend.torch_xla.mesh import DeviceMesh, PartitionSpec
-from spmdzero.engine._folds import Folds
-from spmdzero.engine._loss_scale import LossScaled, LossScales, unscale
-from spmdzero.engine._torch_calls import PlannedOptimizer, refuse_closure
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import UpdateRule
 from spmdzero.plan import Placement, Role, ShardingPlan
 from spmdzero.precision import LossScaler, PrecisionPolicy
+from spmdzero.step._folds import Folds
 from spmdzero.step._gradients import GradientStore
+from spmdzero.step._loss_scale import LossScaled, LossScales, unscale
 from spmdzero.step._numbers import upload_numbers
 from spmdzero.step._schedule_hold import ScheduleHold
+from spmdzero.step._torch_calls import PlannedOptimizer, refuse_closure
 from spmdzero.step._update import GroupUpdate, Member
 from spmdzero.step._whole_parameter import MeshTensor
 

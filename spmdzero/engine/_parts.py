@@ -1,0 +1,45 @@
+"""How an engine offers what its parts do under its own name."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_Owner = TypeVar("_Owner", bound=type)
+
+
+def offers(part: str, cls: type, names: str = "") -> Callable[[_Owner], _Owner]:
+    """Has the decorated class offer methods and attributes of one of its parts as its own.
+
+    Signatures and docstrings are the part's. What the class has already stands.
+
+    Args:
+        part: the attribute of an instance that holds the part.
+        cls: the part's class.
+        names: of methods and attributes, separated by spaces; by default all public ones.
+    """
+
+    def decorate(owner: _Owner) -> _Owner:
+        for name in names.split() or [name for name in dir(cls) if not name.startswith("_")]:
+            if name not in vars(owner):
+                setattr(owner, name, _offered(part, name, inspect.getattr_static(cls, name, None)))
+        return owner
+
+    return decorate
+
+
+def _offered(part: str, name: str, member: Any) -> Any:
+    if isinstance(member, staticmethod):
+        return member
+    if not inspect.isfunction(member):
+        return property(
+            lambda self: getattr(getattr(self, part), name),
+            lambda self, value: setattr(getattr(self, part), name, value),
+            doc=member.__doc__ if isinstance(member, property) else None,
+        )
+
+    @functools.wraps(member)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(getattr(self, part), name)(*args, **kwargs)
+
+    return call

@@ -1,0 +1,86 @@
+"""What an engine tells about its training so far, by DeepSpeed's names."""
+
+import math
+from typing import Any
+
+import torch
+
+from spmdzero.state._training import Training
+
+
+class Progress:
+    """How far `training` has come, and what its latest step was like."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+
+    @property
+    def global_steps(self) -> int:
+        """Gradient accumulation boundaries passed."""
+        return self._training.counters.global_steps
+
+    @property
+    def micro_steps(self) -> int:
+        """Micro-batches passed."""
+        return self._training.counters.micro_steps
+
+    @property
+    def global_samples(self) -> int:
+        """Samples of all devices passed at boundaries."""
+        return self._training.counters.global_samples
+
+    @property
+    def micro_losses(self) -> tuple[torch.Tensor, ...]:
+        """The losses of the step's micro-batches so far, 0-dim on the device."""
+        return tuple(self._training.losses)
+
+    def was_step_applied(self) -> bool:
+        """Whether the latest `step()` was a boundary whose update was not skipped."""
+        applied, optimizer = self._training.step_applied, self._training.optimizer
+        if not applied or optimizer is None or optimizer.loss_scaler:
+            return applied
+        return not optimizer.overflow
+
+    def get_lr(self) -> list[float]:
+        """The lr of each param group, for the next step.
+
+        With a schedule this reads one scalar, but in fp16: skipped steps hold the schedule back.
+        """
+        return [float(group["lr"]) for group in self._groups_now()]
+
+    def get_mom(self) -> list[Any]:
+        """The betas of each param group, or its momentum (SGD, RMSprop); 0.0 where it has none.
+
+        Muon's half of the parameters has 0.0 too, as in DeepSpeed.
+        """
+        groups = self._groups_now()
+        momenta = (g.get("momentum", 0.0) if "use_muon" not in g else 0.0 for g in groups)
+        return [group.get("betas", mom) for group, mom in zip(groups, momenta, strict=True)]
+
+    def _groups_now(self) -> list[dict[str, Any]]:
+        optimizer = self._training.optimizer
+        if optimizer is None:
+            return []
+        if optimizer.hold is None:
+            return optimizer.param_groups
+        optimizer.hold.settle(self._training.skipped_steps)
+        return optimizer.hold.groups_now(optimizer.param_groups)
+
+    @property
+    def cur_scale(self) -> float:
+        """What the loss is multiplied by before backward; 1.0 but for fp16."""
+        return self._training.optimizer.loss_scale if self._training.optimizer else 1.0
+
+    def get_global_grad_norm(self) -> float | None:
+        """The L2 norm of all gradients of the latest step, unscaled and before clipping.
+
+        Reads one scalar and so waits for the step; None before the first.
+        """
+        optimizer = self._training.optimizer
+        if optimizer is None or optimizer.grad_norm is None:
+            return None
+        norm = optimizer.grad_norm.item()
+        # A loss that is not finite has such a gradient; its record costs a read of its own.
+        if not math.isfinite(norm):
+            self._training.health.log_if_bad()
+        return norm

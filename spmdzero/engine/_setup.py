@@ -1,0 +1,283 @@
+"""What `initialize` does, step by step: config, backend, plan, training."""
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from spmdzero._logging import is_new
+from spmdzero.backend.torch_xla import (
+    DeviceMesh,
+    GlobalForward,
+    GradientReduction,
+    RegionRules,
+    ReplicaRegion,
+    compile_cache,
+    flags,
+    runtime,
+)
+from spmdzero.compat import comm
+from spmdzero.config import (
+    NO_MEANING,
+    BatchSizes,
+    SpmdZeroConfig,
+    load_config,
+    require_scaled_loss,
+    resolve_batch_sizes,
+)
+from spmdzero.data._inputs import InputPlacer
+from spmdzero.engine._accumulation import planned_micro_batches
+from spmdzero.engine._groups import Groups, Members, find_groups
+from spmdzero.engine._placed_module import move_module
+from spmdzero.engine._schedule import make_schedule
+from spmdzero.engine._weights import Weights, open_weights
+from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
+from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan
+from spmdzero.precision import GradientScaling, LossScaler, PrecisionPolicy
+from spmdzero.state._training import Training
+from spmdzero.step._autocast import autocast_wire
+from spmdzero.step._gradients import GradientStore
+from spmdzero.step._loss_health import LossHealth
+from spmdzero.step._optimizer import ZeroOptimizer
+from spmdzero.step._schedule_hold import ScheduleHold
+
+logger = logging.getLogger("spmdzero")
+
+
+def require_module(model: object, **refused: object) -> nn.Module:
+    """The model.
+
+    Raises:
+        SpmdZeroUsageError: it is no module, or an argument of model parallelism is given.
+    """
+    if not isinstance(model, nn.Module):
+        raise SpmdZeroUsageError(
+            f"initialize(model=...) needs a torch.nn.Module, got {type(model).__name__}"
+        )
+    for name, value in refused.items():
+        if value is not None:
+            raise SpmdZeroUsageError(
+                f"initialize({name}=...): spmdzero is data-parallel ZeRO-1/2, it has no model "
+                'parallelism. Leave it out; "spmd": {"mesh": ...} shapes the data axes'
+            )
+    return model
+
+
+def read_settings(config: Any, args: Any, optimizer: Any) -> SpmdZeroConfig:
+    """The config, checked together with what was passed beside it.
+
+    Raises:
+        SpmdZeroConfigError: it can't be honoured.
+    """
+    settings = load_config(config, args=args)
+    require_scaled_loss(settings, optimizer=optimizer or settings.optimizer)
+    if settings.log_level is not None:
+        logger.setLevel(settings.log_level.upper())
+    if settings.spmd.forward == "global" and settings.communication_data_type is not None:
+        raise SpmdZeroConfigError(
+            key="communication_data_type",
+            value=settings.communication_data_type,
+            reason="with a global forward the compiler reduces in the gradient's own dtype",
+            fix='Leave it out, or write "spmd": {"forward": "region"}.',
+        )
+    if settings.spmd.forward == "global" and settings.torch_autocast.enabled:
+        logger.warning(
+            "torch_autocast with a global forward: the compiler reduces gradients in their own "
+            "dtype, not in autocast's as DeepSpeed does"
+        )
+    return settings
+
+
+def start_backend(
+    settings: SpmdZeroConfig, *, dist_init_required: bool | None
+) -> tuple[DeviceMesh, BatchSizes]:
+    """Connects all hosts, and lays the config's mesh over their devices."""
+    flags.apply(settings.spmd.xla_flags)
+    compile_cache.use(settings.spmd.compile_cache)
+    comm.connect(dist_init_required=dist_init_required)
+    spec = MeshSpec.resolve(settings.spmd.mesh, device_count=runtime.device_count())
+    batch = resolve_batch_sizes(settings, dp_world_size=spec.size)
+    new = [key for key in settings.no_meaning if is_new(("without meaning", key))]
+    if new:
+        logger.info("config keys without effect here: %d (docs/config.md)", len(new))
+        for key in new:
+            logger.debug("%s has no effect here: %s", key, NO_MEANING[key])
+    mesh = DeviceMesh(spec)
+    runtime.seed(torch.initial_seed() % 2**31)
+    return mesh, batch
+
+
+def place_module(
+    model: nn.Module,
+    weights: Weights | None,
+    optimizer: tuple[Any, Any],
+    *,
+    settings: SpmdZeroConfig,
+    mesh: DeviceMesh,
+) -> Groups | None:
+    """Moves the module to the devices; returns what of it is trained, None without an optimizer.
+
+    Args:
+        model, weights: of `initialize`.
+        optimizer: its arguments `optimizer` and `model_parameters`.
+        settings, mesh: what was asked for, and where.
+
+    Raises:
+        SpmdZeroUsageError, SpmdZeroConfigError: see `move_module`, `find_groups`.
+    """
+    dtype = PrecisionPolicy.from_config(settings).parameter
+    with open_weights(weights, model) as source:
+        renewed = move_module(model, mesh=mesh, dtype=dtype, source=source)
+    names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
+    members = Members(names, renewed)
+    groups = find_groups(settings.optimizer, *optimizer, members, device=runtime.device())
+    if groups is not None:
+        groups.require_tested(
+            stage=settings.zero_optimization.stage, allowed=settings.zero_allow_untested_optimizer
+        )
+    return groups
+
+
+def plan_of(
+    settings: SpmdZeroConfig,
+    model: nn.Module,
+    groups: Groups | None,
+    *,
+    batch: BatchSizes,
+    mesh: MeshSpec,
+) -> ShardingPlan:
+    """Where every tensor of the training state lives."""
+    precision = PrecisionPolicy.from_config(settings)
+    return ShardingPlan.build(
+        _parameters(model, groups),
+        stage=settings.zero_optimization.stage,
+        mesh=mesh,
+        min_shard_elements=settings.spmd.min_shard_elements,
+        master=precision.master,
+        moments=groups.slots if groups else (),
+        moment_dtype=_name(precision.moment),
+        accumulator_dtype=_name(precision.accumulate),
+        accumulation_steps=planned_micro_batches(settings, batch),
+        partial=settings.spmd.forward == "region",
+    )
+
+
+def _parameters(model: nn.Module, groups: Groups | None) -> Iterable[ParamSpec]:
+    slots = groups.slots_by_parameter() if groups else {}
+    for name, parameter in model.named_parameters():
+        yield ParamSpec(
+            name=name,
+            shape=tuple(parameter.shape),
+            dtype=_name(parameter.dtype),
+            trainable=parameter.requires_grad and (groups is None or parameter in slots),
+            moments=slots.get(parameter, ()) if groups and groups.has_many_layouts else None,
+        )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def make_training(
+    settings: SpmdZeroConfig,
+    model: nn.Module,
+    groups: Groups | None,
+    lr_scheduler: Any,
+    *,
+    batch: BatchSizes,
+    plan: ShardingPlan,
+    mesh: DeviceMesh,
+) -> Training:
+    """The state on the devices, and what makes a step of it.
+
+    Raises:
+        SpmdZeroConfigError, SpmdZeroUsageError: see `make_schedule`, `InputPlacer`.
+    """
+    precision = PrecisionPolicy.from_config(settings)
+    scaling = GradientScaling.from_config(settings, devices=mesh.size)
+    # Without an optimizer nobody would multiply the loss by the scale, nor update it.
+    scaled = settings.fp16.enabled and groups is not None
+    scaler = LossScaler.from_config(settings.fp16) if scaled else None
+    gradients = GradientStore(
+        plan=plan,
+        mesh=mesh,
+        reduction=GradientReduction(
+            mesh=mesh, method=_reduction_method(settings, mesh.spec), dtype=precision.communicate
+        ),
+        scaling=scaling,
+        wire=autocast_wire(model, settings.torch_autocast, precision),
+        loss_scale=lambda: scaler.cur_scale if scaler else 1.0,
+    )
+    health = LossHealth(mesh=mesh, check=settings.spmd.check_finite)
+    optimizer = None
+    if groups is not None:
+        optimizer = ZeroOptimizer(
+            groups.groups,
+            names={parameter: name for name, parameter in model.named_parameters()},
+            rules=groups.rules,
+            plan=plan,
+            mesh=mesh,
+            precision=precision,
+            gradients=gradients,
+            clip=settings.gradient_clipping,
+            finite=health.finite,
+            scaler=scaler,
+        )
+    schedule = make_schedule(settings.scheduler, lr_scheduler, optimizer, groups)
+    if optimizer is not None and schedule is not None:
+        optimizer.hold = ScheduleHold()
+    rules = _region_rules(settings)
+    return Training(
+        module=model,
+        spmd_config=settings,
+        batch=batch,
+        plan=plan,
+        mesh=mesh,
+        placer=InputPlacer(mesh=mesh, module=model, rules=rules, micro_batch=batch.micro),
+        forward=_forward(settings, model, mesh, rules, gradients, seed=scaling.seed),
+        gradients=gradients,
+        optimizer=optimizer,
+        lr_scheduler=schedule,
+        health=health,
+    )
+
+
+def _forward(
+    settings: SpmdZeroConfig,
+    model: nn.Module,
+    mesh: DeviceMesh,
+    rules: RegionRules,
+    gradients: GradientStore,
+    *,
+    seed: int,
+) -> ReplicaRegion | GlobalForward:
+    autocast = PrecisionPolicy.from_config(settings).autocast
+    if settings.spmd.forward == "global":
+        return GlobalForward(mesh=mesh, module=model, autocast=autocast)
+    return ReplicaRegion(
+        mesh=mesh,
+        module=model,
+        sink=gradients.add_local,
+        rules=rules,
+        seed=seed,
+        autocast=autocast,
+    )
+
+
+def _reduction_method(settings: SpmdZeroConfig, spec: MeshSpec) -> Any:
+    if settings.spmd.reduction != "auto":
+        return settings.spmd.reduction
+    # On a two-axis mesh libtpu turns an annotated sum into an all-reduce of everything.
+    return "explicit" if spec.data > 1 else "annotated"
+
+
+def _region_rules(settings: SpmdZeroConfig) -> RegionRules:
+    dims = settings.spmd.batch_dim
+    by_name = dims if isinstance(dims, dict) else {}
+    return RegionRules(
+        batch_dim=dims if isinstance(dims, int) else 0,
+        input_batch_dims=by_name,
+        outputs=settings.spmd.outputs,
+    )

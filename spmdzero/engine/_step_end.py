@@ -1,0 +1,116 @@
+"""What follows the launch of a micro-batch: counts, overflows, the schedule, lines in the log."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from spmdzero.backend.torch_xla import runtime
+from spmdzero.engine._accumulation import Accumulation
+from spmdzero.engine._launching import Launching
+from spmdzero.engine._progress import Progress
+from spmdzero.errors import NonFiniteError, SpmdZeroRuntimeError
+from spmdzero.state._training import Training
+from spmdzero.step._agreement import AgreementRhythm
+from spmdzero.step._optimizer import ZeroOptimizer
+
+logger = logging.getLogger("spmdzero")
+
+
+class StepEnd:
+    """Ends micro-batches and steps on the host.
+
+    Attributes:
+        after_step: called after each step.
+        agreement: when the host reads whether replicas agree.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        *,
+        accumulation: Accumulation,
+        launching: Launching,
+        progress: Progress,
+    ) -> None:
+        self._training, self._accumulation = training, accumulation
+        self._programs, self._progress = launching.programs, progress
+        self.after_step: list[Callable[[], None]] = []
+        self.agreement = AgreementRhythm()
+
+    def end_micro_batch(self, *, boundary: bool, lr_kwargs: dict[str, Any]) -> None:
+        """Counts a micro-batch that was started, and at the boundary its step.
+
+        Raises:
+            NonFiniteError, SpmdZeroRuntimeError, ReplicaRegionError: see `ThreeCalls.step`.
+        """
+        training, optimizer = self._training, self._training.optimizer
+        assert optimizer is not None
+        training.backward_done = training.step_applied = False
+        self._accumulation.ran_forward &= not boundary
+        try:
+            skipped = self._was_skipped(optimizer, boundary=boundary)
+        except (NonFiniteError, SpmdZeroRuntimeError):
+            if boundary:
+                optimizer.forget_skip()
+            training.restart_step()
+            self._programs.stepped()
+            raise
+        training.step_applied = boundary and not skipped
+        training.counters.pass_micro_batch()
+        try:
+            if boundary:
+                self._finish_step(optimizer, lr_kwargs, skipped=skipped)
+            if training.region is not None and self.agreement.is_due():
+                training.region.check_agreement()
+        finally:
+            # The step is done, whatever a schedule, a monitor or a check has to say about it.
+            training.losses = [] if boundary else training.losses
+            self._programs.stepped()
+
+    def _was_skipped(self, optimizer: ZeroOptimizer, *, boundary: bool) -> bool:
+        """Whether an overflow skipped the step, as far as the host asks; updates the loss scale."""
+        # A dynamic loss scale finds its size by overflows: they are no failure.
+        checked = boundary and not optimizer.dynamic_loss_scale
+        self._training.health.raise_if_asked(optimizer.grad_norm if checked else None)
+        if not boundary or optimizer.loss_scaler is None:
+            return False
+        # The one read of a step: the scale and the schedule depend on it.
+        skipped = optimizer.overflow
+        optimizer.loss_scaler.update_scale(skipped)
+        return skipped
+
+    def _finish_step(
+        self, optimizer: ZeroOptimizer, lr_kwargs: dict[str, Any], *, skipped: bool
+    ) -> None:
+        training, counters = self._training, self._training.counters
+        counters.pass_step(samples=self._accumulation.samples_of_step(), skipped=skipped)
+        hold = optimizer.hold
+        if skipped:
+            training.skips.tell(
+                training.skipped_steps,
+                step=counters.global_steps,
+                since=counters.global_steps - 1,
+                # A dynamic loss scale is found by such steps.
+                level=logging.INFO if optimizer.dynamic_loss_scale else logging.WARNING,
+            )
+            if hold is not None:
+                hold.stand_still()
+        elif training.lr_scheduler is not None and (hold is None or hold.advance()):
+            training.lr_scheduler.step(**lr_kwargs)
+        every = training.spmd_config.steps_per_print
+        if every and counters.global_steps % every == 0:
+            self._report()
+        for hook in self.after_step:
+            hook()
+
+    def _report(self) -> None:
+        training = self._training
+        if training.region is not None:
+            training.region.check_agreement()
+        training.health.log_if_bad()
+        if runtime.process_index() == 0:
+            logger.info(
+                "step=%d, skipped=%d, lr=%s, mom=%s",
+                training.counters.global_steps, training.skipped_steps,
+                self._progress.get_lr(), self._progress.get_mom(),
+            )  # fmt: skip

@@ -1,0 +1,214 @@
+"""The three calls of DeepSpeed's training loop: forward, backward and step."""
+
+from typing import Any
+
+import torch
+
+from spmdzero.backend.torch_xla import map_tensors
+from spmdzero.data._inputs import to_half
+from spmdzero.engine._accumulation import Accumulation
+from spmdzero.engine._backward import BackwardWatch
+from spmdzero.engine._folded import FoldedCalls
+from spmdzero.engine._folded_call import keep_waiting
+from spmdzero.engine._launching import Launching
+from spmdzero.engine._loss import check_loss
+from spmdzero.engine._schedule import require_metrics
+from spmdzero.engine._step_end import StepEnd
+from spmdzero.engine._wall_clock import WallClock
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.state._training import Training
+from spmdzero.step._numbers import loss_scale_number
+from spmdzero.step._optimizer import ZeroOptimizer
+
+
+class ThreeCalls:
+    """Trains by forward, backward and step.
+
+    Args:
+        training: what is trained.
+        accumulation: says where a step ends.
+        launching: starts the programs.
+        step_end: what follows a launch.
+        wall_clock: times the calls.
+
+    Attributes:
+        folding: how much of the calls is traced.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        *,
+        accumulation: Accumulation,
+        launching: Launching,
+        folding: FoldedCalls,
+        step_end: StepEnd,
+        wall_clock: WallClock,
+    ) -> None:
+        self._training, self._accumulation, self._launching = training, accumulation, launching
+        self.folding, self._step_end, self._wall_clock = folding, step_end, wall_clock
+        self._watch = BackwardWatch(
+            region=training.region,
+            accumulation=accumulation.gradient_accumulation_steps,
+            needs_scale=training.spmd_config.fp16.enabled and training.optimizer is not None,
+        )
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the module on one micro-batch.
+
+        Args:
+            args, kwargs: the module's own. Tensors whose dim 0 has
+                `train_micro_batch_size_per_gpu x local devices` rows are batches and are split
+                over the devices, and so are the same inputs with fewer rows later; every other
+                tensor goes to each device whole (`spmdzero.replicated(t)` says so of one that
+                only looks like a batch). Tensors may be on the CPU or on `engine.device`.
+
+        Returns what the module returns, as global tensors: batches with all rows, floating
+        scalars as their mean over the devices.
+
+        Raises:
+            SpmdZeroUsageError: there are tensors, and none has the rows of a whole micro-batch, or
+                of a short one after it (in evaluation: rows that the devices can share equally).
+            ReplicaRegionError: the module does what can't be done per replica.
+        """
+        training = self._training
+        with self._wall_clock.phase("fwd"):
+            waits = training.backward_done and training.gradients.accumulators
+            if waits and self._accumulation.reduces:
+                # The caller goes on without a step, which would have ended this micro-batch's
+                # program.
+                self.end_unstepped()
+            return self.forward_placed(*self.place_inputs(args, kwargs))
+
+    def place_inputs(self, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inputs of a forward on the devices."""
+        training = self._training
+        if training.spmd_config.fp16.auto_cast:
+            args, kwargs = map_tensors((args, kwargs), lambda _, tensor: to_half(tensor))
+        return training.placer(args, kwargs, training=training.module.training)
+
+    def forward_placed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the module on inputs that are on the devices."""
+        self._launching.note_call()
+        records = torch.is_grad_enabled()
+        self._accumulation.ran_forward |= records
+        output = self.folding.forward(args, kwargs)
+        return self._watch.watch(output) if records else output
+
+    def backward(
+        self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
+    ) -> torch.Tensor:
+        """Accumulates the gradients of `loss`.
+
+        Args:
+            loss: a scalar that depends on what `engine(...)` returned.
+            retain_graph: as in `torch.Tensor.backward`.
+            scale_wrt_gas: divide by `gradient_accumulation_steps`, so that the step uses the
+                mean over micro-batches.
+
+        Returns the loss that was differentiated: `loss / gradient_accumulation_steps`.
+
+        Raises:
+            SpmdZeroUsageError: not a scalar, or not made by a forward of this engine.
+        """
+        training = self._training
+        with self._wall_clock.phase("bwd"):
+            check_loss(loss)
+            averaged = loss / training.batch.accumulation if scale_wrt_gas else loss
+            with self._watch.by_engine(loss):
+                self._times_loss_scale(averaged).backward(retain_graph=retain_graph)
+            self._accumulation.collect_gradients()
+            detached = training.mesh.mark(loss.detach().reshape(()).clone())
+            training.health.watch(detached, step=training.counters.global_steps)
+            training.losses.append(detached)
+            training.backward_done = True
+            training.counters.backwards += 1
+            return averaged.detach()
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """`loss` times the loss scale, for `engine.scale(loss).backward()`.
+
+        Only fp16 has a scale other than 1. A plain backward is divided by
+        `gradient_accumulation_steps` as `engine.backward` is.
+
+        Raises:
+            SpmdZeroUsageError: not a scalar, not made by a forward, or no optimizer.
+        """
+        check_loss(loss)
+        self._require_optimizer("scale")
+        self._watch.expect_scaled()
+        return self._times_loss_scale(loss)
+
+    def _times_loss_scale(self, loss: torch.Tensor) -> torch.Tensor:
+        optimizer = self._training.optimizer
+        if optimizer is None or optimizer.loss_scaler is None:
+            return loss
+        # As data: a Python number would be another program at each change of the scale.
+        number = loss_scale_number(optimizer.loss_scaler)
+        return loss * self._training.mesh.place(number, role="loss_scale")
+
+    def _require_optimizer(self, call: str) -> ZeroOptimizer:
+        if self._training.optimizer is None:
+            raise SpmdZeroUsageError(
+                f"engine.{call}() without an optimizer: name one in the config "
+                '("optimizer": {"type": "AdamW", ...}) or pass optimizer= to initialize'
+            )
+        return self._training.optimizer
+
+    def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
+        """Ends a micro-batch; at the gradient accumulation boundary, updates the parameters.
+
+        Starts the compiled program on the devices; a TPU runs it while Python goes on, the CPU
+        runtime may return only when it is done.
+
+        Raises:
+            SpmdZeroUsageError: no `backward` since the last step, or no optimizer.
+            NonFiniteError: `"spmd": {"check_finite": true}` and a loss or the gradient norm is
+                not finite; parameters and states are as before, and the step starts anew.
+            SpmdZeroRuntimeError: an overflow at fp16's smallest loss scale; likewise.
+            ReplicaRegionError: an integer output or buffer differs between replicas, which is
+                read now and then (`AgreementRhythm`); the micro-batch counts all the same.
+        """
+        training = self._training
+        with self._wall_clock.phase("step"):
+            training.step_applied = False
+            self._accumulation.refuse_inside("step")
+            optimizer = self._require_optimizer("step")
+            self._accumulation.collect_gradients()
+            if not training.backward_done and not training.gradients.waiting:
+                raise SpmdZeroUsageError(
+                    "engine.step() before engine.backward(loss): there is no gradient to use. Each "
+                    "micro-batch is loss = engine(...); engine.backward(loss); engine.step()"
+                )
+            boundary = self._accumulation.step_is_boundary()
+            # Runs Python of other engines' modules, so before anything of this step is spent.
+            keep_waiting(ending=training if boundary else None)
+            if boundary:
+                self._update(optimizer, lr_kwargs or {})
+            # `explain` leaves here, before the program is run; its gradients are spent.
+            training.backward_done = False
+            failure = self._launch("boundary" if boundary else "micro")
+            self._step_end.end_micro_batch(boundary=boundary, lr_kwargs=lr_kwargs or {})
+            if failure is not None:
+                raise failure
+
+    def _update(self, optimizer: ZeroOptimizer, lr_kwargs: dict[str, Any]) -> None:
+        require_metrics(self._training.lr_scheduler, lr_kwargs)
+        optimizer.folds.wanted = self.folding.before_update()
+        try:
+            optimizer.step()
+        except BaseException:
+            # Some gradients are spent already, and the rest would be half of a step.
+            self._training.restart_step()
+            raise
+
+    def end_unstepped(self) -> None:
+        """Starts a micro-batch that no `step` ends."""
+        keep_waiting(ending=None)
+        failure = self._launch("micro")
+        self._training.backward_done = False
+        if failure is not None:
+            raise failure
+
+    def _launch(self, kind: str) -> Exception | None:
+        return self._launching.launch(kind, folded=self.folding.launching())

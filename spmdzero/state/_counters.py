@@ -1,0 +1,82 @@
+"""How far training has come, and what the log was told of it."""
+
+import dataclasses
+import logging
+
+logger = logging.getLogger("spmdzero")
+
+
+@dataclasses.dataclass
+class Counters:
+    """DeepSpeed's counters.
+
+    Attributes:
+        micro_steps: micro-batches passed.
+        global_steps: gradient accumulation boundaries passed, skipped updates included.
+        global_samples: samples of all devices, counted at boundaries.
+        skipped_steps: of them those that an overflow skipped, where that is known without a read.
+        counted_from: `micro_steps` when the accumulation steps were last changed.
+        backwards: `engine.backward` calls since the last step.
+        in_step: micro-batches passed since the last boundary, whoever says where it is.
+    """
+
+    micro_steps: int = 0
+    global_steps: int = 0
+    global_samples: int = 0
+    skipped_steps: int = 0
+    counted_from: int = 0
+    backwards: int = 0
+    in_step: int = 0
+
+    def pass_micro_batch(self) -> None:
+        """Counts a micro-batch."""
+        self.micro_steps += 1
+        self.in_step += 1
+
+    def pass_step(self, *, samples: int, skipped: bool) -> None:
+        """Counts a gradient accumulation boundary and the samples of its step."""
+        self.global_steps += 1
+        self.global_samples += samples
+        self.skipped_steps += skipped
+        self.backwards = self.in_step = 0
+
+    def restart_step(self) -> None:
+        """Forgets the micro-batches of a step that will be done again."""
+        self.micro_steps -= self.in_step
+        self.backwards = self.in_step = 0
+
+
+class SkipLog:
+    """Tells each skipped step once, at the first read that knows of it; reads nothing itself."""
+
+    def __init__(self) -> None:
+        self._told = self._since = 0
+
+    def tell(
+        self, skipped: int, *, step: int, since: int | None = None, level: int = logging.WARNING
+    ) -> None:
+        """Takes note of the count of skipped steps, as it was just read.
+
+        Args:
+            skipped: the count.
+            step: steps that were done by then.
+            since: steps that were done at the read before, None for that of the latest call.
+            level: of the line.
+        """
+        new, last = skipped - self._told, step - 1
+        first = self._since if since is None else since
+        if new > 0:
+            where = (
+                f"step {last} was" if first >= last else f"{new} of steps {first} to {last} were"
+            )
+            logger.log(
+                level,
+                "%s skipped: the gradient was not finite, parameters and optimizer states are as "
+                "they were",
+                where,
+            )
+        self.restart(skipped, step=step)
+
+    def restart(self, skipped: int, *, step: int) -> None:
+        """Goes on from a checkpoint with these counts."""
+        self._told, self._since = skipped, step

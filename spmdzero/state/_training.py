@@ -1,0 +1,118 @@
+"""What the parts of an engine share: the module, where its state lives, and how far it has come."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from spmdzero.backend.torch_xla import DeviceMesh, GlobalForward, ReplicaRegion, runtime
+from spmdzero.config import BatchSizes, SpmdZeroConfig
+from spmdzero.data._inputs import InputPlacer
+from spmdzero.data._loader import ZeroDataLoader
+from spmdzero.plan import ShardingPlan
+from spmdzero.state._counters import Counters, SkipLog
+from spmdzero.step._gradients import GradientStore
+from spmdzero.step._loss_health import LossHealth
+from spmdzero.step._optimizer import ZeroOptimizer
+
+
+class Scheduler(Protocol):
+    """A schedule that sets the lr of an optimizer's param groups."""
+
+    def step(self) -> Any:
+        """Sets the lr of the next step."""
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Training:
+    """One module in training; parts read it, and each field has one part that writes it.
+
+    Attributes:
+        module: the user's, its parameters on the devices.
+        spmd_config, batch, plan, mesh: what was asked for, and where every tensor lives.
+        placer: puts inputs on the devices.
+        forward: runs the module, per replica or as a whole.
+        gradients: where they wait for the step.
+        optimizer: None when the config and the call named none.
+        lr_scheduler: stepped at each gradient accumulation boundary.
+        health: what is known of losses that are not finite.
+        training_dataloader: the loader made from `training_data`.
+        batches: endless iterator over it, None before `train_batch` first needs one.
+        counters, skips: how far training has come, and which skipped steps the log names.
+        losses: of the micro-batches of the step so far, 0-dim on the device.
+        backward_done: whether this micro-batch has had its backward.
+        step_applied: whether the latest `step()` was a boundary that no known overflow skipped.
+        in_train_batch: whether `train_batch` is running.
+        total: what `train_batch` is going to return, so far.
+    """
+
+    module: nn.Module
+    spmd_config: SpmdZeroConfig
+    batch: BatchSizes
+    plan: ShardingPlan
+    mesh: DeviceMesh
+    placer: InputPlacer
+    forward: ReplicaRegion | GlobalForward
+    gradients: GradientStore
+    optimizer: ZeroOptimizer | None
+    lr_scheduler: Scheduler | None
+    health: LossHealth
+    training_dataloader: ZeroDataLoader | None = None
+    batches: Iterator[Any] | None = None
+    counters: Counters = dataclasses.field(default_factory=Counters)
+    skips: SkipLog = dataclasses.field(default_factory=SkipLog)
+    losses: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    backward_done: bool = False
+    step_applied: bool = False
+    in_train_batch: bool = False
+    total: torch.Tensor | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs may live, and parameters do."""
+        return runtime.device()
+
+    @functools.cached_property
+    def region(self) -> ReplicaRegion | None:
+        """Where the forward runs, None with a global forward."""
+        return self.forward if isinstance(self.forward, ReplicaRegion) else None
+
+    @functools.cached_property
+    def parameters(self) -> tuple[tuple[str, nn.Parameter], ...]:
+        """The module's parameters by name."""
+        # Walking through the module costs milliseconds a step, and the plan knows only these.
+        return tuple(self.module.named_parameters())
+
+    @property
+    def within_step(self) -> int:
+        """Micro-batches passed of the current step, as far as the engine counts them."""
+        if not self.spmd_config.managed_gradient_accumulation:
+            return 0
+        return (self.counters.micro_steps - self.counters.counted_from) % self.batch.accumulation
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that a non-finite gradient kept from the weights; reads one scalar but in fp16."""
+        optimizer = self.optimizer
+        if optimizer is None or optimizer.loss_scaler is not None or not optimizer.can_skip:
+            return self.counters.skipped_steps
+        skipped = optimizer.skipped_steps
+        self.skips.tell(skipped, step=self.counters.global_steps)
+        return skipped
+
+    def named_tensors(self) -> dict[str, torch.Tensor]:
+        """Every live tensor under ``<role>/<name>``: parameters, buffers, accumulators, states."""
+        tensors = {f"parameter/{n}": p for n, p in self.module.named_parameters()}
+        tensors |= {f"buffer/{n}": b for n, b in self.module.named_buffers()}
+        tensors |= {f"accumulator/{n}": a for n, a in self.gradients.accumulators.items()}
+        return tensors | (self.optimizer.named_states() if self.optimizer else {})
+
+    def restart_step(self) -> None:
+        """Forgets what was done of a step that will be done again."""
+        self.gradients.clear()
+        self.backward_done = False
+        self.counters.restart_step()
+        self.losses = []
