@@ -53,8 +53,7 @@ def modules() -> list[str]:
     root = Path(__file__).parents[2] / "spmdzero"
     paths = [path.relative_to(root).with_suffix("") for path in root.rglob("*.py")]
     names = (".".join(path.parts).removesuffix(".__init__") for path in paths)
-    scripts = {name.removeprefix("compat.") for name in names}
-    return sorted(name for name in scripts if name.split(".")[0] in DEEPSPEEDS and "._" not in name)
+    return sorted(name for name in names if name.split(".")[0] in DEEPSPEEDS and "._" not in name)
 
 
 def reachable(package: Any, path: str) -> bool:
