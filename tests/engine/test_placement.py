@@ -31,7 +31,7 @@ def train(engine: spmdzero.Engine, steps: int) -> None:
 @pytest.fixture(scope="module", params=[0, 1, 2])
 def trained(request: pytest.FixtureRequest) -> spmdzero.Engine:
     engine = start(request.param)
-    train(engine, 10)
+    train(engine, 3)
     return engine
 
 
