@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,21 @@ def test_a_section_alone_is_measured_anew(tmp_path: Path, monkeypatch: pytest.Mo
     assert "load 0.5 at the start." in before
     run.write(page, Scale(), only=["First"])
     assert page.read_text() == before.replace("\n\none\n", "\n\nthree\n")
+
+
+def test_a_section_that_fails_keeps_what_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def section(_: Scale) -> Iterator[str]:
+        yield "a table"
+        raise ProcessFailedError("exit status 1", "RuntimeError: no rank 1")
+
+    monkeypatch.setattr(run, "SECTIONS", {"Only": section})
+    run.write(tmp_path / "page.md", Scale())
+    written = (tmp_path / "page.md").read_text()
+    assert "## Only\n\na table\nfailed: `exit status 1: RuntimeError: no rank 1`" in written
+    # The words of the page are those of docs/benchmarks.md.
+    assert "## How it is measured\n\nEvery peer trains the same model" in written
 
 
 def test_sections_of_another_machine_are_not_put_beside_each_other(tmp_path: Path) -> None:
