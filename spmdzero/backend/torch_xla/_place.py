@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 # Frames in these are not the user's code, nor are those of Python's own library.
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 _PYTHON = str(Path(os.__file__).parent)
 
 
