@@ -73,7 +73,7 @@ def restore(engine: "Engine", state: TrainingState, options: LoadOptions) -> Loa
     if options.custom_load_fn is None:
         state.check(needed_parts(targets))
     else:
-        state.check({name: tensor.pieces for name, tensor in state.tensors.items()})
+        state.checked()
     with _progress(engine, state.host, options), _own_loading(engine, state, options):
         _take_over_tensors(engine, targets)
     if not with_optimizer and engine.optimizer is not None:
