@@ -25,7 +25,7 @@ from spmdzero.formats import (
     open_state,
     save_native,
 )
-from spmdzero.formats.native import _hosts
+from spmdzero.formats.native import _processes
 from tests.checkpoint.files import number_in, order_of, save, state_of
 
 OWN, COMMON = "each host's own", "the same on all hosts"
@@ -134,7 +134,7 @@ def save_in_all(
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     # Who isn't told says after a while that it waited, which is no reason that a test expects.
-    monkeypatch.setattr(_hosts, "PATIENCE", 60.0)
+    monkeypatch.setattr(_processes, "PATIENCE", 60.0)
 
 
 @pytest.mark.parametrize(("failing", "change", "reason"), FAILURES.values(), ids=FAILURES)
@@ -188,7 +188,7 @@ def test_a_report_of_a_failure_is_removed_once_nobody_can_wait_for_it(
     (report,) = tmp_path.glob(".saving-*")
     save(tmp_path, 2)
     assert report.exists(), "another host may not have looked yet"
-    monkeypatch.setattr(_hosts, "PATIENCE", -1.0)
+    monkeypatch.setattr(_processes, "PATIENCE", -1.0)
     save(tmp_path, 3)
     assert not report.exists()
 
