@@ -5,9 +5,12 @@ batch is uploaded, the program started on the buffers of the state, its results 
 Nothing is checked or counted. "start" and "put" are parts of "bare".
 """
 
+import statistics
 import time
+from collections.abc import Callable
 
 import torch
+from harness.turns import Way, take_turns
 from harness.workload import Workload
 from peers.config import deepspeed_config
 
