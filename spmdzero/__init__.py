@@ -3,7 +3,8 @@
 from importlib.metadata import version
 from typing import Any
 
-import spmdzero.show  # noqa: F401 - it registers how plans, ledgers and reports are shown
+# Imported for what it registers: how plans, ledgers and reports are shown.
+from spmdzero import show as _show  # noqa: F401
 from spmdzero._initialize import initialize
 from spmdzero._logging import show_log_lines
 from spmdzero.audit import AuditReport, Diagnosis, Finding, audit, auditing, doctor
