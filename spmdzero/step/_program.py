@@ -10,6 +10,7 @@ import torch
 from spmdzero.backend.torch_xla import Passage
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
 from spmdzero.step._boundary import Boundary
+from spmdzero.step._folds import Folds
 from spmdzero.step._gradient_path import GradientPath
 from spmdzero.step._loss_health import watched
 
@@ -89,6 +90,7 @@ class StepProgram:
             },
             numbers=numbers,
             finite=finite if self.checks else None,
+            call=Folds(),
         )
         accumulators = [name for name in state if name.startswith("accumulator/")]
         return loss, new | {name: self.path.zeros(_after(name)) for name in accumulators}
