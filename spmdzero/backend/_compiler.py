@@ -88,7 +88,12 @@ class Compiler(Protocol):
         """
 
     def compile_alone(
-        self, function: Any, sources: Sequence[torch.Tensor], *, donated: Mapping[int, int]
+        self,
+        function: Any,
+        sources: Sequence[torch.Tensor],
+        *,
+        donated: Mapping[int, int],
+        state: int,
     ) -> CompiledProgram:
         """Compiles a folded function as a program that holds nothing else.
 
@@ -96,6 +101,7 @@ class Compiler(Protocol):
             function: of `fold`.
             sources: what it is to be called with, all of it computed.
             donated: output -> the source whose memory it takes, of the same size.
+            state: the first so many sources outlive the program, and share no memory.
         """
 
     def record_uploads(self) -> contextlib.AbstractContextManager[Any]:

@@ -152,7 +152,7 @@ class CapturedSteps:
                     "torch_xla let go of it for others that were used since",
                 )
         before = Compiled.so_far()
-        step.compile(sources, owned=len(step.reads))
+        step.compile(sources)
         compiled = Compiled.so_far() - before
         try:
             return step.start(sources), compiled
@@ -163,13 +163,12 @@ class CapturedSteps:
         self, trust: Trust[WholeStep], placed: tuple[Any, Any], form: InputForm, *, last: bool
     ) -> str:
         """Traces the micro-batch, and compares it with the latest of its kind."""
-        training, seen = (
-            self._training,
-            f"this kind of micro-batch was seen {trust.equal} of {TRACES}",
+        seen = trust.equal
+        trace = functools.partial(
+            trace_whole_step, self._training, *placed, form.tensors, last=last
         )
-        trace = functools.partial(trace_whole_step, training, *placed, form.tensors, last=last)
         with self._launching.programs.own_reads():
-            own_numbers(training)
+            own_numbers(self._training)
             outcome = attempt(trace, watch=self._following.watch, name="forward")
             reason = trust.judge(outcome)
         if trust.given_up is not None:
@@ -187,9 +186,9 @@ class CapturedSteps:
         if change is not None:
             message = "train_batch captures its programs again: %s"
             self._following.say(logging.INFO, message, change)
-        return self._following.hook() or (
-            "there is no optimizer" if training.optimizer is None else None
-        )
+        if training.optimizer is None:
+            return "there is no optimizer"
+        return self._following.hook()
 
     def _look(self) -> ModuleWatch:
         optimizer = self._training.optimizer

@@ -165,6 +165,15 @@ class Engine(nn.Module, _Offered):
         """Puts the module into evaluation mode."""
         return self.train(False)
 
+    def retrace(self) -> None:
+        """Has every compiled program traced once more, and compared with what it stands for.
+
+        For code that chooses its way by something that spmdzero can't see: a global variable, the
+        time, a file. `capture.check` and `folding.check` do one half each.
+        """
+        self.capture.check()
+        self.folding.check()
+
     def destroy(self) -> None:
         """Waits for the asynchronous save under way and for the devices.
 

@@ -109,6 +109,21 @@ class TracedFunction:
         """The same with these labels."""
         return dataclasses.replace(self, labels=labels)
 
+    def narrowed(self, state: int, end: int) -> tuple["TracedFunction", list[int]]:
+        """The same of what it reads of the state, the rest, and each key once.
+
+        Args:
+            state: the first so many inputs are state.
+            end: the keys come after this many inputs.
+
+        Returns also which of the state it reads.
+        """
+        order = [i for i in range(end) if i >= state or i in self.function.reads]
+        moved = {old: new for new, old in enumerate(order)}
+        moved |= {end + key: len(order) + drawn for key, drawn in enumerate(self.draws)}
+        narrow = dataclasses.replace(self, function=self.function.renumbered(moved))
+        return narrow, [index for index in order if index < state]
+
     def difference(self, other: "TracedFunction") -> str | None:
         """Why `other` is another function than this one, None if it is the same."""
         mine, its = self.function, other.function

@@ -86,15 +86,17 @@ class WholeStep:
         hosts = [*host_numbers(training, last=last), *draw_keys(self.traced.keys)]
         return [*state, *inputs, *training.mesh.place_all(hosts)]
 
-    def compile(self, sources: Sequence[torch.Tensor], *, owned: int) -> None:
+    def compile(self, sources: Sequence[torch.Tensor]) -> None:
         """Compiles it as a program that writes into the buffers of the state.
 
         Args:
             sources: what it will be started with first.
-            owned: the first so many of them may share no buffer with each other or the rest.
+
+        Raises:
+            NotCapturableError: a buffer of the state is also another's.
         """
-        handles = arrays.buffer_handles(sources)
-        if len({*handles[:owned]}) < owned or {*handles[:owned]} & {*handles[owned:]}:
+        handles, count = arrays.buffer_handles(sources), len(self.reads)
+        if len({*handles[:count]}) < count or {*handles[:count]} & {*handles[count:]}:
             raise NotCapturableError(
                 "two tensors of the state, or an input and one, share a buffer"
             )
@@ -104,7 +106,8 @@ class WholeStep:
             for index, place in enumerate(self.writes)
             if place.name in read and not place.rebinds
         }
-        self.program = compiler.compile_alone(self.traced.function, sources, donated=donated)
+        function = self.traced.function
+        self.program = compiler.compile_alone(function, sources, donated=donated, state=count)
 
     def start(self, sources: Sequence[torch.Tensor]) -> torch.Tensor:
         """Starts the program and puts what it returns in its places; returns the loss."""
@@ -161,14 +164,10 @@ def trace_whole_step(
     )
     if region is not None:
         region.note_folded()
-    # In the place of the whole state what is read of it, and each key once.
-    names, end = list(state), len(state) + len(inputs) + len(hosts)
-    order = [i for i in range(end) if i >= len(names) or i in traced.function.reads]
-    moved = {old: new for new, old in enumerate(order)}
-    moved |= {end + key: len(order) + drawn for key, drawn in enumerate(traced.draws)}
-    reads = [names[index] for index in order if index < len(names)]
+    traced, read = traced.narrowed(len(state), len(state) + len(inputs) + len(hosts))
+    names = list(state)
+    reads = [names[index] for index in read]
     forms = forms_of([state[name] for name in reads])
-    traced = dataclasses.replace(traced, function=traced.function.renumbered(moved))
     added = {name.partition("/")[2] for name in written if name.startswith("accumulator/")}
     return WholeStep(
         traced=traced.labelled(reads, forms, written),

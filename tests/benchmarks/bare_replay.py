@@ -48,7 +48,7 @@ def measure(model: str, devices: int, steps: int) -> dict[str, float]:
     assert record is not None, engine.capture.reason
     assert record.program is not None
     program = record.program
-    hosts = [*host_numbers(engine, last=True), *draw_keys(record.traced.keys)]
+    hosts = [*host_numbers(engine._training, last=True), *draw_keys(record.traced.keys)]
     numbers = engine.mesh.place_all(hosts)
 
     names = ("traced", "captured", "bare", "start", "put")

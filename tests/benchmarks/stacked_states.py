@@ -115,7 +115,7 @@ class Update:
 
         donated = {place: place for place in range(len(self.roots))}
         folded = fold(update, self._sources)
-        self._program = compile_alone(folded, self._sources, donated=donated)
+        self._program = compile_alone(folded, self._sources, donated=donated, state=len(self.roots))
         self.run()
 
     def run(self) -> None:

@@ -34,7 +34,6 @@ from spmdzero.backend.torch_xla._private import (
     are_pending,
     buffer_handles,
     buffer_ids,
-    count_pending,
     is_split,
     local_devices,
     local_replicas,
@@ -66,7 +65,7 @@ from spmdzero.backend.torch_xla.placeholders import Placeholders
 from spmdzero.backend.torch_xla.recompute import recomputed
 from spmdzero.backend.torch_xla.reduction import GradientReduction
 from spmdzero.backend.torch_xla.region import ReplicaRegion
-from spmdzero.backend.torch_xla.strangers import ProgramInput, Uploads, record_uploads, strangers
+from spmdzero.backend.torch_xla.strangers import record_uploads, strangers
 
 __all__ = [
     "TORCH_XLA",
@@ -79,21 +78,18 @@ __all__ = [
     "GradientReduction",
     "Passage",
     "Placeholders",
-    "ProgramInput",
     "ProgramLostError",
     "RegionRules",
     "ReplicaRegion",
     "Replicated",
     "StandInKeptError",
     "Tracing",
-    "Uploads",
     "annotated_program",
     "are_pending",
     "buffer_handles",
     "buffer_ids",
     "compile_alone",
     "compile_cache",
-    "count_pending",
     "counters",
     "draw_keys",
     "flags",

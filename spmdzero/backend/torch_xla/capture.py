@@ -56,15 +56,19 @@ class CapturedProgram:
 
 
 def compile_alone(
-    function: FoldedFunction, sources: Sequence[torch.Tensor], *, donated: Mapping[int, int]
+    function: FoldedFunction,
+    sources: Sequence[torch.Tensor],
+    *,
+    donated: Mapping[int, int],
+    state: int,
 ) -> CapturedProgram:
     """Compiles `function` as a program that holds nothing else, unless it is compiled already.
 
     Args:
         function: folded.
-        sources: what it is to be called with, none of it pending and no two over one buffer; only
-            donated buffers and those that are not read stay known to torch_xla as theirs.
+        sources: what it is to be called with, none of it pending.
         donated: output -> the source whose buffer it takes, of the same size.
+        state: the first so many sources outlive the program, and share no buffer.
     """
     outputs = function(sources)
     given = set(donated.values())
@@ -79,8 +83,12 @@ def compile_alone(
         range(len(outputs)), key=lambda index: read.get(donated.get(index, -1), len(found))
     )
     for one in found:
-        if place_of.get(one.handle) in given:
+        place = place_of.get(one.handle, state)
+        if place in given:
             _private.donate(one.tensor)
+        elif place < state:
+            # From now on known to torch_xla as the other tensor.
+            _private.set_value(sources[place], one.tensor)
     constants = [one for one in found if one.handle not in place_of and not _is_seed(one, function)]
     following = {id(one): len(sources) + place for place, one in enumerate(constants)}
     seed = len(sources) + len(constants)
