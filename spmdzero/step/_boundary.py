@@ -2,28 +2,19 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 
 from spmdzero.backend import Mesh, current, programs
 from spmdzero.optim import UpdateRule
+from spmdzero.step._folds import Folds
 from spmdzero.step._numbers import numbers_of_groups
 from spmdzero.step._scales import LossScales, unscale
 from spmdzero.step._update import GroupUpdate, Member
 
 # Parameters in one update. torch_xla takes time by the square of an operation's outputs.
 _TOGETHER = 30
-
-Function = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
-Caller = Callable[[Hashable, Function, list[torch.Tensor]], Sequence[torch.Tensor]]
-
-
-def call_plainly(
-    key: Hashable, function: Function, inputs: list[torch.Tensor]
-) -> Sequence[torch.Tensor]:
-    """`function(inputs)`; another `Caller` may put it into the program as one operation."""
-    return function(inputs)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,7 +68,7 @@ class Boundary:
         gradients: Mapping[str, torch.Tensor],
         numbers: Sequence[torch.Tensor],
         finite: torch.Tensor | None,
-        call: Caller = call_plainly,
+        call: Folds,
     ) -> dict[str, torch.Tensor]:
         """What the step changes of `state`, and ``"norm"``.
 
@@ -90,7 +81,7 @@ class Boundary:
             gradients: by the parameter's name, in their stored shapes.
             numbers: what the host uploads: of the groups, and `scale_numbers`.
             finite: 0-dim bool that must hold for the step to apply, None for no such condition.
-            call: calls the norm and the updates.
+            call: calls the norm and the updates, folded where that is wanted.
         """
         scales = None
         if self.scaled:
@@ -160,7 +151,7 @@ class Boundary:
             applied[name] = self.mesh.mark(kept.to(state[name].dtype), spec)
         return applied
 
-    def _norm(self, gradients: Mapping[str, torch.Tensor], call: Caller) -> torch.Tensor:
+    def _norm(self, gradients: Mapping[str, torch.Tensor], call: Folds) -> torch.Tensor:
         specs = {m.name: m.spec(self.mesh) for group in self.groups for m in group.members}
         ordered = tuple(specs[name] for name in gradients)
 

@@ -9,6 +9,7 @@ import torch
 
 from spmdzero.backend import Mesh, Passage
 from spmdzero.step._boundary import Boundary
+from spmdzero.step._folds import Folds
 from spmdzero.step._gradient_path import GradientPath
 from spmdzero.step._loss_health import watched
 
@@ -88,6 +89,7 @@ class StepProgram:
             },
             numbers=numbers,
             finite=finite if self.checks else None,
+            call=Folds(),
         )
         accumulators = [name for name in state if name.startswith("accumulator/")]
         return loss, new | {name: self.path.zeros(_after(name)) for name in accumulators}

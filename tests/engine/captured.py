@@ -1,5 +1,6 @@
 """The model, the data and the comparison of the tests of captured steps."""
 
+import operator
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -99,6 +100,13 @@ def three_calls(engine: spmdzero.Engine, steps: int, **data: int) -> list[float]
         engine.step()
         losses.append(loss.item())
     return losses
+
+
+# How to train, and what tells whether that was traced.
+WAYS = {
+    "train_batch": (train, operator.attrgetter("capture")),
+    "three calls": (three_calls, operator.attrgetter("folding")),
+}
 
 
 def twins(

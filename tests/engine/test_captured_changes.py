@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import itertools
 import logging
 import random
 import re
@@ -14,11 +15,14 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import spmdzero
+from spmdzero.backend.torch_xla import runtime
 from tests.engine.captured import (
     LENGTH,
     ROWS,
+    WAYS,
     WIDTH,
     Residual,
     assert_twins_agree,
@@ -326,38 +330,61 @@ class BranchesByGlobal(Residual):
         return loss.sqrt() if OUTSIDE["calls"] % 2 else loss
 
 
+class OnTheHost(Residual):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().forward(x), torch.tensor(x.shape[0])
+
+
+class Foreign(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * OUTSIDE["tensor"].mean()
+
+
+class Checkpointed(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = checkpoint(self.blocks[0], x, use_reentrant=False)
+        return (h + self.blocks[1](h)).pow(2).mean()
+
+
 class KeepsTensorOutside(Residual):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) * OUTSIDE["tensor"]
 
 
 @pytest.mark.parametrize(
-    ("module", "said"),
+    ("way", "module", "said"),
     [
-        (Reads, "reads a value from the devices at .*test_captured_changes.py:"),
-        (Counts, "the forward changes the module: 'calls' of the module"),
-        (DrawsInPython, "draws from Python's or numpy's random numbers"),
-        (DrawsOnTheHost, "draws from torch's CPU generator in Python"),
-        (ScalesByGlobal, "a number that Python makes in the forward changes"),
-        (BranchesByGlobal, "another graph: Python code in the model took another way"),
+        *itertools.product(WAYS, [Reads], ["reads a value .* at .*test_captured_changes.py:"]),
+        *itertools.product(WAYS, [Counts], ["the forward changes the module: 'calls' of"]),
+        *itertools.product(WAYS, [DrawsInPython], ["Python's or numpy's random numbers"]),
+        *itertools.product(WAYS, [DrawsOnTheHost], ["draws from torch's CPU generator in Python"]),
+        ("train_batch", ScalesByGlobal, "a number that Python makes in the forward changes"),
+        ("train_batch", BranchesByGlobal, "Python code in the model took another way"),
+        ("three calls", Foreign, "neither an input nor part of the module"),
+        ("three calls", Checkpointed, "activation checkpointing"),
+        ("three calls", OnTheHost, "returns a tensor on the CPU"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_python_that_matters_is_traced_at_each_step_with_the_reason(
-    module: type[nn.Module], said: str, caplog: pytest.LogCaptureFixture
+    way: str, module: type[nn.Module], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    train_so_many, told = WAYS[way]
+
     def run(engine: spmdzero.Engine) -> list[float]:
         OUTSIDE.update(scale=1.0, calls=0)
-        return train(engine, 7)
+        return train_so_many(engine, 7)
 
+    runtime.start()
+    OUTSIDE["tensor"] = torch.ones(3, 5).to(runtime.device())
     engines = twins(module)
     with caplog.at_level(logging.INFO, "spmdzero"):
         assert_twins_agree(engines, run)
-    assert engines[1].capture.replayed == 0
-    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert len(warnings) == 1
-    assert warnings[0].startswith("train_batch goes on tracing every step")
-    assert re.search(said, warnings[0])
+    assert re.search(said, str(told(engines[1]).reason))
+    assert (engines[1].capture.replayed, engines[1].folding.folded) == (0, 0)
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert "goes on" in warning
+    assert re.search(said, warning)
 
 
 def test_a_tensor_outside_of_the_module_is_not_taken_for_a_constant() -> None:

@@ -12,19 +12,14 @@ from spmdzero.backend.torch_xla import runtime
 from tests.engine.captured import (
     LENGTH,
     ROWS,
+    WAYS,
     WIDTH,
     Residual,
     assert_twins_agree,
-    three_calls,
-    train,
     twins,
 )
 
 OUTSIDE: dict[str, torch.Tensor] = {}
-WAYS = {
-    "train_batch": (train, lambda engine: engine.capture),
-    "three calls": (three_calls, lambda engine: engine.folding),
-}
 
 
 def packed(x: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,5 @@
 """The three calls as operations of the step: the same numbers and program, and when they trace."""
 
-import logging
-import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import spmdzero
 from spmdzero.backend.torch_xla import are_pending, optimized_hlo, record_scopes, runtime
@@ -254,46 +251,10 @@ def test_a_change_is_followed(act: Callable[[spmdzero.Engine], None], folds: boo
     assert (engines[1].folding.reason is None) == folds
 
 
-class Branching(Residual):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x if x.mean() > -100 else -x)
-
-
-class Alternating(Residual):
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return super().forward(x) * (1 + self.calls % 2)
-
-
-class ByChance(Residual):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) * (1 + random.random())
-
-
 class ByNumber(Residual):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         OUTSIDE["calls"] = OUTSIDE.get("calls", 0) + 1
         return super().forward(x) * (2 + OUTSIDE["calls"])
-
-
-class OnTheHost(Residual):
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return super().forward(x), torch.tensor(x.shape[0])
-
-
-class Foreign(Residual):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) * OUTSIDE["tensor"].mean()
-
-
-class Checkpointed(Residual):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = checkpoint(self.blocks[0], x, use_reentrant=False)
-        return (h + self.blocks[1](h)).pow(2).mean()
 
 
 class Keeping(Residual):
@@ -304,32 +265,6 @@ class Keeping(Residual):
         finally:
             if OUTSIDE.pop("let go", True):
                 OUTSIDE.pop("kept")
-
-
-@pytest.mark.parametrize(
-    ("module", "reason"),
-    [
-        (Branching, "reads a value from the devices"),
-        (Alternating, "changes the module: 'calls'"),
-        (ByChance, "Python's or numpy's random numbers"),
-        (Foreign, "neither an input nor part of the module"),
-        (Checkpointed, "activation checkpointing"),
-        (OnTheHost, "returns a tensor on the CPU"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_python_that_cannot_be_folded_is_traced(
-    module: Callable[[], nn.Module], reason: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    runtime.start()
-    OUTSIDE["tensor"] = torch.ones(3, 5).to(runtime.device())
-    engines = twins(module)
-    with caplog.at_level(logging.INFO, "spmdzero"):
-        assert_twins_agree(engines, lambda engine: three_calls(engine, 7))
-    assert engines[1].folding.folded == 0
-    assert reason in str(engines[1].folding.reason)
-    said = [r.getMessage() for r in caplog.records if reason in r.getMessage()]
-    assert len(said) == 2  # that it is traced, and that this goes on
 
 
 def test_a_number_that_changes_is_noticed() -> None:
