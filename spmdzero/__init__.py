@@ -3,32 +3,23 @@
 from importlib.metadata import version
 from typing import Any
 
+import spmdzero.show  # noqa: F401 - it registers how plans, ledgers and reports are shown
 from spmdzero._initialize import initialize
 from spmdzero._logging import show_log_lines
 from spmdzero.audit import AuditReport, Diagnosis, Finding, audit, auditing, doctor
-from spmdzero.backend.torch_xla import local_shards, replicated
-from spmdzero.compat import (
-    accelerator,
-    checkpoint,
-    checkpointing,
-    comm,
-    launcher,
-    ops,
-    refusals,
-    runtime,
-    utils,
-    zero,
-)
+from spmdzero.backend import current as _current_backend
+from spmdzero.backend import replicated
+from spmdzero.compat import accelerator, checkpointing, comm, refusals
 from spmdzero.compat._arguments import add_config_arguments
 from spmdzero.compat._old_paths import keep_old_paths
-from spmdzero.compat._refused_modules import refuse_modules
 from spmdzero.compat.accelerator import get_accelerator
 from spmdzero.compat.comm import init_distributed
-from spmdzero.compat.runtime.base_optimizer import DeepSpeedOptimizer
-from spmdzero.compat.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
-from spmdzero.compat.runtime.engine import DeepSpeedEngine
-from spmdzero.compat.utils import OnDevice, log_dist, logger
+from spmdzero.compat.helpers import OnDevice
+from spmdzero.compat.logging import log_dist, logger
+from spmdzero.compat.runtime_config import DeepSpeedConfig, DeepSpeedConfigError
 from spmdzero.engine import Engine
+from spmdzero.engine import Engine as DeepSpeedEngine
+from spmdzero.engine import ZeroOptimizer as DeepSpeedOptimizer
 from spmdzero.errors import (
     AuditError,
     NonFiniteError,
@@ -45,9 +36,10 @@ from spmdzero.plan import ShardingPlan
 from spmdzero.profiling import profile
 
 __version__ = version("spmdzero")
+# Imports the compiler front end, before a script can do it in another way.
+local_shards = _current_backend().arrays.local_shards
 show_log_lines()
 keep_old_paths()
-refuse_modules()
 
 __all__ = [
     "AuditError",

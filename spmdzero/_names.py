@@ -1,6 +1,7 @@
-"""Names in an error message."""
+"""Names in messages, and tables of names."""
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
 
 
 def listed(names: Sequence[str], *, most: int) -> str:
@@ -8,3 +9,23 @@ def listed(names: Sequence[str], *, most: int) -> str:
     shown = ", ".join(names[:most])
     more = len(names) - most
     return f"{shown} and {more} more" if more > 0 else shown
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question that gives the nearest known name, whatever its case; "" where none is near."""
+    by_lower = {option.lower(): option for option in sorted(known)}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return f"Did you mean {by_lower[near[0]]!r}?" if near else ""
+
+
+def dotted(words: str) -> Iterator[str]:
+    """The names of a text: those after a word with a colon are inside of it.
+
+    ``"a b: c d.e: f"`` gives ``a``, ``b.c`` and ``d.e.f``.
+    """
+    prefix = ""
+    for word in words.split():
+        if word.endswith(":"):
+            prefix = f"{word[:-1]}."
+        else:
+            yield f"{prefix}{word}"

@@ -54,7 +54,9 @@ class SpmdZeroCheckpointError(SpmdZeroError, RuntimeError):
             its files; None where there is none. Its tensors are checked when it is loaded.
     """
 
-    def __init__(self, *, file: object, reason: str, newest: str | None, fix: str = "") -> None:
+    def __init__(
+        self, *, file: object, reason: str, newest: str | None = None, fix: str = ""
+    ) -> None:
         self.file, self.reason, self.newest, self.fix = str(file), reason, newest, fix
         good = (
             f"The newest other complete tag is {newest!r}"

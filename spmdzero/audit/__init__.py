@@ -1,10 +1,9 @@
 """What is wrong with how an engine trains: findings in its programs, its shards and its metrics."""
 
 from spmdzero.audit._audit import Audit, audit, auditing
-from spmdzero.audit._diagnosis import Check, Diagnosis
 from spmdzero.audit._doctor import doctor
-from spmdzero.audit._finding import AuditReport, Finding, sorted_findings
 from spmdzero.audit._program import audit_program, stray_collectives
+from spmdzero.audit._report import AuditReport, Check, Diagnosis, Finding, sorted_findings
 
 __all__ = [
     "Audit",

@@ -5,15 +5,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from spmdzero.audit import _live
-from spmdzero.audit._finding import AuditReport, sorted_findings
 from spmdzero.audit._host import HostWatch
 from spmdzero.audit._program import audit_program
 from spmdzero.audit._recompiles import recompilations
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.audit._report import AuditReport, sorted_findings
+from spmdzero.backend import runtime
 from spmdzero.engine import Engine, StepGraph
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.inspect import CollectiveLedger
-from spmdzero.profiling.flops_profiler import module_scopes
+from spmdzero.profiling import module_scopes
 
 
 class Audit:

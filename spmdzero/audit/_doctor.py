@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from spmdzero.audit._diagnosis import Check, Diagnosis
 from spmdzero.audit._machine import machine_checks
 from spmdzero.audit._recompiles import recompilations
-from spmdzero.backend.torch_xla import counters, memory_maps, runtime
+from spmdzero.audit._report import Check, Diagnosis
+from spmdzero.backend import counters, memory_maps, runtime
 from spmdzero.engine import Engine
 from spmdzero.inspect import measure
 
@@ -16,7 +16,7 @@ def doctor(engine: Engine | None = None) -> Diagnosis:
     With an engine also: what was compiled again and why, values read from the devices per step,
     and operations that ran on the CPU, all from torch_xla's counters since the engine's first
     forward. It changes nothing, so it may be called while training. Without an engine it starts
-    the devices' runtime.
+    the devices.
 
     Raises:
         SpmdZeroRuntimeError: a device was used before SPMD was on.
@@ -33,27 +33,29 @@ def doctor(engine: Engine | None = None) -> Diagnosis:
 
 
 def _compilations(engine: Engine) -> Iterator[Check]:
-    seconds = {"initial states": engine.programs.initial.seconds}
-    for compilation in engine.programs.compilations:
+    log = engine.programs
+    seconds = {"initial states": log.initial.seconds}
+    for compilation in log.compilations:
         seconds.setdefault(compilation.kind, 0.0)
         seconds[compilation.kind] += compilation.seconds
     own = ", ".join(f"{kind} {spent:.1f} s" for kind, spent in seconds.items())
+    programs, spent_on_all = counters.compiled()
     yield Check(
         name="compilations",
         status="ok",
-        said=f"{runtime.compile_count()} programs in {counters.compile_seconds():.1f} s in this "
-        f"process; this engine's: {own}; it launched {engine.programs.launches}, and "
-        f"{engine.programs.compiling.steps} of its steps compiled something",
+        said=f"{programs} programs in {spent_on_all:.1f} s in this "
+        f"process; this engine's: {own}; it launched {log.launches}, and "
+        f"{log.compiling.steps} of its steps compiled something",
     )
-    if engine.programs.compiling.said is not None:
+    if log.compiling.said is not None:
         yield Check(
             name="compiling steps",
             status="warning",
-            said=f"{engine.programs.compiling.steps} of {engine.global_steps} steps compiled: "
-            f"{engine.programs.compiling.said}",
+            said=f"{log.compiling.steps} of {engine.global_steps} steps compiled: "
+            f"{log.compiling.said}",
             fix="each step the same program: see the cause",
         )
-    for finding in recompilations(engine.programs.compilations):
+    for finding in recompilations(log.compilations):
         yield Check(
             name="recompilation",
             status="warning",
@@ -67,30 +69,26 @@ def _memory_maps() -> Iterator[Check]:
     if allowed is None or runtime.platform() != "CPU":
         return
     held = memory_maps.count()
-    many = held > allowed * 3 // 4
-    yield Check(
-        name="memory maps",
-        status="warning" if many else "ok",
-        said=f"{held:,} of the {allowed:,} that Linux lets a process have (vm.max_map_count), "
+    yield Check.fine_unless(
+        held > allowed * 3 // 4,
+        "memory maps",
+        f"{held:,} of the {allowed:,} that Linux lets a process have (vm.max_map_count), "
         "of which each compiled program takes dozens",
-        fix="keep fewer programs: XLA_COMPILATION_CACHE_SIZE=64 before the start" if many else "",
+        fix="keep fewer programs: XLA_COMPILATION_CACHE_SIZE=64 before the start",
     )
 
 
 def _host_reads(engine: Engine) -> Check:
     log, steps = engine.programs, max(engine.global_steps, 1)
-    often = log.script_reads >= steps
     said = f"{log.script_reads / steps:.2g} per step by the script and the model"
     if log.engine_reads:
         said += f", {log.engine_reads / steps:.2g} by the engine (fp16, check_finite, printing)"
-    return Check(
-        name="host reads",
-        status="warning" if often else "ok",
-        said=said,
+    return Check.fine_unless(
+        log.script_reads >= steps,
+        "host reads",
+        said,
         fix="each waits for the devices: read every so many steps; `spmdzero.auditing(engine)` "
-        "names the lines"
-        if often
-        else "",
+        "names the lines",
     )
 
 

@@ -1,22 +1,18 @@
 """Who reads values from the devices, and what runs on the CPU: found while it happens."""
 
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spmdzero.audit._finding import Finding
-from spmdzero.backend.torch_xla import counters
+from spmdzero._user_line import called_by_library, user_line
+from spmdzero.audit._report import Finding
+from spmdzero.backend import counters
 
-_SPMDZERO = Path(__file__).parents[1]
-_LIBRARIES = (str(Path(torch.__file__).parent), str(_SPMDZERO), "<")
-_ENGINE = str(_SPMDZERO / "engine")
+_ENGINE = Path(__file__).parents[1] / "engine"
 
 
 @dataclass
@@ -34,7 +30,7 @@ class HostWatch(TorchDispatchMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self._names = {module: name for name, module in model.named_modules()}
+        self._model = model
         self._reads: dict[str, _Site] = {}
         self._fallbacks: Counter[tuple[str, str]] = Counter()
 
@@ -45,13 +41,12 @@ class HostWatch(TorchDispatchMode):
         reads, fallbacks = counters.host_reads(), counters.fallback_calls(name)
         result = func(*args, **(kwargs or {}))
         if counters.fallback_calls(name) > fallbacks:
-            self._fallbacks[name, self._place()[0]] += 1
-        elif counters.host_reads() > reads:
-            place, by_engine = self._place()
-            if not by_engine:
-                site = self._reads.setdefault(place, _Site())
-                site.reads += counters.host_reads() - reads
-                site.operations.add(name)
+            self._fallbacks[name, self._line()] += 1
+        # The engine's own step reads what it says that it reads.
+        elif counters.host_reads() > reads and not called_by_library("step", _ENGINE):
+            site = self._reads.setdefault(self._line(), _Site())
+            site.reads += counters.host_reads() - reads
+            site.operations.add(name)
         return result
 
     def findings(self, *, steps: int) -> list[Finding]:
@@ -62,22 +57,8 @@ class HostWatch(TorchDispatchMode):
                 found.append(_read(place, site, steps))
         return found
 
-    def _place(self) -> tuple[str, bool]:
-        """`file:line (in submodule "h.0")` of the caller; whether `engine.step` itself reads."""
-        line, module, by_engine = "", None, False
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None:
-            candidate, file = frame.f_locals.get("self"), frame.f_code.co_filename
-            if module is None and isinstance(candidate, nn.Module):
-                module = self._names.get(candidate)
-            if not line and file.startswith(_ENGINE) and frame.f_code.co_name == "step":
-                by_engine = True
-            if not line and not file.startswith(_LIBRARIES):
-                line = f"{file}:{frame.f_lineno}"
-            frame = frame.f_back
-        if module is not None:
-            line += f" (in {'submodule ' + repr(module) if module else 'the model'})"
-        return line or "the backward pass", by_engine
+    def _line(self) -> str:
+        return user_line(self._model, otherwise="the backward pass")
 
 
 def _fallback(name: str, place: str, calls: int) -> Finding:

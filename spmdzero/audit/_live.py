@@ -5,15 +5,19 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
-from spmdzero.audit._finding import Finding
-from spmdzero.backend.torch_xla import buffer_ids, local_shapes, sharding_of
+from spmdzero.audit._report import Finding, first_of
+from spmdzero.backend import arrays
 from spmdzero.engine import Engine
 
 # Below, a shard is smaller than what its collective costs; the default of min_shard_elements.
-LARGE = 2048
+_LARGE = 2048
 # libtpu sums a vector's gradient whole: as shards its states save little, and cost a gather.
 _LARGE_VECTOR = 65_536
-_SHOWN = 4
+_WITHOUT_SHARDING = (
+    "the state was replaced by a tensor without a sharding",
+    "write into the state with copy_, or save and load through the engine, which shards what it "
+    "loads",
+)
 
 
 def replicated_states(engine: Engine) -> Iterator[Finding]:
@@ -27,24 +31,21 @@ def replicated_states(engine: Engine) -> Iterator[Finding]:
             by_parameter.setdefault(parameter, {})[slot] = tensor
     for parameter, states in by_parameter.items():
         size = sum(t.numel() * t.element_size() for t in states.values())
-        least, elements = (
-            engine.spmd_config.spmd.min_shard_elements,
-            math.prod(engine.plan[parameter].shape),
-        )
-        small = elements < least
+        shape, least = engine.plan[parameter].shape, engine.spmd_config.spmd.min_shard_elements
+        cause, fix = _WITHOUT_SHARDING
+        if math.prod(shape) < least:
+            cause = (
+                f'"spmd": {{"min_shard_elements": {least}}} replicates tensors of up to '
+                f"{math.prod(shape):,} elements"
+            )
+            fix = "lower it"
         yield Finding(
             name="replicated-large-state",
             severity="error",
             subject=f"{', '.join(states)} of {parameter}",
-            cause=f'"spmd": {{"min_shard_elements": {least}}} replicates tensors of up to '
-            f"{elements:,} elements"
-            if small
-            else "the state was replaced by a tensor without a sharding",
-            fix="lower it"
-            if small
-            else "write into the state with copy_, or save and load "
-            "through the engine, which shards what it loads",
-            evidence=f"every device holds all of {list(engine.plan[parameter].shape)}: "
+            cause=cause,
+            fix=fix,
+            evidence=f"every device holds all of {list(shape)}: "
             f"{size:,} bytes instead of {math.ceil(size / engine.mesh.spec.fsdp):,}",
         )
 
@@ -62,15 +63,15 @@ def drifted_parameters(engine: Engine) -> Iterator[Finding]:
                 "each forward now gathers it, as ZeRO-3 would",
                 fix="write with spmdzero.utils.safe_set_full_fp32_param, or through "
                 "model.load_state_dict; not with .data = or with tensors made of optimizer states",
-                evidence=f"a device holds {list(local_shapes(parameter)[0])} of "
-                f"{list(parameter.shape)}, {sharding_of(parameter)}",
+                evidence=f"a device holds {list(arrays.local_shapes(parameter)[0])} of "
+                f"{list(parameter.shape)}, {arrays.sharding_of(parameter)}",
             )
 
 
 def ids(engine: Engine) -> dict[str, tuple[int, int]]:
     """`buffer_ids` of each parameter and state."""
     return {
-        name: buffer_ids(tensor)
+        name: arrays.buffer_ids(tensor)
         for name, tensor in engine.named_tensors().items()
         if name.partition("/")[0] == "parameter" or _is_state(engine, name.partition("/")[0])
     }
@@ -88,13 +89,13 @@ def missing_donation(
             this engine had it compiled.
         inputs: inputs of the boundary's program.
     """
-    names = sorted(set(replaced))
+    names = set(replaced)
     if not names:
         return
     yield Finding(
         name="missing-donation",
         severity="warning",
-        subject=", ".join(names[:_SHOWN]) + (" ..." if len(names) > _SHOWN else ""),
+        subject=first_of(names),
         cause="between two steps the tensor was replaced by another, so the program can't write "
         "its result into the buffer of its input: both exist at once",
         fix="update it in place, with copy_, mul_ or add_, instead of assigning a new tensor",
@@ -113,8 +114,8 @@ def _is_state(engine: Engine, slot: str) -> bool:
 
 def _is_large(engine: Engine, parameter: str) -> bool:
     shape = engine.plan[parameter].shape
-    return math.prod(shape) >= (LARGE if len(shape) > 1 else _LARGE_VECTOR)
+    return math.prod(shape) >= (_LARGE if len(shape) > 1 else _LARGE_VECTOR)
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
-    return local_shapes(tensor)[0] == tuple(tensor.shape)
+    return arrays.local_shapes(tensor)[0] == tuple(tensor.shape)

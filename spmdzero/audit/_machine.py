@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator
 from importlib import metadata
 
-from spmdzero.audit._diagnosis import Check
-from spmdzero.backend.torch_xla import flags, runtime
+from spmdzero.audit._report import Check
+from spmdzero.backend import flags, runtime
 from spmdzero.config import SpmdZeroConfig
 
 _PACKAGES = ("torch", "torch_xla", "jax", "jaxlib", "libtpu")
@@ -37,11 +37,11 @@ def _versions() -> Iterator[Check]:
         if version and name in pins and version.partition("+")[0] != pins[name]
     }
     install = " ".join(f"{name}=={version}" for name, version in wrong.items())
-    yield Check(
-        name="versions",
-        status="warning" if wrong else "ok",
-        said=shown,
-        fix=f"spmdzero is tested with other versions: pip install {install}" if wrong else "",
+    yield Check.fine_unless(
+        wrong,
+        "versions",
+        shown,
+        fix=f"spmdzero is tested with other versions: pip install {install}",
     )
     missing = [name for name in ("jax", "libtpu") if installed[name] is None]
     if missing and runtime.platform() != "TPU":
@@ -74,12 +74,12 @@ def _devices() -> Check:
             said=f"{said}, although this machine has TPU chips",
             fix="start the program with PJRT_DEVICE=TPU",
         )
-    alone = platform == "CPU" and count == 1
-    return Check(
-        name="devices",
-        status="note" if alone else "ok",
-        said=said,
-        fix="CPU_NUM_DEVICES=8 gives 8 virtual ones, to see what is sharded" if alone else "",
+    return Check.fine_unless(
+        platform == "CPU" and count == 1,
+        "devices",
+        said,
+        status="note",
+        fix="CPU_NUM_DEVICES=8 gives 8 virtual ones, to see what is sharded",
     )
 
 
@@ -88,17 +88,15 @@ def _flags(settings: SpmdZeroConfig | None) -> Iterator[Check]:
     if runtime.platform() == "TPU":
         wanted = flags.flags_for(settings.spmd.xla_flags if settings else "none")
         other = {name: value for name, value in wanted.items() if given.get(name) != value}
-        yield Check(
-            name="flags",
-            status="warning" if other else "ok",
-            said=", ".join(f"{name}={value}" for name, value in given.items()) or "none",
+        yield Check.fine_unless(
+            other,
+            "flags",
+            ", ".join(f"{name}={value}" for name, value in given.items()) or "none",
             fix=f'"spmd": {{"xla_flags": ...}} asks for {other}, but LIBTPU_INIT_ARGS has the last '
-            "word: take them out of it"
-            if other
-            else "",
+            "word: take them out of it",
         )
     else:
-        yield Check(name="flags", status="ok", said=" ".join(runtime.cpu_flags()) or "none")
+        yield Check(name="flags", status="ok", said=" ".join(flags.cpu_flags()) or "none")
     debugging = [name for name in _DEBUGGING if os.environ.get(name, "0") not in ("", "0")]
     if debugging:
         yield Check(
@@ -112,10 +110,10 @@ def _flags(settings: SpmdZeroConfig | None) -> Iterator[Check]:
 def _host_memory() -> Check:
     page = os.sysconf("SC_PAGE_SIZE")
     total, free = (os.sysconf(n) * page for n in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
-    low = free < _LOW_MEMORY
-    return Check(
-        name="host memory",
-        status="note" if low else "ok",
-        said=f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free",
-        fix="compiling large models may need more" if low else "",
+    return Check.fine_unless(
+        free < _LOW_MEMORY,
+        "host memory",
+        f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free",
+        status="note",
+        fix="compiling large models may need more",
     )

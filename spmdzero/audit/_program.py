@@ -3,15 +3,11 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from spmdzero.audit._finding import Finding
-from spmdzero.hlo._module import Instruction, Module
-from spmdzero.hlo._text import parse
-from spmdzero.inspect import Collective, CollectiveLedger
-from spmdzero.profiling.flops_profiler import module_of
+from spmdzero.audit._report import Finding, first_of
+from spmdzero.hlo import Collective, Instruction, Module, parse, read_collectives
+from spmdzero.inspect import CollectiveLedger
+from spmdzero.profiling import module_of
 
-_COLLECTIVE = re.compile(
-    r"(all-reduce|reduce-scatter|all-gather|all-to-all|collective-permute)(-start)?$"
-)
 _LAYOUT = {"copy", "bitcast", "reshape", "transpose", "fusion", "call", "get-tuple-element"}
 _LAYOUT |= {"parameter"}
 # What may stand between the sum of a gradient and the update, element by element.
@@ -19,7 +15,6 @@ _BETWEEN = {"add", "subtract", "multiply", "divide", "convert", "select", "dynam
 _BETWEEN |= {"copy", "bitcast", "reshape", "transpose", "negate", "concatenate", "pad"}
 _SERVES_A_GRADIENT = re.compile(r"\bzero\.(?:gradient|update|norm|direction)/")
 _HLO_NAMES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}
-_SHOWN = 4
 _MOVED = {"parameter": "values are gathered", "gradient": "gradients are reduced"}
 _WIDTHS = {"bf16": 2, "f16": 2, "f32": 4, "f64": 8}
 
@@ -49,35 +44,23 @@ def audit_program(
         SpmdZeroUsageError: `hlo` is not one HLO module, or carries no op_name metadata.
     """
     module = parse(hlo)
-    ledger = CollectiveLedger.of_module(module, outputs=outputs)
-    pairs = list(_with_instructions(ledger, module))
-    stray = [c for c in _stray(ledger, module) if c.op_name or not over_slices]
-    wide = [c for c, i in pairs if _is_wide(c, dtypes) and not _widened_by_the_compiler(module, i)]
+    pairs = list(read_collectives(module, outputs=outputs))
+    stray = [c for c in _stray(module, pairs) if c.op_name or not over_slices]
+    wide = [c for i, c in pairs if _is_wide(c, dtypes) and not _widened_by_the_compiler(module, i)]
     return [*_leaks(stray, where), *_wide(wide, dtypes, where, communicate)]
 
 
 def stray_collectives(hlo: str, *, outputs: Sequence[str] = ()) -> tuple[Collective, ...]:
     """The collectives of a program that move an activation; the arguments of `audit_program`."""
     module = parse(hlo)
-    return tuple(_stray(CollectiveLedger.of_module(module, outputs=outputs), module))
+    return tuple(_stray(module, list(read_collectives(module, outputs=outputs))))
 
 
-def _stray(ledger: CollectiveLedger, module: Module) -> Iterator[Collective]:
-    leaks = set(ledger.activations)
-    for collective, instruction in _with_instructions(ledger, module):
-        if collective in leaks and not _feeds_a_gradient(module, instruction, set()):
+def _stray(module: Module, pairs: list[tuple[Instruction, Collective]]) -> Iterator[Collective]:
+    leaks = set(CollectiveLedger.of(module, [c for _, c in pairs]).activations)
+    for instruction, collective in pairs:
+        if collective in leaks and not _feeds_a_gradient(module, instruction):
             yield collective
-
-
-def _with_instructions(
-    ledger: CollectiveLedger, module: Module
-) -> Iterator[tuple[Collective, Instruction]]:
-    # The ledger has the text's order, and one entry for each tensor of a combined collective.
-    entries = iter(ledger.collectives)
-    for instruction in module.instructions():
-        if _COLLECTIVE.match(instruction.opcode):
-            for _ in instruction.operands:
-                yield next(entries), instruction
 
 
 def _leaks(leaks: list[Collective], where: str) -> Iterator[Finding]:
@@ -109,23 +92,15 @@ def _subject(leak: Collective) -> str:
     return f"{operation} in {'module ' + module if module else 'the model'}"
 
 
-def _feeds_a_gradient(module: Module, value: Instruction, seen: set[tuple[str, str]]) -> bool:
+def _feeds_a_gradient(module: Module, value: Instruction) -> bool:
     """Whether a sum goes into a gradient element by element.
 
     With a global forward the compiler sums a gradient inside of the matrix product that makes it,
     before any tag.
     """
-    if not seen and not value.opcode.startswith("all-reduce"):
-        return False
-    key = value.computation, value.name
-    if key in seen:
-        return False
-    seen.add(key)
-    users = [use.user for use in module.uses(value) if use.user is not None]
-    return any(
-        bool(_SERVES_A_GRADIENT.search(user.op_name))
-        or (user.opcode in _BETWEEN and _feeds_a_gradient(module, user, seen))
-        for user in users
+    return value.opcode.startswith("all-reduce") and any(
+        use.user is not None and _SERVES_A_GRADIENT.search(use.user.op_name)
+        for use in module.readers(value, through=_BETWEEN)
     )
 
 
@@ -142,13 +117,13 @@ def _wide(
         members = [c for c in wide if c.role == role]
         if not members:
             continue
-        first, names = members[0], sorted({c.tensor for c in members})
+        first = members[0]
         narrow = _HLO_NAMES[dtypes[first.tensor]]
         asked = role == "gradient" and communicate is not None
         yield Finding(
             name="wide-dtype",
             severity="warning",
-            subject=", ".join(names[:_SHOWN]) + (" ..." if len(names) > _SHOWN else ""),
+            subject=first_of({c.tensor for c in members}),
             cause=f"{narrow} parameters' {moved} in {first.dtype}, which moves "
             f"{_WIDTHS[first.dtype] // _WIDTHS[narrow]} times the bytes"
             + (f': "communication_data_type" is "{communicate}"' if asked else ""),
@@ -165,20 +140,13 @@ def _widened_by_the_compiler(module: Module, collective: Instruction) -> bool:
     """Whether XLA's CPU compiler, which has no bf16 collectives, made this one fp32 by itself."""
     if not collective.opcode.startswith("all-gather"):
         return "_promoted" in collective.attributes
-    return all(_was_narrow(module, operand, set()) for operand in module.operands(collective))
+    return all(_was_narrow(module, operand) for operand in module.operands(collective))
 
 
-def _was_narrow(module: Module, value: Instruction, seen: set[tuple[str, str]]) -> bool:
-    key = value.computation, value.name
-    if key in seen:
-        return False
-    seen.add(key)
-    if value.opcode == "convert":
-        return any(
-            _WIDTHS.get(source.shapes[0].dtype, 8) < _WIDTHS.get(value.shapes[0].dtype, 0)
-            for source in module.sources(value)
-        )
-    if value.opcode not in _LAYOUT:
-        return False
-    # Of a fusion or a call, its root; of a layout change, its operand.
-    return any(_was_narrow(module, source, seen) for source in module.sources(value)[:1])
+def _was_narrow(module: Module, value: Instruction) -> bool:
+    # Of a fusion or a call the origin is its root, of a layout change its operand.
+    *_, first = module.origin(value, through=_LAYOUT)
+    return first.opcode == "convert" and any(
+        _WIDTHS.get(source.shapes[0].dtype, 8) < _WIDTHS.get(first.shapes[0].dtype, 0)
+        for source in module.sources(first)
+    )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from spmdzero.audit._finding import Finding
+from spmdzero.audit._report import Finding
 from spmdzero.engine import Compilation, changed_calls
 
 _SHOWN = 5

@@ -1,11 +1,15 @@
 """The command line: its commands, and how their errors are shown."""
 
+import functools
+from collections.abc import Callable
+
 import typer
 
 from spmdzero.cli._convert import convert
 from spmdzero.cli._doctor import doctor
 from spmdzero.cli._explain import explain
 from spmdzero.cli._inspect import inspect
+from spmdzero.errors import SpmdZeroError
 
 app = typer.Typer(
     name="spmdzero",
@@ -15,7 +19,19 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(explain)
-app.command()(doctor)
-app.command()(convert)
-app.command()(inspect)
+
+
+def _command(function: Callable[..., None]) -> None:
+    @functools.wraps(function)
+    def without_traceback(**options: object) -> None:
+        try:
+            function(**options)
+        except SpmdZeroError as error:
+            typer.echo(f"spmdzero {function.__name__}: {error}", err=True)
+            raise typer.Exit(2) from error
+
+    app.command()(without_traceback)
+
+
+for _function in (explain, doctor, convert, inspect):
+    _command(_function)

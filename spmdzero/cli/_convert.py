@@ -7,15 +7,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from spmdzero.errors import SpmdZeroError
-from spmdzero.formats import (
-    FORMATS,
-    Conversion,
-    Format,
-    bytes_to_read,
-    dtype_called,
-    locate,
-)
+from spmdzero.formats import FORMATS, Conversion, Format, dtype_called
 from spmdzero.formats import convert as convert_checkpoint
 
 
@@ -39,26 +31,23 @@ def convert(
     ] = False,
 ) -> None:
     """Writes a checkpoint, ours or DeepSpeed's, in another format. No device is used."""
-    try:
-        conversion = Conversion(
-            to=cast(Format, to),
-            ranks=ranks,
-            stage=stage,
-            dtype=dtype_called(dtype) if dtype is not None else None,
-            max_shard_size=max_shard_size,
-            exclude_frozen=exclude_frozen,
+    conversion = Conversion(
+        to=cast(Format, to),
+        ranks=ranks,
+        stage=stage,
+        dtype=dtype_called(dtype) if dtype is not None else None,
+        max_shard_size=max_shard_size,
+        exclude_frozen=exclude_frozen,
+    )
+    with _bar() as bar:
+        task = bar.add_task(f"{tag or source.name} to {to}", total=None)
+        written = convert_checkpoint(
+            source,
+            target,
+            conversion,
+            tag=tag,
+            progress=lambda read, total: bar.update(task, advance=read, total=total),
         )
-        folder, tag = locate(source, tag)
-        total = bytes_to_read(folder, tag, conversion)
-        with _bar() as bar:
-            task = bar.add_task(f"{tag} to {to}", total=total)
-            written = convert_checkpoint(
-                folder, target, conversion, tag=tag, progress=lambda n: bar.advance(task, n)
-            )
-            bar.update(task, completed=total)
-    except SpmdZeroError as error:
-        typer.echo(f"spmdzero convert: {error}", err=True)
-        raise typer.Exit(2) from error
     typer.echo(written)
 
 

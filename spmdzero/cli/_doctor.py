@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from spmdzero.audit import doctor as diagnose
-from spmdzero.errors import SpmdZeroError
 
 
 def doctor(
@@ -17,11 +16,7 @@ def doctor(
     ] = False,
 ) -> None:
     """Checks versions, devices, flags and memory."""
-    try:
-        diagnosis = diagnose()
-    except SpmdZeroError as error:
-        typer.echo(f"spmdzero doctor: {error}", err=True)
-        raise typer.Exit(2) from error
+    diagnosis = diagnose()
     typer.echo(diagnosis.to_json() if as_json else str(diagnosis))
     if html is not None:
         html.write_text(diagnosis._repr_html_())

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from spmdzero.errors import SpmdZeroError
-from spmdzero.explain import Explanation, Topology, _passes, page, require_tpu_compiler
+from spmdzero.explain import Explanation, Topology, _passes, require_tpu_compiler
+from spmdzero.show import together
 
 _WORKER = "spmdzero.cli._explain_worker"
 _DEFAULT_DEVICES = 8
@@ -49,36 +49,33 @@ def explain(
     ] = False,
 ) -> None:
     """Does a step fit, what does it move, what is wrong, what does it wait for? No TPU needed."""
-    try:
-        if meta and tpu and _passes.FOLDER not in os.environ:
-            require_tpu_compiler()
-            # A model too large for this machine's memory takes the TPU's compiler the rest of it.
-            again = [sys.executable, "-m", "spmdzero", *sys.argv[1:]]
-            # The Pythons that have this compiler have -P.
-            os.execv(sys.executable, [sys.executable, "-P", str(_passes.__file__), *again])
-        explanations = [
-            _explain_on(
-                count,
-                {
-                    "model": model,
-                    "config": str(config),
-                    "batch": [text.replace("{devices}", str(count)) for text in batch],
-                    "tpu": names,
-                    "stages": [] if own_stage else [0, 1, 2],
-                    "meta": meta,
-                },
-            )
-            for count, names in _by_devices(tpu or [], devices).items()
-        ]
-    except SpmdZeroError as error:
-        typer.echo(f"spmdzero explain: {error}", err=True)
-        raise typer.Exit(2) from error
+    if meta and tpu and _passes.FOLDER not in os.environ:
+        require_tpu_compiler()
+        # A model too large for this machine's memory takes the TPU's compiler the rest of it.
+        again = [sys.executable, "-m", "spmdzero", *sys.argv[1:]]
+        # The Pythons that have this compiler have -P.
+        os.execv(sys.executable, [sys.executable, "-P", str(_passes.__file__), *again])
+    explanations = [
+        _explain_on(
+            count,
+            {
+                "model": model,
+                "config": str(config),
+                "batch": [text.replace("{devices}", str(count)) for text in batch],
+                "tpu": names,
+                "stages": [] if own_stage else [0, 1, 2],
+                "meta": meta,
+            },
+        )
+        for count, names in _by_devices(tpu or [], devices).items()
+    ]
+    page = together(explanations)
     if as_json:
         typer.echo(json.dumps([json.loads(e.to_json()) for e in explanations], indent=2))
     else:
-        typer.echo("\n\n".join(str(e) for e in explanations))
+        typer.echo(page.text())
     if html is not None:
-        html.write_text(page(explanations))
+        html.write_text(page.document())
     problems = [problem for e in explanations for problem in e.problems]
     for problem in problems:
         typer.echo(f"problem: {problem}", err=True)

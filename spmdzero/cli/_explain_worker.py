@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.cli._load import load_object
-from spmdzero.cli._shapes import make_batch
+from spmdzero.cli._arguments import load_object, make_batch
 from spmdzero.errors import SpmdZeroError
 from spmdzero.explain import Explanation, WaitingError, _passes, explain
 

@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from spmdzero.errors import SpmdZeroError
 from spmdzero.formats import CheckpointDescription, describe
+from spmdzero.show import Table
 
 
 def inspect(
@@ -19,22 +17,19 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables")] = False,
 ) -> None:
     """Shows what a checkpoint holds, ours or DeepSpeed's, and checks its files."""
-    try:
-        found = describe(source, tag)
-    except SpmdZeroError as error:
-        typer.echo(f"spmdzero inspect: {error}", err=True)
-        raise typer.Exit(2) from error
+    found = describe(source, tag)
     if as_json:
         typer.echo(found.to_json())
         return
     for name, value in _rows(found):
         typer.echo(f"{name:13} {value}")
     if tensors:
-        table = Table("tensor", "shape", "dtype", "bytes", box=None)
-        for tensor in found.tensors:
-            shape = "x".join(map(str, tensor.shape)) or "scalar"
-            table.add_row(tensor.name, shape, tensor.dtype, f"{tensor.bytes:,}")
-        Console().print(table)
+        rows = [
+            (t.name, "x".join(map(str, t.shape)) or "scalar", t.dtype, f"{t.bytes:,}")
+            for t in found.tensors
+        ]
+        table = Table(headers=("tensor", "shape", "dtype", "bytes"), rows=rows, numbers=[3])
+        typer.echo(table.text())
 
 
 def _rows(found: CheckpointDescription) -> Iterator[tuple[str, str]]:

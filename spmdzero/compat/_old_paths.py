@@ -1,70 +1,172 @@
-"""Paths that scripts import stand for modules of the house: `spmdzero.ops.adam` and its like."""
+"""Paths that scripts import, `spmdzero.ops.adam` and its like, stand for what the house has.
 
+One finder knows them all: a path is a module of the house, or made of names of several, or refused
+with a reason. What a path doesn't say, `refusals.attribute` says.
+"""
+
+import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-# First name below `spmdzero` in a script -> the package that it stands for.
-_STANDS_FOR = {
-    **{
-        name: f"spmdzero.compat.{name}"
-        for name in (
-            "accelerator",
-            "checkpoint",
-            "checkpointing",
-            "comm",
-            "launcher",
-            "ops",
-            "refusals",
-            "runtime",
-            "utils",
-            "zero",
-        )
-    },
+from spmdzero.compat.refusals import REFUSALS, attribute, why_refused
+from spmdzero.errors import RefusedImportError
+
+# Path below `spmdzero` -> the module that it stands for, and what is below for what is below that.
+_SAME = {
+    "accelerator": "spmdzero.compat.accelerator",
+    "checkpointing": "spmdzero.compat.checkpointing",
+    "comm": "spmdzero.compat.comm",
+    "refusals": "spmdzero.compat.refusals",
+    "runtime.activation_checkpointing.checkpointing": "spmdzero.compat.checkpointing",
+    "runtime.config": "spmdzero.compat.runtime_config",
+    "runtime.lr_schedules": "spmdzero.compat.lr_schedules",
+    "runtime.utils": "spmdzero.compat.runtime_utils",
     "store": "spmdzero.formats",
-    "xla": "spmdzero.backend.torch_xla",
+    "utils.groups": "spmdzero.compat.groups",
+    "utils.logging": "spmdzero.compat.logging",
+    "utils.tensor_fragment": "spmdzero.compat.tensor_fragment",
+    "utils.z3_leaf_module": "spmdzero.compat.z3_leaf_module",
+    "utils.zero_to_fp32": "spmdzero.compat.zero_to_fp32",
+    "xla": "spmdzero.backend",
+}
+_CONTEXTS = "GatheredParameters Init register_external_parameter"
+_KINDS = "ZeroParamStatus ZeroParamType"
+_ESTIMATES = (
+    "estimate_zero2_model_states_mem_needs_all_cold estimate_zero2_model_states_mem_needs_all_live"
+)
+# Path -> module below `spmdzero` -> the names that the path has of it; "ours=theirs" renames.
+_MADE: dict[str, dict[str, str]] = {
+    "checkpoint": {},
+    "checkpoint.utils": {"compat.helpers": "clone_tensors_for_torch_save"},
+    "launcher": {},
+    "launcher.runner": {"compat.helpers": "DEEPSPEED_ENVIRONMENT_NAME"},
+    "ops": {},
+    "ops.adagrad": {},
+    "ops.adam": {"optim": "FusedAdam"},
+    "ops.lamb": {"optim": "FusedLamb"},
+    "ops.lion": {"optim": "FusedLion"},
+    "runtime": {},
+    "runtime.activation_checkpointing": {},
+    "runtime.base_optimizer": {
+        "engine": "ZeroOptimizer=DeepSpeedOptimizer ZeroOptimizer=ZeROOptimizer"
+    },
+    "runtime.dataloader": {
+        "compat.accelerator": "get_accelerator",
+        "compat.helpers": "RepeatingLoader",
+    },
+    "runtime.engine": {"engine": "Engine=DeepSpeedEngine"},
+    "runtime.zero": {"compat.zero_contexts": _CONTEXTS},
+    "runtime.zero.partition_parameters": {"compat.zero_contexts": f"{_CONTEXTS} {_KINDS}"},
+    "runtime.zero.stage_1_and_2": {
+        "compat.zero_estimate": _ESTIMATES,
+        "engine": "ZeroOptimizer=DeepSpeedZeroOptimizer",
+        "plan": "estimate_zero2_model_states_mem_needs",
+    },
+    "utils": {
+        "compat.accelerator": "get_accelerator",
+        "compat.groups": """
+            bwc_pipeline_parallel_world_size bwc_tensor_model_parallel_world_size
+            get_data_parallel_group get_data_parallel_rank get_data_parallel_world_size
+            get_model_parallel_group get_model_parallel_rank get_model_parallel_world_size
+            get_tensor_model_parallel_group get_tensor_model_parallel_rank
+            get_tensor_model_parallel_src_rank get_tensor_model_parallel_world_size""",
+        "compat.helpers": """
+            OnDevice RepeatingLoader instrument_w_nvtx recursive_getattr recursive_setattr""",
+        "compat.logging": "log_dist log_dist_once logger set_log_level_from_string",
+        "compat.tensor_fragment": """
+            safe_get_full_fp32_param safe_get_full_grad safe_get_full_optimizer_state
+            safe_set_full_fp32_param safe_set_full_grad safe_set_full_optimizer_state
+            safe_update_full_grad_vectorized""",
+        "compat.z3_leaf_module": """
+            get_z3_leaf_modules set_z3_leaf_module set_z3_leaf_modules set_z3_leaf_modules_by_name
+            set_z3_leaf_modules_by_suffix unset_z3_leaf_modules z3_leaf_module z3_leaf_parameter""",
+    },
+    "zero": {
+        "compat.zero_contexts": f"DeepSpeedTensorOverride {_CONTEXTS} {_KINDS}",
+        "compat.zero_estimate": _ESTIMATES,
+        "plan": "estimate_zero2_model_states_mem_needs",
+    },
 }
 
 
-class _SameModule(Loader):
+class _Same(Loader):
     """Gives the module of the house itself, so that both paths have one state."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, real: str) -> None:
+        self._path, self._real = path, real
         self._own: ModuleSpec | None = None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Imports the module that the path stands for."""
-        module = importlib.import_module(self._path)
+        module = importlib.import_module(self._real)
         self._own = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Does nothing but to undo what importlib did: the module is that of its own path."""
+        """Gives the module its own spec back, which importlib has replaced."""
         module.__spec__ = self._own
+        vars(module).setdefault("__getattr__", functools.partial(attribute, self._path))
+
+
+class _Made(Loader):
+    """Makes a module of names that others have."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Leaves the making to importlib."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Fills the module."""
+        names = []
+        for source, wanted in _MADE[self._path].items():
+            held = importlib.import_module(f"spmdzero.{source}")
+            for word in wanted.split():
+                ours, _, theirs = word.partition("=")
+                names.append(theirs or ours)
+                setattr(module, names[-1], getattr(held, ours))
+        module.__doc__ = f"`deepspeed.{self._path}`."
+        vars(module).update(__all__=names, __getattr__=functools.partial(attribute, self._path))
 
 
 class _OldPaths(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        package, _, rest = fullname.partition(".")
-        first, dot, below = rest.partition(".")
-        if package != "spmdzero" or first not in _STANDS_FOR:
+        package, _, below = fullname.partition(".")
+        if package != "spmdzero":
             return None
-        real = f"{_STANDS_FOR[first]}{dot}{below}"
-        try:
-            if importlib.util.find_spec(real) is None:
-                return None
-        except ModuleNotFoundError:
+        if below in _MADE:
+            return ModuleSpec(fullname, _Made(below), is_package=True)
+        outer = _prefix_in(_SAME, below)
+        if outer is not None:
+            real = _SAME[outer] + below.removeprefix(outer)
+            if importlib.util.find_spec(real) is not None:
+                return ModuleSpec(fullname, _Same(below, real))
+        refused = _prefix_in(REFUSALS, below)
+        if refused is None:
             return None
-        return ModuleSpec(fullname, _SameModule(real))
+        error = RefusedImportError(f"deepspeed.{below}: {why_refused(refused)}")
+        error.name = fullname
+        raise error
+
+
+def _prefix_in(table: Collection[str], path: str) -> str | None:
+    """The path, or the package of the table that it is inside of."""
+    parts = path.split(".")
+    prefixes = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+    return next((prefix for prefix in prefixes if prefix in table), None)
 
 
 def keep_old_paths() -> None:
-    """Makes the paths importable."""
+    """Makes the paths importable, and `import spmdzero` bring those of the first level."""
     sys.meta_path.insert(0, _OldPaths())
+    for path in {**_SAME, **_MADE}:
+        if "." not in path and path not in ("store", "xla"):
+            importlib.import_module(f"spmdzero.{path}")

@@ -1,7 +1,5 @@
 """The DeepSpeed JSON: what spmdzero honours, what has no meaning here, what it refuses."""
 
-from spmdzero.config._activation import ActivationCheckpointingConfig
-from spmdzero.config._classes import KeyClass, key_class
 from spmdzero.config._combinations import require_scaled_loss
 from spmdzero.config._keys import NO_MEANING
 from spmdzero.config._load import load_config
@@ -9,37 +7,34 @@ from spmdzero.config._models import OptimizerConfig, SchedulerConfig, SpmdZeroCo
 from spmdzero.config._monitoring import (
     CommsLoggerConfig,
     CsvConfig,
-    FlopsProfilerConfig,
     TensorBoardConfig,
     WandbConfig,
 )
-from spmdzero.config._precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
+from spmdzero.config._optimizers import OPTIMIZERS
+from spmdzero.config._params import check_params
+from spmdzero.config._precision import Fp16Config, TorchAutocastConfig
 from spmdzero.config._refused_optimizers import REFUSED_OPTIMIZERS
-from spmdzero.config._spmd import SpmdConfig
+from spmdzero.config._schedules import SCHEDULES
 from spmdzero.config._triangle import BatchSizes, resolve_batch_sizes
-from spmdzero.config._zero import ZeroConfig
+from spmdzero.config._types import Section
 
 __all__ = [
     "NO_MEANING",
+    "OPTIMIZERS",
     "REFUSED_OPTIMIZERS",
-    "ActivationCheckpointingConfig",
+    "SCHEDULES",
     "BatchSizes",
-    "Bf16Config",
     "CommsLoggerConfig",
     "CsvConfig",
-    "DataTypesConfig",
-    "FlopsProfilerConfig",
     "Fp16Config",
-    "KeyClass",
     "OptimizerConfig",
     "SchedulerConfig",
-    "SpmdConfig",
+    "Section",
     "SpmdZeroConfig",
     "TensorBoardConfig",
     "TorchAutocastConfig",
     "WandbConfig",
-    "ZeroConfig",
-    "key_class",
+    "check_params",
     "load_config",
     "require_scaled_loss",
     "resolve_batch_sizes",

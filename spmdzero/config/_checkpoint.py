@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from spmdzero.config._errors import RefusedValueError
-from spmdzero.config._types import Count, DeepSpeedSection, NullIsEmpty, upper
+from spmdzero.config._types import Count, DeepSpeedSection, upper
 
 
 class ParallelWriteConfig(DeepSpeedSection):
@@ -35,7 +35,7 @@ class CheckpointConfig(DeepSpeedSection):
     tag_validation: Annotated[Literal["WARN", "IGNORE", "FAIL"], BeforeValidator(upper)] = "WARN"
     load_universal: bool = False
     checkpoint_serialization: bool = True
-    parallel_write: Annotated[ParallelWriteConfig, NullIsEmpty] = ParallelWriteConfig()
+    parallel_write: ParallelWriteConfig = ParallelWriteConfig()
     writer: dict[str, Any] | None = None
 
     @model_validator(mode="after")

@@ -1,11 +1,15 @@
 """Turning what is wrong with a config into one `SpmdZeroConfigError`."""
 
-import difflib
 from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from spmdzero._names import did_you_mean
+from spmdzero.config._types import Section
 from spmdzero.errors import SpmdZeroConfigError
+
+_Model = TypeVar("_Model", bound=Section)
 
 _EXPECTED = {
     "bool_parsing": "true or false",
@@ -47,8 +51,7 @@ def unknown_key(
         known: the names that the section has.
     """
     known = sorted(known)
-    near = difflib.get_close_matches(name.lower(), known, n=1)
-    fix = f"Did you mean {near[0]!r}?" if near else f"The known keys are: {', '.join(known)}."
+    fix = did_you_mean(name, known) or f"The known keys are: {', '.join(known)}."
     return SpmdZeroConfigError(
         key=_dotted(section, name),
         value=value,
@@ -57,21 +60,33 @@ def unknown_key(
     )
 
 
-def first_error(
+def parse(
+    model: type[_Model], raw: Mapping[str, Any], *, known: Mapping[str, Iterable[str]], at: str
+) -> _Model:
+    """`raw` as `model` reads it.
+
+    Args:
+        model: a section, or the parameters of an optimizer or a schedule.
+        raw: what is validated.
+        known: the names that each section has, by the section's path below ``raw``.
+        at: dotted path of ``raw`` in the user's config; empty for the whole of it.
+
+    Raises:
+        SpmdZeroConfigError: an unknown key, if there is one, else what pydantic found first.
+    """
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        raise _first_error(error, raw=raw, known=known, at=at) from None
+
+
+def _first_error(
     error: ValidationError,
     *,
     raw: Mapping[str, object],
     known: Mapping[str, Iterable[str]],
     at: str,
 ) -> SpmdZeroConfigError:
-    """A pydantic error as the one error that spmdzero raises: an unknown key first, else its first.
-
-    Args:
-        error: what pydantic raised.
-        raw: the object that was validated.
-        known: the names that each section has, by the section's path below ``raw``.
-        at: dotted path of ``raw`` in the user's config; empty for the whole of it.
-    """
     entries = error.errors(include_url=False)
     # A misspelt required key is both unknown and missing; only the first tells what to do.
     entry = next((entry for entry in entries if entry["type"] == "extra_forbidden"), entries[0])

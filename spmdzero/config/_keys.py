@@ -1,96 +1,85 @@
 """DeepSpeed's keys that change nothing under SPMD, and those that DeepSpeed itself removed."""
 
-_BUCKETS = "the compiler schedules each collective, there are no communication buckets"
-_OVERLAP = "the compiler overlaps communication with computation by itself"
-_LAYOUT = "the compiler lays activations out in memory"
-_STAGE_3 = "a tuning of stage 3; at stages 0 to 2 parameters stay replicated"
-_SAVED_WHOLE = "parameters stay replicated, so a saved model is whole without a gather"
+from spmdzero._names import dotted
 
-_ONE_FORMAT = "checkpoints have one format, which each host writes for its own devices"
-_OLD_CHECKPOINT = "it steers DeepSpeed's own checkpoint files"
-_NO_OFFLOAD = "it concerns offloading, which spmdzero doesn't do"
-_NO_TIMER = "no timer of its own: wall_clock_breakdown times each step"
-
-NO_MEANING: dict[str, str] = {
-    "activation_checkpointing.contiguous_memory_optimization": _LAYOUT,
-    "activation_checkpointing.number_checkpoints": _LAYOUT,
-    "activation_checkpointing.partition_activations": (
-        "it splits activations over model parallelism, which spmdzero doesn't do"
+# Reason -> the keys that it is about, as `dotted` reads them.
+_REASONS = {
+    "the compiler lays activations out in memory": (
+        "activation_checkpointing: contiguous_memory_optimization number_checkpoints"
     ),
-    "activation_checkpointing.profile": "recomputation is inside one compiled program",
-    "activation_checkpointing.synchronize_checkpoint_boundary": (
-        "recomputation is inside one compiled program"
+    "it splits activations over model parallelism, which spmdzero doesn't do": (
+        "activation_checkpointing: partition_activations"
     ),
-    "aio.block_size": _NO_OFFLOAD,
-    "aio.intra_op_parallelism": _NO_OFFLOAD,
-    "aio.overlap_events": _NO_OFFLOAD,
-    "aio.queue_depth": _NO_OFFLOAD,
-    "aio.single_submit": _NO_OFFLOAD,
-    "aio.use_gds": _NO_OFFLOAD,
-    "allgather_size": _BUCKETS,
-    "bf16.immediate_grad_update": "a gradient always joins the accumulator during backward",
-    "checkpoint.checkpoint_serialization": _ONE_FORMAT,
-    "checkpoint.parallel_write.pipeline_stage": _ONE_FORMAT,
-    "checkpoint.writer": _ONE_FORMAT,
-    "comms_logger.debug": "the compiler makes the collectives, no Python function calls them",
-    "disable_allgather": "the compiler gathers the updated parameters, with no other way",
-    "disable_python_gc": "one process drives all devices, no rank waits for another's collection",
-    "flops_profiler.recompute_fwd_factor": "what backward recomputes is counted in the program",
-    "optimizer.legacy_fusion": "the compiler fuses the update",
-    "pipeline": "DeepSpeed reads it for a PipelineModule, which spmdzero doesn't train",
-    "seq_parallel_communication_data_type": "there is no sequence parallelism",
-    "timers.throughput.enabled": _NO_TIMER,
-    "timers.throughput.synchronized": _NO_TIMER,
-    "use_data_before_expert_parallelism": "there is no expert parallelism",
-    "vocabulary_size": "DeepSpeed only checks its alignment for CUDA tensor cores",
-    "zero_force_ds_cpu_optimizer": _NO_OFFLOAD,
-    "zero_optimization.allgather_bucket_size": _BUCKETS,
-    "zero_optimization.allgather_partitions": _BUCKETS,
-    "zero_optimization.contiguous_gradients": "the compiler lays gradients out in memory",
-    "zero_optimization.cpu_offload_use_pin_memory": _NO_OFFLOAD,
-    "zero_optimization.elastic_checkpoint": _OLD_CHECKPOINT,
-    "zero_optimization.enable_sanity_checks": _STAGE_3,
-    "zero_optimization.ignore_unused_parameters": "DeepSpeed reads it only while it offloads",
-    "zero_optimization.leaf_module": _STAGE_3,
-    "zero_optimization.load_from_fp32_weights": "masters are always loaded in fp32",
-    "zero_optimization.log_trace_cache_warnings": _STAGE_3,
-    "zero_optimization.memory_efficient_linear": _STAGE_3,
-    "zero_optimization.overlap_comm": _OVERLAP,
-    "zero_optimization.override_module_apply": _STAGE_3,
-    "zero_optimization.parameter_alignment": "the sharding plan decides the padding",
-    "zero_optimization.pipeline_loading_checkpoint": _OLD_CHECKPOINT,
-    "zero_optimization.reduce_bucket_size": _BUCKETS,
-    "zero_optimization.reduce_scatter": (
-        "the sharding plan decides which collective reduces; false only permits prescaling at "
-        "stage 2"
+    "recomputation is inside one compiled program": (
+        "activation_checkpointing: profile synchronize_checkpoint_boundary"
     ),
-    "zero_optimization.round_robin_gradients": "it spreads copies to the host, of which none are",
-    "zero_optimization.save_muon_momentum_buffer_in_memory": _STAGE_3,
-    "zero_optimization.stage3_allgather_sequential": _STAGE_3,
-    "zero_optimization.stage3_gather_16bit_weights_on_model_save": _SAVED_WHOLE,
-    "zero_optimization.stage3_max_live_parameters": _STAGE_3,
-    "zero_optimization.stage3_max_reuse_distance": _STAGE_3,
-    "zero_optimization.stage3_model_persistence_threshold": _STAGE_3,
-    "zero_optimization.stage3_module_granularity_threshold": _STAGE_3,
-    "zero_optimization.stage3_param_persistence_threshold": _STAGE_3,
-    "zero_optimization.stage3_prefetch_bucket_size": _STAGE_3,
-    "zero_optimization.stage3_use_all_reduce_for_fetch_params": _STAGE_3,
-    "zero_optimization.sub_group_size": _STAGE_3,
-    "zero_optimization.use_multi_rank_bucket_allreduce": _BUCKETS,
+    "it concerns offloading, which spmdzero doesn't do": """
+        zero_force_ds_cpu_optimizer aio: block_size intra_op_parallelism overlap_events
+        queue_depth single_submit use_gds zero_optimization: cpu_offload_use_pin_memory
+    """,
+    "the compiler schedules each collective, there are no communication buckets": """
+        allgather_size zero_optimization: allgather_bucket_size allgather_partitions
+        reduce_bucket_size use_multi_rank_bucket_allreduce
+    """,
+    "a gradient always joins the accumulator during backward": "bf16: immediate_grad_update",
+    "checkpoints have one format, which each host writes for its own devices": """
+        checkpoint: checkpoint_serialization writer checkpoint.parallel_write:
+        pipeline_stage
+    """,
+    "the compiler makes the collectives, no Python function calls them": "comms_logger: debug",
+    "the compiler gathers the updated parameters, with no other way": "disable_allgather",
+    "one process drives all devices, no rank waits for another's collection": "disable_python_gc",
+    "what backward recomputes is counted in the program": "flops_profiler: recompute_fwd_factor",
+    "the compiler fuses the update": "optimizer: legacy_fusion",
+    "DeepSpeed reads it for a PipelineModule, which spmdzero doesn't train": "pipeline",
+    "there is no sequence parallelism": "seq_parallel_communication_data_type",
+    "no timer of its own: wall_clock_breakdown times each step": (
+        "timers.throughput: enabled synchronized"
+    ),
+    "there is no expert parallelism": "use_data_before_expert_parallelism",
+    "DeepSpeed only checks its alignment for CUDA tensor cores": "vocabulary_size",
+    "the compiler lays gradients out in memory": "zero_optimization: contiguous_gradients",
+    "it steers DeepSpeed's own checkpoint files": (
+        "zero_optimization: elastic_checkpoint pipeline_loading_checkpoint"
+    ),
+    "a tuning of stage 3; at stages 0 to 2 parameters stay replicated": """
+        zero_optimization: enable_sanity_checks leaf_module log_trace_cache_warnings
+        memory_efficient_linear override_module_apply save_muon_momentum_buffer_in_memory
+        stage3_allgather_sequential stage3_max_live_parameters stage3_max_reuse_distance
+        stage3_model_persistence_threshold stage3_module_granularity_threshold
+        stage3_param_persistence_threshold stage3_prefetch_bucket_size
+        stage3_use_all_reduce_for_fetch_params sub_group_size
+    """,
+    "DeepSpeed reads it only while it offloads": "zero_optimization: ignore_unused_parameters",
+    "masters are always loaded in fp32": "zero_optimization: load_from_fp32_weights",
+    "the compiler overlaps communication with computation by itself": (
+        "zero_optimization: overlap_comm"
+    ),
+    "the sharding plan decides the padding": "zero_optimization: parameter_alignment",
+    (
+        "the sharding plan decides which collective reduces; "
+        "false only permits prescaling at stage 2"
+    ): ("zero_optimization: reduce_scatter"),
+    "it spreads copies to the host, of which none are": "zero_optimization: round_robin_gradients",
+    "parameters stay replicated, so a saved model is whole without a gather": (
+        "zero_optimization: stage3_gather_16bit_weights_on_model_save"
+    ),
 }
-"""Keys that are accepted and change nothing under SPMD, with the reason for each."""
 
-_REMOVED_ELASTICITY = (
-    "DeepSpeed removed elastic training in 0.19.8; set train_batch_size, "
-    "train_micro_batch_size_per_gpu and gradient_accumulation_steps directly"
+NO_MEANING: dict[str, str] = dict(
+    sorted((key, reason) for reason, keys in _REASONS.items() for key in dotted(keys))
 )
+"""Keys that are accepted and change nothing under SPMD, with the reason for each."""
 
 REMOVED: dict[str, str] = {
     "amp": "DeepSpeed removed Apex AMP in 0.19.8",
     "compression_training": "DeepSpeed removed its compression library in 0.19.8",
     "curriculum_learning": "DeepSpeed removed the legacy curriculum learning in 0.19.8",
     "eigenvalue": "DeepSpeed removed the eigenvalue-based quantisation in 0.19.8",
-    "elasticity": _REMOVED_ELASTICITY,
+    "elasticity": (
+        "DeepSpeed removed elastic training in 0.19.8; set train_batch_size, "
+        "train_micro_batch_size_per_gpu and gradient_accumulation_steps directly"
+    ),
     "graph_harvesting": "DeepSpeed removed graph harvesting in 0.19.8",
     "nebula": "DeepSpeed removed Nebula checkpointing in 0.19.8",
     "progressive_layer_drop": "DeepSpeed removed progressive layer dropping in 0.19.8",

@@ -1,12 +1,12 @@
 """The config that spmdzero honours, under DeepSpeed 0.19.8's names and defaults."""
 
 import math
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 
-from spmdzero.config._activation import ActivationCheckpointingConfig
-from spmdzero.config._checkpoint import CheckpointConfig, ParallelWriteConfig
+from spmdzero.config._checkpoint import CheckpointConfig
 from spmdzero.config._monitoring import (
     CommsLoggerConfig,
     CsvConfig,
@@ -14,11 +14,16 @@ from spmdzero.config._monitoring import (
     TensorBoardConfig,
     WandbConfig,
 )
-from spmdzero.config._params import check_schedule_name, optimizer_name
+from spmdzero.config._optimizers import optimizer_name
 from spmdzero.config._precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
+from spmdzero.config._schedules import schedule_name
 from spmdzero.config._spmd import SpmdConfig
-from spmdzero.config._types import Count, Dtype, Natural, NullIsEmpty, Rate, Section, lower
-from spmdzero.config._without_effect import AioConfig, ThroughputTimerConfig, TimersConfig
+from spmdzero.config._types import Count, Dtype, Natural, Rate, Section, is_section, kinds, lower
+from spmdzero.config._without_effect import (
+    ActivationCheckpointingConfig,
+    AioConfig,
+    TimersConfig,
+)
 from spmdzero.config._zero import ZeroConfig
 
 
@@ -29,7 +34,6 @@ def _never_is_none(value: object) -> object:
 
 _LOWER = BeforeValidator(lower)
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
-_Params = Annotated[dict[str, Any], NullIsEmpty]
 
 
 class OptimizerConfig(Section):
@@ -42,7 +46,7 @@ class OptimizerConfig(Section):
     """
 
     type: Annotated[str, AfterValidator(optimizer_name)]
-    params: _Params = Field(default_factory=dict)
+    params: dict[str, Any] = Field(default_factory=dict)
     legacy_fusion: bool = False
 
 
@@ -54,8 +58,8 @@ class SchedulerConfig(Section):
         params: its parameters as the user wrote them, checked by `load_config`.
     """
 
-    type: Annotated[str, AfterValidator(check_schedule_name)]
-    params: _Params = Field(default_factory=dict)
+    type: Annotated[str, AfterValidator(schedule_name)]
+    params: dict[str, Any] = Field(default_factory=dict)
 
 
 class SpmdZeroConfig(Section):
@@ -114,22 +118,20 @@ class SpmdZeroConfig(Section):
     log_level: Annotated[LogLevel | None, _LOWER] = None
     optimizer: OptimizerConfig | None = None
     scheduler: SchedulerConfig | None = None
-    zero_optimization: Annotated[ZeroConfig, NullIsEmpty] = ZeroConfig()
-    bf16: Annotated[Bf16Config, NullIsEmpty] = Bf16Config()
-    fp16: Annotated[Fp16Config, NullIsEmpty] = Fp16Config()
-    torch_autocast: Annotated[TorchAutocastConfig, NullIsEmpty] = TorchAutocastConfig()
-    data_types: Annotated[DataTypesConfig, NullIsEmpty] = DataTypesConfig()
-    activation_checkpointing: Annotated[ActivationCheckpointingConfig, NullIsEmpty] = (
-        ActivationCheckpointingConfig()
-    )
-    tensorboard: Annotated[TensorBoardConfig, NullIsEmpty] = TensorBoardConfig()
-    wandb: Annotated[WandbConfig, NullIsEmpty] = WandbConfig()
-    csv_monitor: Annotated[CsvConfig, NullIsEmpty] = CsvConfig()
-    flops_profiler: Annotated[FlopsProfilerConfig, NullIsEmpty] = FlopsProfilerConfig()
-    comms_logger: Annotated[CommsLoggerConfig, NullIsEmpty] = CommsLoggerConfig()
-    aio: Annotated[AioConfig, NullIsEmpty] = AioConfig()
-    checkpoint: Annotated[CheckpointConfig, NullIsEmpty] = CheckpointConfig()
-    timers: Annotated[TimersConfig, NullIsEmpty] = TimersConfig()
+    zero_optimization: ZeroConfig = ZeroConfig()
+    bf16: Bf16Config = Bf16Config()
+    fp16: Fp16Config = Fp16Config()
+    torch_autocast: TorchAutocastConfig = TorchAutocastConfig()
+    data_types: DataTypesConfig = DataTypesConfig()
+    activation_checkpointing: ActivationCheckpointingConfig = ActivationCheckpointingConfig()
+    tensorboard: TensorBoardConfig = TensorBoardConfig()
+    wandb: WandbConfig = WandbConfig()
+    csv_monitor: CsvConfig = CsvConfig()
+    flops_profiler: FlopsProfilerConfig = FlopsProfilerConfig()
+    comms_logger: CommsLoggerConfig = CommsLoggerConfig()
+    aio: AioConfig = AioConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    timers: TimersConfig = TimersConfig()
     spmd: SpmdConfig = SpmdConfig()
 
     _source: dict[str, Any] = PrivateAttr(default_factory=dict)
@@ -146,26 +148,13 @@ class SpmdZeroConfig(Section):
         return self._no_meaning
 
 
-SECTIONS: dict[str, type[Section]] = {
-    "": SpmdZeroConfig,
-    "optimizer": OptimizerConfig,
-    "scheduler": SchedulerConfig,
-    "zero_optimization": ZeroConfig,
-    "bf16": Bf16Config,
-    "fp16": Fp16Config,
-    "torch_autocast": TorchAutocastConfig,
-    "data_types": DataTypesConfig,
-    "activation_checkpointing": ActivationCheckpointingConfig,
-    "tensorboard": TensorBoardConfig,
-    "wandb": WandbConfig,
-    "csv_monitor": CsvConfig,
-    "flops_profiler": FlopsProfilerConfig,
-    "comms_logger": CommsLoggerConfig,
-    "aio": AioConfig,
-    "checkpoint": CheckpointConfig,
-    "checkpoint.parallel_write": ParallelWriteConfig,
-    "timers": TimersConfig,
-    "timers.throughput": ThroughputTimerConfig,
-    "spmd": SpmdConfig,
-}
+def _sections(model: type[Section], at: str) -> Iterator[tuple[str, type[Section]]]:
+    yield at, model
+    for key, name in model.json_keys().items():
+        for kind in kinds(model.model_fields[name].annotation):
+            if is_section(kind):
+                yield from _sections(kind, f"{at}.{key}".lstrip("."))
+
+
+SECTIONS = dict(_sections(SpmdZeroConfig, at=""))
 """The model of each section, by the section's path."""

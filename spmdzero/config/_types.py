@@ -1,5 +1,6 @@
 """The base of every section, and the number types that a config may hold."""
 
+import inspect
 import types
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -8,19 +9,21 @@ from pydantic_core import PydanticCustomError
 
 
 class Section(BaseModel):
-    """A frozen section that takes no unknown key and coerces nothing but 0 and 1 to a boolean."""
+    """A frozen section without unknown keys, which reads 0 and 1 as booleans and null as empty."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
     def _flags_and_numbers(cls, value: object, info: ValidationInfo) -> object:
-        kinds = _kinds(cls.model_fields[info.field_name or ""].annotation)
-        if bool in kinds:
+        found = kinds(cls.model_fields[info.field_name or ""].annotation)
+        if value is None and all(kind is dict or is_section(kind) for kind in found):
+            return {}
+        if bool in found:
             return flag(value)
-        if isinstance(value, bool) and kinds & {int, float}:
+        if isinstance(value, bool) and found & {int, float}:
             # Python's True equals 1, and a section that coerces would take it.
-            raise PydanticCustomError("int_type" if int in kinds else "float_type", "a number")
+            raise PydanticCustomError("int_type" if int in found else "float_type", "a number")
         return value
 
     @classmethod
@@ -39,13 +42,18 @@ class DeepSpeedSection(Section):
     model_config = ConfigDict(strict=False)
 
 
-def _kinds(annotation: Any) -> set[Any]:
+def kinds(annotation: Any) -> set[Any]:
     """The types that a field may hold: `int | None` is both."""
     if get_origin(annotation) is Annotated:
-        return _kinds(get_args(annotation)[0])
+        return kinds(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
-        return {kind for member in get_args(annotation) for kind in _kinds(member)}
+        return {kind for member in get_args(annotation) for kind in kinds(member)}
     return {get_origin(annotation) or annotation}
+
+
+def is_section(kind: Any) -> bool:
+    """Whether a type of `kinds` is a section."""
+    return inspect.isclass(kind) and issubclass(kind, Section)
 
 
 def flag(value: object) -> object:
@@ -79,13 +87,6 @@ def upper(value: object) -> object:
     """The value, in upper case if it is a string."""
     return value.upper() if isinstance(value, str) else value
 
-
-def _empty(value: object) -> object:
-    return {} if value is None else value
-
-
-NullIsEmpty = BeforeValidator(_empty)
-"""Reads null as a section without keys."""
 
 Natural = Annotated[int, BeforeValidator(whole), Field(ge=0)]
 """A whole number from 0, which may be written as 5e8."""

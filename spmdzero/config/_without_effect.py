@@ -1,8 +1,21 @@
 """The sections that change nothing under SPMD; `NO_MEANING` tells why, key by key."""
 
-from typing import Annotated
+from spmdzero.config._types import DeepSpeedSection, Natural
 
-from spmdzero.config._types import DeepSpeedSection, Natural, NullIsEmpty
+
+class ActivationCheckpointingConfig(DeepSpeedSection):
+    """Where DeepSpeed keeps checkpointed activations; here the compiler decides.
+
+    What is recomputed is the model's choice. `NO_MEANING` tells why no key has an effect, and
+    ``cpu_checkpointing`` is refused unless it is false.
+    """
+
+    partition_activations: bool = False
+    number_checkpoints: Natural | None = None
+    contiguous_memory_optimization: bool = False
+    synchronize_checkpoint_boundary: bool = False
+    profile: bool = False
+    cpu_checkpointing: bool = False
 
 
 class AioConfig(DeepSpeedSection):
@@ -26,4 +39,4 @@ class ThroughputTimerConfig(DeepSpeedSection):
 class TimersConfig(DeepSpeedSection):
     """DeepSpeed's timers."""
 
-    throughput: Annotated[ThroughputTimerConfig, NullIsEmpty] = ThroughputTimerConfig()
+    throughput: ThroughputTimerConfig = ThroughputTimerConfig()

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 from spmdzero.errors import SpmdZeroUsageError
 
 logger = logging.getLogger("spmdzero")

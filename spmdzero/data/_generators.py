@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import current, runtime
 
 
 def host_generators() -> dict[str, Any]:
@@ -23,7 +23,7 @@ def host_generators() -> dict[str, Any]:
 
 def generators() -> dict[str, Any]:
     """Those of the host, and the devices' own."""
-    return {**host_generators(), "xla": runtime.generator_state()}
+    return {**host_generators(), current().device_type: runtime.generator_state()}
 
 
 def set_generators(states: Mapping[str, Any]) -> None:
@@ -37,5 +37,6 @@ def set_generators(states: Mapping[str, Any]) -> None:
     if "python" in states:
         version, words, gauss = states["python"]
         random.setstate((version, tuple(words), gauss))
-    if "xla" in states:
-        runtime.seed(states["xla"])
+    own = current().device_type
+    if own in states:
+        runtime.seed(states[own])

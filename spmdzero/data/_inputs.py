@@ -7,15 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend.torch_xla import (
-    Batch,
-    DeviceMesh,
-    RegionRules,
-    Replicated,
-    map_tensors,
-    runtime,
-)
-from spmdzero.backend.torch_xla.mesh import fresh
+from spmdzero.backend import Batch, Mesh, RegionRules, Replicated, arrays, map_tensors, runtime
 from spmdzero.data._batch_rows import BatchRows, Rows
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 
@@ -35,7 +27,7 @@ class InputPlacer:
     """
 
     def __init__(
-        self, *, mesh: DeviceMesh, module: nn.Module, rules: RegionRules, micro_batch: int
+        self, *, mesh: Mesh, module: nn.Module, rules: RegionRules, micro_batch: int
     ) -> None:
         self._mesh, self._rules, self.rows = mesh, rules, BatchRows(micro_batch)
         self.latest: tuple[tuple[str, tuple[int, ...], str], ...] = ()
@@ -137,7 +129,7 @@ class InputPlacer:
     def _upload(self, tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
         if tensor.device.type != "cpu":
             # A number's buffer may be that of a number in the program, a view has none yet.
-            return fresh(tensor) if not tensor.dim() or tensor._is_view() else tensor
+            return arrays.fresh(tensor) if not tensor.dim() or tensor._is_view() else tensor
         spec = (None,) * tensor.dim() if dim is None else self._mesh.batch_spec(tensor.dim(), dim)
         return self._mesh.place(tensor, spec)
 

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from spmdzero.backend.torch_xla import DeviceMesh, map_tensors, runtime
+from spmdzero.backend import Mesh, map_tensors, runtime
 from spmdzero.data._inputs import InputPlacer
-from spmdzero.data._position import Iteration, LoaderPosition
-from spmdzero.data._progress import LoaderProgress, in_micro_batches_of
+from spmdzero.data._position import LoaderPosition, Pass, in_micro_batches_of
 from spmdzero.data._sampler import ReplicaBatchSampler
-from spmdzero.data._seeds import SeededBatches, SeededRows
+from spmdzero.data._seeds import SeededRows
 from spmdzero.errors import SpmdZeroUsageError
 
 logger = logging.getLogger("spmdzero")
@@ -43,7 +42,7 @@ class ZeroDataLoader:
         self,
         dataset: Dataset[Any],
         *,
-        mesh: DeviceMesh,
+        mesh: Mesh,
         placer: InputPlacer,
         steps: Callable[[], int],
         batch_dim: int = 0,
@@ -68,7 +67,7 @@ class ZeroDataLoader:
                 shuffle=shuffle,
                 drop_last=drop_last,
             )
-            self._batches = options["batch_sampler"] = SeededBatches(self.sampler)
+            options["batch_sampler"] = self.sampler
             dataset = SeededRows(dataset)
         # What torch draws for its workers is drawn here, so that a resumed epoch can repeat it.
         self._generator = torch.Generator()
@@ -148,8 +147,8 @@ class ZeroDataLoader:
             SpmdZeroUsageError: the dataset has no micro-batch at all.
         """
         while True:
-            progress = yield from self._iterate()
-            if not progress.handed_out:
+            done = yield from self._iterate()
+            if not done.handed_out:
                 raise SpmdZeroUsageError(
                     f"the dataset has not one whole micro-batch of {self._rows} rows"
                 )
@@ -162,41 +161,41 @@ class ZeroDataLoader:
         replicas' random numbers, and a thread of its own would make a run unrepeatable.
         Processes that read ahead are `num_workers`.
         """
-        progress = yield from self._iterate()
-        if progress.handed_out == progress.start > 0:
+        done = yield from self._iterate()
+        if done.handed_out == done.start > 0:
             logger.info(
                 "epoch %d was saved after its last micro-batch: the rest of it, which this "
-                "iteration is, has none. The next one is a whole epoch", progress.epoch
+                "iteration is, has none. The next one is a whole epoch", done.epoch
             )  # fmt: skip
 
-    def _iterate(self) -> Generator[Any, None, LoaderProgress]:
+    def _iterate(self) -> Generator[Any, None, Pass]:
         with self._position.iteration(self.epoch) as current:
             ready: collections.deque[tuple[Any, int]] = collections.deque()
             try:
-                for batch in self._read(current.progress):
+                for batch in self._read(current):
                     rows = self._count(batch)
                     if self._is_whole(rows):
                         place = functools.partial(self._place, rows=rows)
                         ready.append((map_tensors(batch, place), rows))
                     else:
-                        current.progress.drop()
+                        current.drop()
                     if len(ready) > _AHEAD:
                         yield self._hand_out(ready, current)
                 while ready:
                     yield self._hand_out(ready, current)
             finally:
                 self._batch_rows.announced = None
-        return current.progress
+        return current
 
-    def _read(self, progress: LoaderProgress) -> Iterator[Any]:
-        self._generator.manual_seed(progress.seed)
+    def _read(self, current: Pass) -> Iterator[Any]:
+        self._generator.manual_seed(current.seed)
+        unread = current.handed_out
         if self.sampler is not None:
-            self._batches.seed = progress.seed
-            self.sampler.skip(progress.handed_out)
-        unread = 0 if self.sampler is not None else progress.handed_out
+            self.sampler.skip(current.handed_out, seed=current.seed)
+            unread = 0
         batches = iter(self._loader)
         while True:
-            with progress.reading(seen=unread > 0):
+            with current.reading(seen=unread > 0):
                 try:
                     batch = next(batches)
                 except StopIteration:
@@ -206,7 +205,7 @@ class ZeroDataLoader:
             else:
                 yield batch
 
-    def _hand_out(self, ready: "collections.deque[tuple[Any, int]]", current: Iteration) -> Any:
+    def _hand_out(self, ready: "collections.deque[tuple[Any, int]]", current: Pass) -> Any:
         batch, rows = ready.popleft()
         # Before it is handed out: whoever holds it has it when he saves.
         self._position.hand_out(current)

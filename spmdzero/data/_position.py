@@ -1,37 +1,98 @@
-"""Where a loader stands among its iterations, and where a resumed one goes on."""
+"""Where a loader is in its epoch, and what it takes to read the rest of it again."""
 
 import contextlib
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from spmdzero.data._generators import host_generators, set_generators
-from spmdzero.data._progress import LoaderProgress, drawn_seed
+
+logger = logging.getLogger("spmdzero")
 
 
-@dataclasses.dataclass(kw_only=True, eq=False)
-class Iteration:
-    """One pass over the loader, and the position before it.
+class Pass:
+    """One pass over the micro-batches of an epoch, or over the rest of one that was saved.
+
+    Reading one may draw random numbers. Each that was read ahead is remembered with the states
+    that the generators had before: a resumed pass reads it again with them, and leaves the
+    generators to the training as it finds them.
+
+    Args:
+        epoch: in whose order they come.
+        seed: of the epoch, for worker processes.
+        handed_out: micro-batches that the caller has got.
+        ahead: the generators before each that was read but not handed out.
 
     Attributes:
-        progress: how far it has come.
-        began_at: micro-batches that the engine had trained when it began.
-        resumed: the saved state that it goes on with, None if it began an epoch.
-        before: the iteration that counted before it.
-        is_open: it was neither finished nor broken off.
+        epoch, seed, handed_out: as given.
+        start: `handed_out` at the beginning.
+        is_open: it has begun, and was neither finished nor broken off.
+        finished: the caller was told that there are no more.
+        began_at: micro-batches that the engine had trained then; None before it has begun.
+        before: while it is open, the pass that counted before it.
     """
 
-    progress: LoaderProgress
-    began_at: int
-    resumed: Mapping[str, Any] | None
-    before: "Iteration | None"
-    is_open: bool = True
+    def __init__(
+        self, *, epoch: int, seed: int = 0, handed_out: int = 0, ahead: Sequence[Any] = ()
+    ) -> None:
+        self.epoch, self.seed = epoch, seed
+        self.start = self.handed_out = handed_out
+        self.is_open = self.finished = False
+        self.began_at: int | None = None
+        self.before: Pass | None = None
+        self._ahead = deque[dict[str, Any]]()
+        self._again = deque(ahead)
+
+    @contextlib.contextmanager
+    def reading(self, *, seen: bool) -> Iterator[None]:
+        """Around the reading of one micro-batch.
+
+        Args:
+            seen: it was handed out before the epoch was resumed; what it draws has been drawn.
+        """
+        before = host_generators()
+        then = before if seen or not self._again else self._again.popleft()
+        if not seen:
+            self._ahead.append(then)
+        if then is not before:
+            set_generators(then)
+        yield
+        if seen or then is not before:
+            set_generators(before)
+
+    def drop(self) -> None:
+        """The one read last is not handed out."""
+        self._ahead.pop()
+
+    def hand_out(self) -> None:
+        """The caller gets the one that was read first."""
+        self._ahead.popleft()
+        self.handed_out += 1
+
+    def state_dict(self, *, rows: int) -> dict[str, Any]:
+        """What `load` continues from, in micro-batches of so many rows of all devices."""
+        return {
+            "epoch": self.epoch,
+            "rows": rows,
+            "handed_out": self.handed_out,
+            "finished": self.finished,
+            "seed": self.seed,
+            "ahead": [*self._ahead, *self._again],
+        }
+
+    @classmethod
+    def load(cls, state: Mapping[str, Any]) -> "Pass":
+        """The rest of the saved one, still to begin."""
+        return cls(**{key: state[key] for key in ("epoch", "seed", "handed_out", "ahead")})
 
 
 class LoaderPosition:
-    """Which iteration of a loader counts: the one that training has last taken from.
+    """Which pass over a loader counts: the one that training has last taken from.
 
-    An iteration from which nothing was trained was a look at the data. When it is broken off, the
+    A pass from which nothing was trained was a look at the data. When it is broken off, the
     position is what it was before it, and a resumed epoch still goes on where it was saved. One
     that is broken off after training keeps the position: a run that stops after so many steps,
     and saves then, goes on with the rest of the epoch.
@@ -43,65 +104,82 @@ class LoaderPosition:
 
     def __init__(self, *, rows: int, steps: Callable[[], int]) -> None:
         self._rows, self._steps = rows, steps
-        self._latest: Iteration | None = None
-        self._resumed: Mapping[str, Any] | None = None
+        self._counting: Pass | None = None
 
     @contextlib.contextmanager
-    def iteration(self, epoch: int) -> Iterator[Iteration]:
+    def iteration(self, epoch: int) -> Iterator[Pass]:
         """Around one pass: over the rest of a resumed epoch, if that is `epoch`, else all of it."""
-        if self._latest is not None and self._latest.is_open:
+        if self._counting is not None and self._counting.is_open:
             # An interrupted cell of a notebook leaves its loop open.
-            self._forget_if_unused(self._latest)
-        resumed = self._resumed_in(epoch)
-        generators = {} if resumed is None else host_generators()
-        current = Iteration(
-            progress=LoaderProgress(epoch=epoch, seed=drawn_seed())
-            if resumed is None
-            else LoaderProgress.load(resumed),
-            began_at=self._steps(),
-            resumed=resumed,
-            before=self._latest,
-        )
-        self._latest, self._resumed = current, None
+            self._forget_if_unused(self._counting)
+        before = self._counting
+        if before is not None and before.began_at is None and before.epoch == epoch:
+            current = Pass.load(before.state_dict(rows=self._rows))
+            generators = host_generators()
+        else:
+            # From torch's CPU generator: `torch.manual_seed` repeats it.
+            seed = int(torch.empty((), dtype=torch.int64).random_())
+            current, generators = Pass(epoch=epoch, seed=seed), {}
+        current.is_open, current.began_at, current.before = True, self._steps(), before
+        self._counting = current
         try:
             yield current
-            current.progress.finished = True
+            current.finished = True
         finally:
-            if not current.progress.finished and self._forget_if_unused(current):
+            if not current.finished and self._forget_if_unused(current):
                 # The run that was not interrupted has read this later.
                 set_generators(generators)
             current.is_open, current.before = False, None
 
-    def hand_out(self, current: Iteration) -> None:
-        """The caller gets the micro-batch of this iteration that was read first."""
-        current.progress.hand_out()
-        if self._latest is not current:
-            self._latest, self._resumed = current, None
+    def hand_out(self, current: Pass) -> None:
+        """The caller gets the micro-batch of this pass that was read first."""
+        current.hand_out()
+        self._counting = current
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Takes over what `state_dict` has given, in micro-batches of the same rows."""
-        self._latest = None
-        self._resumed = state if state["handed_out"] and not state["finished"] else None
+        within = state["handed_out"] and not state["finished"]
+        self._counting = Pass.load(state) if within else None
 
     def state_dict(self, epoch: int) -> dict[str, Any]:
         """What `resume` takes.
 
         Args:
-            epoch: in whose order the next iteration is.
+            epoch: in whose order the next pass is.
         """
-        resumed, latest = self._resumed_in(epoch), self._latest
-        if resumed is not None:
-            return dict(resumed)
-        if latest is not None and (latest.is_open or latest.progress.epoch == epoch):
-            return latest.progress.state_dict(rows=self._rows)
-        return LoaderProgress(epoch=epoch).state_dict(rows=self._rows)
+        found = self._counting
+        if found is None or not (found.is_open or found.epoch == epoch):
+            found = Pass(epoch=epoch)
+        return found.state_dict(rows=self._rows)
 
-    def _resumed_in(self, epoch: int) -> Mapping[str, Any] | None:
-        same = self._resumed is not None and self._resumed["epoch"] == epoch
-        return self._resumed if same else None
-
-    def _forget_if_unused(self, current: Iteration) -> bool:
-        unused = self._latest is current and self._steps() == current.began_at
+    def _forget_if_unused(self, current: Pass) -> bool:
+        unused = self._counting is current and self._steps() == current.began_at
         if unused:
-            self._latest, self._resumed = current.before, current.resumed
+            self._counting = current.before
         return unused
+
+
+def in_micro_batches_of(
+    rows: int, state: Mapping[str, Any], *, samples: int | None, length: int | None
+) -> dict[str, Any]:
+    """A state of a `LoaderPosition` in micro-batches of `rows` samples.
+
+    Args:
+        rows: samples in a micro-batch of all devices.
+        state: the saved one.
+        samples, length: samples and micro-batches in an epoch; None where that is not known.
+    """
+    # A checkpoint of before this was noted has not finished.
+    state = {"finished": False, **state}
+    if state["rows"] == rows:
+        return state
+    seen = state["handed_out"] * state["rows"]
+    # The last micro-batch may have been a short one.
+    at_end = samples is not None and 0 <= seen - samples < state["rows"]
+    if seen % rows and not at_end:
+        logger.warning(
+            "the checkpoint was saved after %d samples of an epoch, which is no whole number "
+            "of micro-batches of %d: %d samples are seen again", seen, rows, seen % rows
+        )  # fmt: skip
+    handed_out = length if at_end and length is not None else seen // rows
+    return {**state, "rows": rows, "handed_out": handed_out, "ahead": []}

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
+from spmdzero.data._seeds import SeededIndices
 from spmdzero.errors import SpmdZeroUsageError
 
 
@@ -65,8 +66,7 @@ class ReplicaBatchSampler(Sampler[list[int]]):
         self.seed = seed
         self.drop_last = drop_last
         self.epoch = 0
-        self.start_batch = 0
-        self._position = 0
+        self._next = 0, 0
 
     def __len__(self) -> int:
         """Micro-batches in a whole epoch, wherever the next iteration starts."""
@@ -78,18 +78,26 @@ class ReplicaBatchSampler(Sampler[list[int]]):
         """Samples of all replicas in an epoch, with those that fill up the last row."""
         return self._rows_per_replica() * self.replicas
 
-    def __iter__(self) -> Iterator[list[int]]:
-        """The rest of the epoch after `skip` or `load_state_dict`, the whole epoch otherwise."""
-        start, self.start_batch = self.start_batch, 0
-        self._position = start
-        return self._batches(self._local_table(), start=start)
+    def __iter__(self) -> Iterator[SeededIndices]:
+        """The rest of the epoch after `skip`, the whole epoch otherwise."""
+        # When the first is asked for: a DataLoader with workers begins twice, and reads once.
+        (start, seed), self._next = self._next, (0, 0)
+        table = self._local_table()
+        for batch in range(start, len(self)):
+            first = batch * self.micro_batch
+            rows = table[:, first : first + self.micro_batch].ravel().tolist()
+            yield SeededIndices(rows, seed=seed, place=batch)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the iterations that start from now on."""
         self.epoch = epoch
 
-    def skip(self, batches: int) -> None:
+    def skip(self, batches: int, *, seed: int = 0) -> None:
         """Start the next iteration after this many micro-batches; later ones start at 0 again.
+
+        Args:
+            batches: how many.
+            seed: of what is random in reading that iteration's rows.
 
         Raises:
             SpmdZeroUsageError: the epoch has no such position.
@@ -99,23 +107,7 @@ class ReplicaBatchSampler(Sampler[list[int]]):
                 f"skip({batches}): the epoch has {len(self)} micro-batches of {self.micro_batch} "
                 f"rows for each of {self.replicas} replicas."
             )
-        self.start_batch = self._position = batches
-
-    def state_dict(self) -> dict[str, int]:
-        """The epoch, and how many of its micro-batches the latest iteration has yielded.
-
-        A loader that reads ahead saves the number that it handed out as `position` instead.
-        """
-        return {"epoch": self.epoch, "position": self._position}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Make the next iteration yield the rest of the saved epoch.
-
-        Raises:
-            SpmdZeroUsageError: the epoch has no such position.
-        """
-        self.skip(state["position"])
-        self.set_epoch(state["epoch"])
+        self._next = batches, seed
 
     def _rows_per_replica(self) -> int:
         return math.ceil(self.length / self.replicas)
@@ -131,10 +123,3 @@ class ReplicaBatchSampler(Sampler[list[int]]):
         # np.resize repeats from the front, as DistributedSampler pads.
         table = np.resize(order, (rows, self.replicas))
         return table[:, list(self.local_replicas)].T
-
-    def _batches(self, table: np.ndarray, *, start: int) -> Iterator[list[int]]:
-        for batch in range(start, len(self)):
-            # Before the yield: what the caller holds has been yielded when it saves.
-            self._position = batch + 1
-            first = batch * self.micro_batch
-            yield table[:, first : first + self.micro_batch].ravel().tolist()

@@ -1,47 +1,27 @@
-"""Random numbers of a loader that can be continued in the middle of an epoch."""
+"""Random numbers of worker processes that can be continued in the middle of an epoch."""
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, Sampler, get_worker_info
+from torch.utils.data import Dataset, get_worker_info
 
 _STRIDE = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: neighbouring batches differ in all bits
 
 
 class SeededIndices(list[int]):
-    """The rows of one micro-batch, and the seed of what is random in reading them."""
-
-    seed = 0
-
-
-class SeededBatches(Sampler[list[int]]):
-    """The batches of `batches`, each with a seed that only depends on its place in the epoch.
+    """The rows of one micro-batch, and the seed of what is random in reading them.
 
     Args:
-        batches: yields rows, from its `start_batch` on.
-
-    Attributes:
+        rows: of the dataset.
         seed: of the epoch.
+        place: of the micro-batch in the epoch.
     """
 
-    def __init__(self, batches: Any) -> None:
-        self._batches = batches
-        self.seed = 0
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """The rest of the epoch."""
-        # Those of this iteration: another may begin before it ends.
-        first, seed = self._batches.start_batch, self.seed
-        for place, rows in enumerate(self._batches, start=first):
-            seeded = SeededIndices(rows)
-            seeded.seed = (seed + place * _STRIDE) % 2**64
-            yield seeded
+    def __init__(self, rows: list[int], *, seed: int, place: int) -> None:
+        super().__init__(rows)
+        self.seed = (seed + place * _STRIDE) % 2**64
 
 
 class SeededRows(Dataset[Any]):

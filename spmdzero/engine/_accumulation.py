@@ -3,19 +3,12 @@
 import contextlib
 from collections.abc import Iterator
 
-from spmdzero.config import BatchSizes, SpmdZeroConfig
+from spmdzero.config import BatchSizes
 from spmdzero.engine._direct_calls import DirectCalls
+from spmdzero.engine._plan_of import planned_micro_batches
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.state._training import Training
 from spmdzero.step._autograd import autograd_grad, set_autograd_grad
-
-
-def planned_micro_batches(config: SpmdZeroConfig, batch: BatchSizes) -> int:
-    """The micro-batches of a step for which gradients need a place to wait."""
-    # Who says himself where a step ends may always have more than one micro-batch in it.
-    return (
-        batch.accumulation if config.managed_gradient_accumulation else max(2, batch.accumulation)
-    )
 
 
 class Accumulation:

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla import ReplicaRegion, map_tensors, nodes_behind
-from spmdzero.backend.torch_xla.mesh import fresh
+from spmdzero.backend import Region, arrays, map_tensors, nodes_behind
 from spmdzero.errors import SpmdZeroUsageError
 
 _running = threading.local()
@@ -34,7 +33,7 @@ class BackwardWatch:
     def __init__(
         self,
         *,
-        region: ReplicaRegion | None,
+        region: Region | None,
         accumulation: Callable[[], int],
         needs_scale: bool,
     ) -> None:
@@ -57,7 +56,7 @@ class BackwardWatch:
         if self._region is None:
             # One output may be computed from another, such as a loss from logits: the gradient
             # would pass two hooks. What leaves a region is a copy already.
-            tensor = fresh(tensor)
+            tensor = arrays.fresh(tensor)
         node: Any = tensor.grad_fn
         if node is not None:
             node.metadata[_FORWARD_OF] = self._number

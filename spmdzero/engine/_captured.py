@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla import ProgramLostError, start_pending
+from spmdzero.backend import ProgramLostError, compiler
 from spmdzero.engine._blocks import block
 from spmdzero.engine._folded_call import keep_waiting
 from spmdzero.engine._following import Following
@@ -95,7 +95,7 @@ class CapturedSteps:
         # What another engine's backward will need belongs to what is pending now.
         keep_waiting(ending=training if last else None)
         # It may depend on buffers that the program donates; a `clone` shares one until then.
-        start_pending(training.device)
+        compiler.start_pending(training.device)
         try:
             form = InputForm.of(*placed)
             reason = self._start(placed, form, last=last, ends=ends)

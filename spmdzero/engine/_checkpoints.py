@@ -1,6 +1,5 @@
 """Checkpoints by DeepSpeed's method names."""
 
-import contextlib
 import dataclasses
 import functools
 import importlib.metadata
@@ -8,13 +7,13 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 from spmdzero.engine._accumulation import Accumulation
-from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
+from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.formats import (
     BackgroundSaver,
     Box,
@@ -24,14 +23,14 @@ from spmdzero.formats import (
     check_tag,
     held_for,
     latest_tag,
-    newest_complete,
+    naming_the_newest,
     save_native,
 )
 from spmdzero.state._from_deepspeed import open_for
-from spmdzero.state._hosts import agreed_tag, everyones, require_one_tag, together
 from spmdzero.state._live import live_state
 from spmdzero.state._match import LoadReport
 from spmdzero.state._restore import LoadOptions, restore
+from spmdzero.state._together import agreed_tag, everyones, require_one_tag, together
 from spmdzero.state._training import Training
 
 logger = logging.getLogger("spmdzero")
@@ -167,7 +166,7 @@ class Checkpoints:
             module_only=load_module_only,
             custom_load_fn=custom_load_fn,
         )
-        with _naming_the_newest(folder, but=tag):
+        with naming_the_newest(folder, but=tag):
             with together(folder / tag, doing="loaded"):
                 state = open_for(training, folder, tag)
             self.load_report = report = restore(training, _checked(state, folder / tag), options)
@@ -179,27 +178,12 @@ class Checkpoints:
     def _common_tag(self, folder: Path, tag: str | None) -> str | None:
         """The tag that all processes are about to load, None if nothing was saved yet."""
         universal = self._training.spmd_config.checkpoint.load_universal
-        with _naming_the_newest(folder, but=None):
+        with naming_the_newest(folder):
             with together(folder, doing="loaded"):
                 self.wait_checkpoint()
                 tag = latest_tag(folder, universal=universal) if tag is None else str(tag)
             require_one_tag(folder, everyones(tag))
         return tag
-
-
-@contextlib.contextmanager
-def _naming_the_newest(folder: Path, *, but: str | None) -> Iterator[None]:
-    try:
-        yield
-    except SpmdZeroCheckpointError as error:
-        if error.newest is not None:
-            raise
-        raise SpmdZeroCheckpointError(
-            file=error.file,
-            reason=error.reason,
-            newest=newest_complete(folder, but=but),
-            fix=error.fix,
-        ) from error
 
 
 def _checked(state: TrainingState, path: Path) -> TrainingState:

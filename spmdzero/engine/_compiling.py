@@ -4,7 +4,7 @@ import logging
 import re
 from collections.abc import Callable
 
-from spmdzero.backend.torch_xla import record_scopes
+from spmdzero.backend import programs
 
 # First steps compile too: their programs, without states first, and again while they are compared.
 _STEPS = 6
@@ -58,7 +58,7 @@ class CompilingSteps:
     def _record(self, wanted: bool) -> None:
         if wanted != self._records:
             self._records = wanted
-            record_scopes(wanted, by=self)
+            programs.record_scopes(wanted, by=self)
         if not wanted:
             self._texts = []
 

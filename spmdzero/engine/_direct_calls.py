@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend.torch_xla import in_region, map_tensors
+from spmdzero.backend import current, map_tensors
 from spmdzero.state._training import Training
 
 logger = logging.getLogger("spmdzero")
@@ -34,7 +34,7 @@ class DirectCalls:
     def __call__(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Says it where a call is one to warn of."""
         training = self._training() if self._training is not None else None
-        if self._said or in_region() or training is None or training.module is not module:
+        if self._said or current().in_region() or training is None or training.module is not module:
             return
         if _has_cpu_tensor(args, kwargs):
             self._say(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 from spmdzero.compat.getters import ConfigGetters
 from spmdzero.compat.refusals import refused_methods
 from spmdzero.engine._accumulation import Accumulation

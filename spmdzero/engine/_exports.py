@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
-from spmdzero.formats import Conversion, TrainingState, Weights, save_whole, write_for_deepspeed
+from spmdzero.formats import Conversion, TrainingState, Weights, save_torch, write_for_deepspeed
 from spmdzero.state._live import live_state
 from spmdzero.state._training import Training
 
@@ -43,10 +43,10 @@ class Exports:
         )
         file = Path(save_dir) / save_filename
         try:
-            save_whole(Weights.of(state).state_dict() | dict(state.host.extra), file)
+            save_torch(Weights.of(state).state_dict() | dict(state.host.extra), file)
         except OSError as error:
             raise SpmdZeroCheckpointError(
-                file=file, reason=f"can't be written: {error.strerror or error}", newest=None
+                file=file, reason=f"can't be written: {error.strerror or error}"
             ) from error
         return True
 

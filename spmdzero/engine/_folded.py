@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla import Passage, draw_keys, map_tensors
+from spmdzero.backend import Passage, draw_keys, map_tensors
 from spmdzero.engine._blocks import block
 from spmdzero.engine._folded_call import FoldedCall
 from spmdzero.engine._folded_pass import FoldedPass, PassTracer

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla import Passage
-from spmdzero.backend.torch_xla.mesh import fresh
+from spmdzero.backend import Passage, arrays
 from spmdzero.engine._folded_pass import FoldedPass
 from spmdzero.engine._folded_surroundings import Surroundings
 from spmdzero.errors import SpmdZeroUsageError
@@ -117,7 +116,7 @@ class _Folded(torch.autograd.Function):
             own = dict(training.module.named_buffers())
             tensors = list(tensors)
             for name in record.buffers:
-                tensors[places[id(own[name])]] = fresh(own[name])
+                tensors[places[id(own[name])]] = arrays.fresh(own[name])
         assert training.region is not None
         training.region.settle(
             buffers=dict(zip(record.buffers, rest[:written], strict=True)),

@@ -6,14 +6,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from spmdzero.backend.torch_xla import (
-    Passage,
-    ReplicaRegion,
-    buffer_handles,
-    fold,
-    map_tensors,
-    record_uploads,
-)
+from spmdzero.backend import Passage, Region, arrays, compiler, map_tensors
 from spmdzero.engine._folded_surroundings import Surroundings
 from spmdzero.engine._generator_watch import GeneratorWatch
 from spmdzero.engine._input_form import UnknownInputError, freeze
@@ -59,8 +52,8 @@ class PassTracer(ModuleTracer):
     """Traces the forward of the three calls, in the replica region, and its backward."""
 
     @property
-    def _region(self) -> ReplicaRegion:
-        assert isinstance(self.forward, ReplicaRegion)
+    def _region(self) -> Region:
+        assert isinstance(self.forward, Region)
         return self.forward
 
     def fold(self, tensors: Sequence[torch.Tensor]) -> FoldedPass:
@@ -78,7 +71,7 @@ class PassTracer(ModuleTracer):
         flat: list[torch.Tensor] = []
 
         def mark(_: str, tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.device.type != "xla":
+            if not arrays.is_mine(tensor):
                 raise NotCapturableError(
                     "the forward returns a tensor on the CPU, which may be another at each call"
                 )
@@ -94,7 +87,9 @@ class PassTracer(ModuleTracer):
             passages.append(passage)
             return [*flat, *passage.buffers.values(), *passage.flags.values()]
 
-        traced = fold_python(function, tensors, known=buffer_handles([self._region.replicas]))
+        traced = fold_python(
+            function, tensors, known=arrays.buffer_handles([self._region.replicas])
+        )
         (passage,), (output,) = passages, outputs
         if traced.draws != tuple(range(len(traced.draws))) or self._region.recomputes:
             raise NotCapturableError("activation checkpointing runs the forward again in backward")
@@ -135,7 +130,7 @@ class PassTracer(ModuleTracer):
         state = torch.get_rng_state()
         try:
             # Recorded only to have fixed values read as in the forward.
-            with torch.enable_grad(), around.restored(), record_uploads():
+            with torch.enable_grad(), around.restored(), compiler.record_uploads():
                 return self.passage(
                     [t.detach() for t in tensors], key=lambda _: next(left), sink=sink
                 )
@@ -181,7 +176,7 @@ class PassTracer(ModuleTracer):
             return found
 
         def fold_it() -> TracedFunction:
-            folded = fold(function, inputs).sharing(record.traced.function.constants)
+            folded = compiler.fold(function, inputs).sharing(record.traced.function.constants)
             generators.places_of([])
             return TracedFunction(function=folded, labels=tuple(names))
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from spmdzero.backend import current
 from spmdzero.engine._kinds import autocast_dtype
 from spmdzero.engine._module_watch import ModuleWatch
 
@@ -47,7 +48,7 @@ class Surroundings:
         torch.set_default_dtype(self.default)
         on = self.autocast is not None
         try:
-            with torch.autocast("xla", dtype=self.autocast, enabled=on):
+            with torch.autocast(current().device_type, dtype=self.autocast, enabled=on):
                 yield
         finally:
             torch.set_default_dtype(default)

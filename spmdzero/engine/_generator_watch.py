@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from spmdzero.backend.torch_xla import draw_keys
+from spmdzero.backend import draw_keys
 from spmdzero.engine._kinds import NotCapturableError
 
 

@@ -11,10 +11,10 @@ from torch.utils.data import Dataset
 from spmdzero.data._loader import ZeroDataLoader
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._groups import ParameterGroups
+from spmdzero.engine._plan_of import planned
 from spmdzero.engine._setup import (
     make_training,
     place_module,
-    plan_of,
     read_settings,
     require_module,
     start_backend,
@@ -76,7 +76,7 @@ def initialize(
     settings = read_settings(config_params if config is None else config, args, optimizer)
     mesh, batch = start_backend(settings, dist_init_required=dist_init_required)
     groups = place_module(settings, module, mesh, weights, (optimizer, model_parameters))
-    plan = plan_of(settings, module, groups, batch=batch, mesh=mesh.spec)
+    plan = planned(settings, module, groups, batch=batch, mesh=mesh.spec)
     training = make_training(
         settings, module, groups, lr_scheduler, batch=batch, plan=plan, mesh=mesh
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla import Batch, buffer_handles, shardings_of
+from spmdzero.backend import Batch, arrays
 
 _VALUES = (str, bytes, int, float, complex, bool, type(None), torch.device, torch.dtype, enum.Enum)
 
@@ -38,9 +38,9 @@ class InputForm:
             UnknownInputError: an object that is neither a container nor a plain value.
         """
         form, tensors = freeze((args, dict(kwargs)))
-        handles = buffer_handles(tensors)
+        handles = arrays.buffer_handles(tensors)
         shared = tuple(handles.index(handle) for handle in handles)
-        return cls(form=(form, tuple(shardings_of(tensors)), shared), tensors=tuple(tensors))
+        return cls(form=(form, tuple(arrays.shardings_of(tensors)), shared), tensors=tuple(tensors))
 
 
 def freeze(tree: Any) -> tuple[Hashable, list[torch.Tensor]]:

@@ -6,6 +6,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
+from spmdzero.backend import current
 from spmdzero.config import BatchSizes
 from spmdzero.state._training import Training
 from spmdzero.step._numbers import fixed_numbers
@@ -70,7 +71,8 @@ class Kind:
 
 def autocast_dtype() -> torch.dtype | None:
     """The dtype of `torch.autocast` on the devices, None where it is off."""
-    return torch.get_autocast_dtype("xla") if torch.is_autocast_enabled("xla") else None
+    devices = current().device_type
+    return torch.get_autocast_dtype(devices) if torch.is_autocast_enabled(devices) else None
 
 
 class Comparable(Protocol):

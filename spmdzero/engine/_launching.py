@@ -7,14 +7,7 @@ from typing import Any
 import torch
 
 from spmdzero._logging import log_once
-from spmdzero.backend.torch_xla import (
-    annotated_program,
-    are_pending,
-    memory_maps,
-    program_text,
-    record_scopes,
-    runtime,
-)
+from spmdzero.backend import counters, memory_maps, programs, runtime
 from spmdzero.engine._programs import Call, Compiled, ProgramLog
 from spmdzero.engine._snapshot import StepGraph
 from spmdzero.state._training import Training
@@ -87,7 +80,7 @@ class Launching:
     def _launched(self, kind: str, name: str, compiled: Compiled) -> None:
         self.programs.launched(name, self._training.counters.global_steps, compiled)
         if compiled.count:
-            self.donated_inputs[kind] = runtime.aliased_inputs()
+            self.donated_inputs[kind] = counters.aliased_inputs()
             self._make_room()
 
     def _show(self, kind: str) -> Exception | None:
@@ -109,9 +102,8 @@ class Launching:
 
     def _program_text(self) -> str:
         tensors = [*self._training.named_tensors().values(), *self._training.losses]
-        roots = [t for t, pends in zip(tensors, are_pending(tensors), strict=True) if pends]
         # The script may have had everything computed before a micro-batch ends.
-        return program_text(annotated_program(roots)[0]) if roots else ""
+        return programs.text(tensors)
 
     def _make_room(self) -> None:
         before = Compiled.so_far()
@@ -130,8 +122,8 @@ class Launching:
         """
         self.observers.append(observer)
         try:
-            record_scopes(True, by=self)
+            programs.record_scopes(True, by=self)
             yield
         finally:
             self.observers.remove(observer)
-            record_scopes(bool(self.observers), by=self)
+            programs.record_scopes(bool(self.observers), by=self)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla import refuse_leak
+from spmdzero.backend import current
 from spmdzero.errors import SpmdZeroUsageError
 
 
@@ -27,7 +27,7 @@ def check_loss(loss: Any) -> None:
             "engine(...) returned. Call loss = engine(...) outside of torch.no_grad() and "
             "don't detach it"
         )
-    refuse_leak(loss)
+    current().refuse_leak(loss)
 
 
 def find_loss(output: Any) -> torch.Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from spmdzero.backend.torch_xla import runtime, write_stamp
+from spmdzero.backend import arrays, runtime
 from spmdzero.data._loader import ZeroDataLoader
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.state._training import Training
@@ -183,11 +183,11 @@ class MastersFollow:
                 "others. Leave assign out: values are copied onto the devices"
             )
         for parameter in module.parameters(recurse=False):
-            self._stamps[parameter] = write_stamp(parameter)
+            self._stamps[parameter] = arrays.write_stamp(parameter)
 
     def _after(self, module: nn.Module, _: Any) -> None:
         own = [p for p in module.parameters(recurse=False) if p in self._stamps]
-        written = {p for p in own if self._stamps.pop(p) != write_stamp(p)}
+        written = {p for p in own if self._stamps.pop(p) != arrays.write_stamp(p)}
         if written and self._optimizer is not None:
             self._optimizer.refresh_masters(written)
             runtime.sync()

@@ -6,20 +6,15 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 
-from spmdzero.backend.torch_xla import (
+from spmdzero._user_line import user_line
+from spmdzero.backend import (
     Batch,
     FoldedFunction,
     Passage,
     StandInKeptError,
     Tracing,
-    fold,
+    compiler,
     map_tensors,
-    no_stand_in_left,
-    place_in_code,
-    record_uploads,
-    same_value,
-    stand_in,
-    strangers,
 )
 from spmdzero.engine._generator_watch import GeneratorWatch
 from spmdzero.engine._kinds import NotCapturableError
@@ -140,7 +135,9 @@ class TracedFunction:
                 "a number in it is not the same"
             )
         constants = zip(mine.constants, its.constants, strict=True)
-        if all(one.is_seed or same_value(one.tensor, other.tensor) for one, other in constants):
+        if all(
+            one.is_seed or compiler.same_value(one.tensor, other.tensor) for one, other in constants
+        ):
             return None
         return (
             "a number that Python makes in the forward changes from step to step: hand it in "
@@ -171,18 +168,18 @@ def fold_python(
 
     def key(value: int) -> torch.Tensor:
         values.append(value)
-        keys.append(stand_in((), torch.int32))
+        keys.append(compiler.stand_in((), torch.int32))
         return keys[-1]
 
     generators = GeneratorWatch()
     try:
-        with record_uploads() as uploads:
-            folded = fold(lambda given: function(given, key), tensors, more=keys)
+        with compiler.record_uploads() as uploads:
+            folded = compiler.fold(lambda given: function(given, key), tensors, more=keys)
         draws = generators.places_of(values)
     finally:
         generators.restore()
     read = [constant for constant in folded.constants if not (seeds and constant.is_seed)]
-    for found in strangers(read, uploads, known=known):
+    for found in compiler.strangers(read, uploads, known=known):
         raise NotCapturableError(
             f"the forward uses a tensor {list(found.tensor.shape)} that is neither an input nor "
             "part of the module: register it as a buffer"
@@ -209,7 +206,7 @@ def attempt(
 
 def _try(trace: Callable[[], Traced]) -> Traced | NotCapturableError:
     try:
-        with no_stand_in_left():
+        with compiler.no_stand_in_left():
             return trace()
     except StandInKeptError:
         return NotCapturableError("the forward keeps a tensor outside of the module")
@@ -222,7 +219,7 @@ def refuse_read(_: torch.Tensor | None = None, *, at: str | None = None) -> NoRe
     """Raises NotCapturableError for a read of a value, here or at another line."""
     raise NotCapturableError(
         f"the forward, or what it has run in backward, reads a value from the devices at "
-        f"{at or place_in_code()}, by which Python may choose its way"
+        f"{at or user_line()}, by which Python may choose its way"
     )
 
 

@@ -8,8 +8,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from spmdzero.backend.torch_xla import runtime
-from spmdzero.backend.torch_xla.mesh import fresh
+from spmdzero.backend import arrays, runtime
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import Placement, Role
@@ -53,7 +52,7 @@ class TrainedParameter:
         parameter, optimizer = self._trained()
         master = optimizer.state[parameter].get("master")
         if master is None:
-            return fresh(parameter.detach()).float()
+            return arrays.fresh(parameter.detach()).float()
         return self._whole(master, Role.MASTER)
 
     @torch.no_grad()
@@ -77,7 +76,7 @@ class TrainedParameter:
             SpmdZeroUsageError: the optimizer keeps no state `slot`.
         """
         stored = self._state(slot)
-        whole = self._whole(stored, Role.MOMENT) if stored.dim() else fresh(stored)
+        whole = self._whole(stored, Role.MOMENT) if stored.dim() else arrays.fresh(stored)
         return whole.float()
 
     @torch.no_grad()

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla import set_value, shardings_of
-from spmdzero.backend.torch_xla.mesh import PartitionSpec
+from spmdzero.backend import PartitionSpec, arrays
 from spmdzero.state._training import Training
 
 Form = tuple[torch.Size, torch.dtype, str]
@@ -40,13 +39,13 @@ class Place:
         if self.rebinds:
             self.holder[self.key] = value
         else:
-            set_value(self.holder[self.key], value)
+            arrays.set_value(self.holder[self.key], value)
 
 
 def forms_of(tensors: Sequence[torch.Tensor]) -> list[Form]:
     """What of tensors a program is compiled for."""
     shapes, dtypes = [t.shape for t in tensors], [t.dtype for t in tensors]
-    return list(zip(shapes, dtypes, shardings_of(tensors), strict=True))
+    return list(zip(shapes, dtypes, arrays.shardings_of(tensors), strict=True))
 
 
 def own_numbers(training: Training) -> None:
@@ -56,7 +55,7 @@ def own_numbers(training: Training) -> None:
     """
     for buffer in training.module.buffers():
         if not buffer.dim():
-            set_value(buffer, training.mesh.place(buffer.detach().cpu()))
+            arrays.set_value(buffer, training.mesh.place(buffer.detach().cpu()))
 
 
 def state_places(training: Training) -> dict[str, Place]:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import ClassVar
 
-from spmdzero.backend.torch_xla import counters
+from spmdzero.backend import counters
 from spmdzero.engine._compiling import CompilingSteps
 
 # A script that recompiles at every step would otherwise keep them all.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 from spmdzero.engine._progress import Progress
 from spmdzero.monitor import Event, MonitorMaster
 from spmdzero.state._counters import Counters

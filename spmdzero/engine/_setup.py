@@ -1,24 +1,23 @@
 """What `initialize` does, step by step: config, backend, plan, training."""
 
 import logging
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
 from spmdzero._logging import is_new
-from spmdzero.backend.torch_xla import (
-    DeviceMesh,
-    GlobalForward,
-    GradientReduction,
+from spmdzero.backend import (
+    Forward,
+    Mesh,
+    Reduction,
+    Region,
     RegionRules,
-    ReplicaRegion,
-    compile_cache,
+    current,
     flags,
+    processes,
     runtime,
 )
-from spmdzero.compat import comm
 from spmdzero.config import (
     NO_MEANING,
     BatchSizes,
@@ -28,11 +27,10 @@ from spmdzero.config import (
     resolve_batch_sizes,
 )
 from spmdzero.data._inputs import InputPlacer
-from spmdzero.engine._accumulation import planned_micro_batches
 from spmdzero.engine._groups import Groups, Members, find_groups
 from spmdzero.engine._schedule import make_schedule
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
-from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan
+from spmdzero.plan import MeshSpec, ShardingPlan
 from spmdzero.precision import GradientScaling, LossScaler, PrecisionPolicy
 from spmdzero.state._placed_module import move_module
 from spmdzero.state._training import Training
@@ -93,11 +91,11 @@ def read_settings(config: Any, args: Any, optimizer: Any) -> SpmdZeroConfig:
 
 def start_backend(
     settings: SpmdZeroConfig, *, dist_init_required: bool | None
-) -> tuple[DeviceMesh, BatchSizes]:
+) -> tuple[Mesh, BatchSizes]:
     """Connects all hosts, and lays the config's mesh over their devices."""
     flags.apply(settings.spmd.xla_flags)
-    compile_cache.use(settings.spmd.compile_cache)
-    comm.connect(dist_init_required=dist_init_required)
+    flags.use_cache(settings.spmd.compile_cache)
+    processes.connect(required=dist_init_required)
     spec = MeshSpec.resolve(settings.spmd.mesh, device_count=runtime.device_count())
     batch = resolve_batch_sizes(settings, dp_world_size=spec.size)
     new = [key for key in settings.no_meaning if is_new(("without meaning", key))]
@@ -105,7 +103,7 @@ def start_backend(
         logger.info("config keys without effect here: %d (docs/config.md)", len(new))
         for key in new:
             logger.debug("%s has no effect here: %s", key, NO_MEANING[key])
-    mesh = DeviceMesh(spec)
+    mesh = current().mesh(spec)
     runtime.seed(torch.initial_seed() % 2**31)
     return mesh, batch
 
@@ -113,7 +111,7 @@ def start_backend(
 def place_module(
     settings: SpmdZeroConfig,
     model: nn.Module,
-    mesh: DeviceMesh,
+    mesh: Mesh,
     weights: Weights | None,
     optimizer: tuple[Any, Any],
 ) -> Groups | None:
@@ -135,46 +133,6 @@ def place_module(
     return groups
 
 
-def plan_of(
-    settings: SpmdZeroConfig,
-    model: nn.Module,
-    groups: Groups | None,
-    *,
-    batch: BatchSizes,
-    mesh: MeshSpec,
-) -> ShardingPlan:
-    """Where every tensor of the training state lives."""
-    precision = PrecisionPolicy.from_config(settings)
-    return ShardingPlan.build(
-        _parameters(model, groups),
-        stage=settings.zero_optimization.stage,
-        mesh=mesh,
-        min_shard_elements=settings.spmd.min_shard_elements,
-        master=precision.master,
-        moments=groups.slots if groups else (),
-        moment_dtype=_name(precision.moment),
-        accumulator_dtype=_name(precision.accumulate),
-        accumulation_steps=planned_micro_batches(settings, batch),
-        partial=settings.spmd.forward == "region",
-    )
-
-
-def _parameters(model: nn.Module, groups: Groups | None) -> Iterable[ParamSpec]:
-    slots = groups.slots_by_parameter() if groups else {}
-    for name, parameter in model.named_parameters():
-        yield ParamSpec(
-            name=name,
-            shape=tuple(parameter.shape),
-            dtype=_name(parameter.dtype),
-            trainable=parameter.requires_grad and (groups is None or parameter in slots),
-            moments=slots.get(parameter, ()) if groups and groups.has_many_layouts else None,
-        )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def make_training(
     settings: SpmdZeroConfig,
     model: nn.Module,
@@ -183,7 +141,7 @@ def make_training(
     *,
     batch: BatchSizes,
     plan: ShardingPlan,
-    mesh: DeviceMesh,
+    mesh: Mesh,
 ) -> Training:
     """The state on the devices, and what makes a step of it."""
     precision, rules = PrecisionPolicy.from_config(settings), _region_rules(settings)
@@ -235,21 +193,21 @@ def make_training(
 
 def _forward(
     settings: SpmdZeroConfig, gradients: GradientStore, rules: RegionRules, **where: Any
-) -> ReplicaRegion | GlobalForward:
+) -> Region | Forward:
     where["autocast"] = PrecisionPolicy.from_config(settings).autocast
     if settings.spmd.forward == "global":
-        return GlobalForward(**where)
+        return current().global_forward(**where)
     seed = GradientScaling.from_config(settings, devices=where["mesh"].size).seed
-    return ReplicaRegion(sink=gradients.add_local, rules=rules, seed=seed, **where)
+    return current().region(sink=gradients.add_local, rules=rules, seed=seed, **where)
 
 
-def _reduction(settings: SpmdZeroConfig, mesh: DeviceMesh) -> GradientReduction:
+def _reduction(settings: SpmdZeroConfig, mesh: Mesh) -> Reduction:
     method = settings.spmd.reduction
     if method == "auto":
         # On a two-axis mesh libtpu turns an annotated sum into an all-reduce of everything.
         method = "explicit" if mesh.spec.data > 1 else "annotated"
     dtype = PrecisionPolicy.from_config(settings).communicate
-    return GradientReduction(mesh=mesh, method=method, dtype=dtype)
+    return current().reduction(mesh=mesh, method=method, dtype=dtype)
 
 
 def _region_rules(settings: SpmdZeroConfig) -> RegionRules:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from spmdzero.backend.torch_xla import AnnotatedProgram, annotated_program, optimized_hlo
+from spmdzero.backend import AnnotatedProgram, programs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,9 +28,8 @@ class StepGraph:
     @functools.cached_property
     def _optimized(self) -> str:
         # Compiled once for all who look at the same graph.
-        return optimized_hlo(list(self.outputs.values()))
+        return programs.optimized_hlo(list(self.outputs.values()))
 
     def annotated(self) -> AnnotatedProgram:
         """What is pending, annotated: not partitioned, not optimised."""
-        proto, _ = annotated_program(list(self.outputs.values()))
-        return AnnotatedProgram(proto=proto, input_shardings={})
+        return programs.annotated(list(self.outputs.values()))

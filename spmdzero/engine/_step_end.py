@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._progress import Progress

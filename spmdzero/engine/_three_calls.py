@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla import map_tensors
+from spmdzero.backend import map_tensors
 from spmdzero.data._inputs import to_half
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._backward import BackwardWatch

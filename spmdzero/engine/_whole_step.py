@@ -7,12 +7,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla import (
-    CapturedProgram,
-    buffer_handles,
-    compile_alone,
-    draw_keys,
-)
+from spmdzero.backend import CompiledProgram, arrays, compiler, draw_keys
 from spmdzero.engine._kinds import NotCapturableError
 from spmdzero.engine._loss import check_loss, find_loss
 from spmdzero.engine._module_tracer import (
@@ -60,7 +55,7 @@ class WholeStep:
     forms: list[Form]
     writes: tuple[Place, ...]
     summed: frozenset[str]
-    program: CapturedProgram | None = None
+    program: CompiledProgram | None = None
 
     def difference(self, other: "WholeStep") -> str | None:
         """Why `other` is another step than this one, None if it is the same."""
@@ -100,7 +95,7 @@ class WholeStep:
         Raises:
             NotCapturableError: a buffer of the state is also another's.
         """
-        handles, count = buffer_handles(sources), len(self.reads)
+        handles, count = arrays.buffer_handles(sources), len(self.reads)
         if len({*handles[:count]}) < count or {*handles[:count]} & {*handles[count:]}:
             raise NotCapturableError(
                 "two tensors of the state, or an input and one, share a buffer"
@@ -112,7 +107,7 @@ class WholeStep:
             if place.name in read and not place.rebinds
         }
         function = self.traced.function
-        self.program = compile_alone(function, sources, donated=donated, state=count)
+        self.program = compiler.compile_alone(function, sources, donated=donated, state=count)
 
     def start(self, sources: Sequence[torch.Tensor]) -> torch.Tensor:
         """Starts the program and puts what it returns in its places; returns the loss."""
@@ -164,7 +159,7 @@ def trace_whole_step(
     traced = fold_python(
         function,
         [*state.values(), *inputs, *hosts],
-        known=buffer_handles([region.replicas]) if region is not None else (),
+        known=arrays.buffer_handles([region.replicas]) if region is not None else (),
         seeds=region is None,
     )
     if region is not None:

@@ -11,11 +11,10 @@ from spmdzero.explain._chips import CHIPS, Chip, Topology
 from spmdzero.explain._explain import explain, explain_engine
 from spmdzero.explain._explanation import Explanation
 from spmdzero.explain._fit import StageFit, TargetMemory
-from spmdzero.explain._made_up import made_up
 from spmdzero.explain._moves import Moves, ProgramLedger
 from spmdzero.explain._refused import RefusedScatter
 from spmdzero.explain._roofline import Roofline
-from spmdzero.show._explanation import page
+from spmdzero.explain._without_data import made_up
 
 __all__ = [
     "CHIPS",
@@ -35,6 +34,5 @@ __all__ = [
     "explain",
     "explain_engine",
     "made_up",
-    "page",
     "require_tpu_compiler",
 ]

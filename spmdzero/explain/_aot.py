@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spmdzero.backend.torch_xla import AnnotatedProgram
+from spmdzero.backend import AnnotatedProgram
 from spmdzero.errors import SpmdZeroRuntimeError
 from spmdzero.explain import _passes
 from spmdzero.explain._chips import Topology
@@ -27,6 +27,7 @@ TORCH_XLA_FLAGS: Mapping[str, str] = {"xla_tpu_prefer_async_allgather_to_allredu
 _LEAN: Mapping[str, str] = {"xla_tpu_enable_deduplicated_calls": "true"}
 # What libtpu says of a program that doesn't fit, such as "Used 120.51G of 95.74G hbm".
 _USED = re.compile(r"Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm")
+_TIMEOUT = 1800  # seconds
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -105,7 +106,6 @@ def compile_for_tpu(
     topology: Topology,
     *,
     flags: Mapping[str, str] = TORCH_XLA_FLAGS,
-    timeout: float = 1800.0,
 ) -> Compiled:
     """What libtpu makes of an annotated HLO module proto, for chips that need not be here.
 
@@ -113,7 +113,6 @@ def compile_for_tpu(
         program: annotated for `topology.devices` devices.
         topology: the chips.
         flags: XLA's compile options.
-        timeout: seconds.
 
     Returns what was compiled; of a program that needs more than a chip's memory only how much.
 
@@ -131,69 +130,59 @@ def compile_for_tpu(
     between = os.environ.get(_passes.FOLDER)
     if between is None:
         with tempfile.TemporaryDirectory() as folder:
-            _order(Path(folder), program, request, topology=topology, timeout=timeout)
+            _order(Path(folder), program.proto, request, name=topology.name)
             _passes.compile_one(Path(folder))
-            return _read(Path(folder), topology=topology, timeout=timeout)
+            return _read(Path(folder), name=topology.name)
     told = json.dumps(request, sort_keys=True).encode()
     folder = Path(between, hashlib.sha256(program.proto + told).hexdigest())
     if not folder.exists():
         folder.mkdir()
-        _order(folder, program, request, topology=topology, timeout=timeout)
+        _order(folder, program.proto, request, name=topology.name)
         raise WaitingError
-    return _read(folder, topology=topology, timeout=timeout)
+    return _read(folder, name=topology.name)
 
 
-def _order(
-    folder: Path,
-    program: AnnotatedProgram,
-    request: dict[str, Any],
-    *,
-    topology: Topology,
-    timeout: float,
-) -> None:
-    files = {name: str(folder / name) for name in ("proto", "hlo")}
-    (folder / "proto").write_bytes(program.proto)
+def _order(folder: Path, proto: bytes, request: dict[str, Any], *, name: str) -> None:
+    files = {file: str(folder / file) for file in ("proto", "hlo")}
+    (folder / "proto").write_bytes(proto)
     (folder / "request").write_text(json.dumps({**request, **files}))
     environment = {**os.environ, **_ENVIRONMENT}
     # Meant for this process's XLA; jaxlib's aborts on a flag that it doesn't know.
     environment.pop("XLA_FLAGS", None)
     paths = [str(folder / name) for name in ("request", "result")]
     order = {
-        "name": topology.name,
+        "name": name,
         "command": [sys.executable, "-P", str(_CHILD), *paths],
         "environment": environment,
-        "timeout": timeout,
+        "timeout": _TIMEOUT,
     }
     (folder / "order").write_text(json.dumps(order))
 
 
-def _read(folder: Path, *, topology: Topology, timeout: float) -> Compiled:
+def _read(folder: Path, *, name: str) -> Compiled:
     done = json.loads((folder / "status").read_text())
     if done["status"] is None:
         raise SpmdZeroRuntimeError(
-            f"compiling for {topology.name} took more than {timeout:.0f} s. A smaller model or "
+            f"compiling for {name} took more than {_TIMEOUT} s. A smaller model or "
             "fewer layers shows the same collectives"
         )
     if done["status"] != 0:
         last = "\n".join(done["said"].strip().splitlines()[-8:])
         raise SpmdZeroRuntimeError(
-            f"the TPU compiler failed for {topology.name} (status {done['status']}):\n{last}"
+            f"the TPU compiler failed for {name} (status {done['status']}):\n{last}"
         )
     result = json.loads((folder / "result").read_text())
     if "exhausted" in result:
-        return Compiled(hlo=None, memory=_exhausted(result["exhausted"], topology))
+        used = _USED.search(result["exhausted"])
+        if used is None:
+            raise SpmdZeroRuntimeError(
+                f"the TPU compiler ran out of memory for {name}: {result['exhausted'][:1000]}"
+            )
+        peak = round(float(used[1]) * _UNITS[used[2]])
+        return Compiled(hlo=None, memory=CompilerMemory(arguments=None, peak=peak))
     return Compiled(
         hlo=(folder / "hlo").read_text(),
         memory=CompilerMemory(arguments=result["arguments"], peak=result["peak"]),
         flops=result["flops"],
         bytes_accessed=result["bytes_accessed"],
     )
-
-
-def _exhausted(message: str, topology: Topology) -> CompilerMemory:
-    found = _USED.search(message)
-    if found is None:
-        raise SpmdZeroRuntimeError(
-            f"the TPU compiler ran out of memory for {topology.name}: {message[:1000]}"
-        )
-    return CompilerMemory(arguments=None, peak=round(float(found[1]) * _UNITS[found[2]]))

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from spmdzero.audit import AuditReport, sorted_findings
-from spmdzero.backend.torch_xla import flags as flag_sets
-from spmdzero.backend.torch_xla import map_tensors, runtime
+from spmdzero.backend import flags, map_tensors, runtime
 from spmdzero.config import SpmdZeroConfig, load_config
 from spmdzero.engine import Engine, initialize
 from spmdzero.errors import SpmdZeroUsageError
@@ -20,13 +19,17 @@ from spmdzero.explain._aot import TORCH_XLA_FLAGS, require_tpu_compiler
 from spmdzero.explain._chips import CHIPS, Topology
 from spmdzero.explain._explanation import Explanation
 from spmdzero.explain._fit import stage_fit
-from spmdzero.explain._made_up import with_values
 from spmdzero.explain._moves import floor_elements
 from spmdzero.explain._progress import Step, shown
 from spmdzero.explain._roofline import Roofline, roofline
 from spmdzero.explain._targets import Target, compile_on
 from spmdzero.explain._trace import Batch, TracedProgram, trace_audited, trace_step
-from spmdzero.explain._without_data import bring_to_devices, is_without_data, trace_without_data
+from spmdzero.explain._without_data import (
+    bring_to_devices,
+    is_without_data,
+    trace_without_data,
+    with_values,
+)
 from spmdzero.inspect import read_matmuls
 from spmdzero.plan import Role, ShardingPlan, itemsize
 
@@ -72,15 +75,15 @@ def explain(
             'one, tpu=["v5p:4x4x4"], or build the model on the CPU'
         )
     settings, batch = load_config(config), with_values(batch)
-    own = settings.zero_optimization.stage
+    own, flags = settings.zero_optimization.stage, _flags(settings)
     order = (own, *sorted(set(stages) - {own}))
     compiled: dict[int, list[Target]] = {}
     with shown(len(order) + len(order) * _programs(settings) * len(topologies)) as step:
         engine, programs, audit = _traced(model, settings.source, own, batch, step, audited=True)
-        compiled[own] = _on_targets(programs, topologies, settings, step, stage=own)
+        compiled[own] = compile_on(programs, topologies, flags=flags, stage=own, step=step)
         for stage in order[1:]:
             _, others, _ = _traced(model, settings.source, stage, batch, step, audited=False)
-            compiled[stage] = _on_targets(others, topologies, settings, step, stage=stage)
+            compiled[stage] = compile_on(others, topologies, flags=flags, stage=stage, step=step)
     explanation = _put_together(engine, audit, compiled, batch)
     # Tensors without data would fail whatever program this process runs next.
     del engine
@@ -113,8 +116,9 @@ def explain_engine(
     with shown(1 + _programs(settings) * len(topologies)) as step:
         with step(f"stage {engine.plan.stage}, tracing"):
             programs, audit = trace_audited(engine, batch, steps=1)
-        own = _on_targets(programs, topologies, settings, step, stage=engine.plan.stage)
-    return _put_together(engine, audit, {engine.plan.stage: own}, batch)
+        flags, stage = _flags(settings), engine.plan.stage
+        own = compile_on(programs, topologies, flags=flags, stage=stage, step=step)
+    return _put_together(engine, audit, {stage: own}, batch)
 
 
 def _topologies(names: Iterable[str]) -> list[Topology]:
@@ -162,26 +166,8 @@ def _traced(
         return engine, trace_step(engine, batch), nothing
 
 
-def _on_targets(
-    programs: Sequence[TracedProgram],
-    topologies: Sequence[Topology],
-    settings: SpmdZeroConfig,
-    step: Step,
-    *,
-    stage: int,
-) -> list[Target]:
-    return compile_on(
-        programs,
-        topologies,
-        here=f"{runtime.platform().lower()}:{runtime.device_count()}",
-        flags=_flags(settings),
-        step=step,
-        named=f"stage {stage}",
-    )
-
-
 def _flags(settings: SpmdZeroConfig) -> dict[str, str]:
-    return {**TORCH_XLA_FLAGS, **flag_sets.flags_for(settings.spmd.xla_flags)}
+    return {**TORCH_XLA_FLAGS, **flags.flags_for(settings.spmd.xla_flags)}
 
 
 def _put_together(

@@ -4,19 +4,19 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter, ValidationError
 
+from spmdzero._display import Shown, page_of
 from spmdzero.audit import AuditReport
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.explain._fit import StageFit
 from spmdzero.explain._moves import Moves
 from spmdzero.explain._roofline import Roofline
-from spmdzero.show import _explanation as _render
 
 # Scalars and vectors reduced whole cost less than this.
 _NEAR_THE_FLOOR = 1.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class Explanation:
+class Explanation(Shown):
     """Whether a training step fits, what it moves, what is wrong, what it waits for.
 
     Attributes:
@@ -94,13 +94,7 @@ class Explanation:
 
     def to_html(self) -> str:
         """A page that needs nothing from outside, readable in dark and light."""
-        return _render.page([self])
-
-    def __str__(self) -> str:
-        return _render.text(self)
-
-    def _repr_html_(self) -> str:
-        return _render.html(self)
+        return page_of(self).document()
 
 
 _ADAPTER = TypeAdapter(Explanation)

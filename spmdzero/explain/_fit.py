@@ -4,9 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spmdzero.compat.zero import estimate_zero2_model_states_mem_needs
-from spmdzero.explain._aot import Compiled, CompilerMemory
-from spmdzero.plan import MemoryReport, Role, ShardingPlan
+from spmdzero.explain._aot import CompilerMemory
+from spmdzero.plan import (
+    MemoryReport,
+    Role,
+    ShardingPlan,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +60,8 @@ def stage_fit(plan: ShardingPlan, stage: int, compiled: Sequence[TargetMemory] =
     """The accounts of one stage of `plan`'s model."""
     comparison = plan.compare()
     parameters = sum(math.prod(tensor.shape) for tensor in plan)
-    _, estimate = estimate_zero2_model_states_mem_needs(
-        parameters, num_gpus_per_node=plan.mesh.size, cpu_offload=False
-    )
+    # As spmdzero.zero.estimate_zero2_model_states_mem_needs without offload.
+    estimate = 2 * parameters + int(18 * parameters / plan.mesh.size)
     return StageFit(
         stage=stage,
         paper=comparison.paper[stage] if comparison.paper else None,
@@ -67,16 +69,3 @@ def stage_fit(plan: ShardingPlan, stage: int, compiled: Sequence[TargetMemory] =
         plan=comparison.stages[stage],
         compiled=tuple(compiled),
     )
-
-
-def step_memory(programs: Sequence[Compiled]) -> CompilerMemory:
-    """The memory of a step of several programs; the last one is the boundary's.
-
-    Only the boundary's program has every state among its inputs, but all of them take memory
-    while a micro-batch runs too.
-    """
-    arguments = programs[-1].memory.arguments
-    if any(program.memory.arguments is None for program in programs):
-        return CompilerMemory(arguments=None, peak=max(p.memory.peak for p in programs))
-    temporary = max(p.memory.peak - (p.memory.arguments or 0) for p in programs)
-    return CompilerMemory(arguments=arguments, peak=(arguments or 0) + temporary)

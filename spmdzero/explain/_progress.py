@@ -2,12 +2,24 @@
 
 import contextlib
 import logging
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+# rich numbers its default styles by random numbers of the module's generator: a script's `random`
+# draws what it would draw without.
+_before = random.getstate()
+from rich.console import Console  # noqa: E402
+from rich.progress import (  # noqa: E402
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+random.setstate(_before)
 
 logger = logging.getLogger("spmdzero")
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from spmdzero.audit import Finding, audit_program, stray_collectives
-from spmdzero.explain._aot import Compiled, compile_for_tpu
+from spmdzero.backend import runtime
+from spmdzero.explain._aot import Compiled, CompilerMemory, compile_for_tpu
 from spmdzero.explain._chips import Topology
-from spmdzero.explain._fit import TargetMemory, step_memory
+from spmdzero.explain._fit import TargetMemory
 from spmdzero.explain._moves import Moves, ProgramLedger, measure_moves
 from spmdzero.explain._progress import Step
 from spmdzero.explain._roofline import Roofline, roofline
@@ -46,7 +47,7 @@ class Target:
         """Bytes per device."""
         return TargetMemory(
             target=self.name,
-            memory=step_memory(self.made),
+            memory=_of_a_step([made.memory for made in self.made]),
             hbm_bytes=self.topology.chip.hbm_bytes if self.topology else None,
         )
 
@@ -123,23 +124,16 @@ def compile_on(
     programs: Sequence[TracedProgram],
     topologies: Sequence[Topology],
     *,
-    here: str,
     flags: Mapping[str, str],
+    stage: int,
     step: Step,
-    named: str,
 ) -> list[Target]:
-    """What this process's compiler, if it was asked, and libtpu make of a step.
-
-    Args:
-        here: the name of this process's devices.
-        flags: libtpu's.
-        step: shows progress.
-        named: what the step is called there.
-    """
+    """What this process's compiler, if it was asked, and libtpu, by `flags`, make of a step."""
+    here = f"{runtime.platform().lower()}:{runtime.device_count()}"
 
     def compiled(job: tuple[TracedProgram, Topology]) -> Compiled:
         program, topology = job
-        with step(f"{named}, {program.kind} program for {topology.name}"):
+        with step(f"stage {stage}, {program.kind} program for {topology.name}"):
             return compile_for_tpu(program.annotated, topology, flags=flags)
 
     own = tuple(program.compiled for program in programs if program.compiled is not None)
@@ -153,3 +147,17 @@ def compile_on(
             Target(name=topology.name, topology=topology, traced=tuple(programs), made=mine)
         )
     return targets
+
+
+def _of_a_step(programs: Sequence[CompilerMemory]) -> CompilerMemory:
+    """The memory of a step of several programs; the last one is the boundary's.
+
+    Only the boundary's program has every state among its inputs, but all of them take memory
+    while a micro-batch runs too.
+    """
+    sizes = [(memory.arguments, memory.peak) for memory in programs]
+    if any(arguments is None for arguments, _ in sizes):
+        return CompilerMemory(arguments=None, peak=max(peak for _, peak in sizes))
+    temporary = max(peak - (arguments or 0) for arguments, peak in sizes)
+    arguments = programs[-1].arguments or 0
+    return CompilerMemory(arguments=arguments, peak=arguments + temporary)

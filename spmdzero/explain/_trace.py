@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from spmdzero.audit import AuditReport, auditing
-from spmdzero.backend.torch_xla import AnnotatedProgram
+from spmdzero.backend import AnnotatedProgram
 from spmdzero.engine import Engine, StepGraph
 from spmdzero.explain._aot import Compiled, CompilerMemory
 from spmdzero.inspect import entry_argument_bytes, peak_temporary_bytes

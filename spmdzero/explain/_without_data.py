@@ -1,11 +1,33 @@
-"""A step's programs without a byte of the model: for one that fits no memory here."""
+"""What has no values: a batch of which only shapes are known, a model that fits no memory here."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
-from spmdzero.backend.torch_xla import Placeholders, runtime
+from spmdzero.backend import Placeholders, Replicated, map_tensors, programs, runtime
 from spmdzero.engine import Engine, StepGraph, find_loss, inputs_of
 from spmdzero.explain._trace import Batch, TracedProgram
+
+
+def made_up(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A CPU tensor, the same at each call: normal draws, or zeros, which are valid indices."""
+    if dtype.is_floating_point:
+        generator = torch.Generator("cpu").manual_seed(0)
+        return torch.randn(tuple(shape), generator=generator, device="cpu").to(dtype)
+    return torch.zeros(tuple(shape), dtype=dtype, device="cpu")
+
+
+def with_values(batch: Any) -> Any:
+    """`batch` with a `made_up` tensor in the place of each that is on the meta device."""
+
+    def fill(_: str, leaf: Any) -> Any:
+        if isinstance(leaf, Replicated):
+            return Replicated(fill(_, leaf.tensor))
+        return made_up(leaf.shape, leaf.dtype) if leaf.is_meta else leaf
+
+    return map_tensors(batch, fill)
 
 
 class _StepTracedError(BaseException):
@@ -39,7 +61,7 @@ def trace_without_data(engine: Engine, batch: Batch) -> tuple[TracedProgram, ...
     """
     more = engine.gradient_accumulation_steps() - 1
     runs = {"micro": more, "boundary": 1} if more else {"boundary": 1}
-    placeholders = Placeholders()
+    placeholders = programs.placeholders()
     placeholders.stand_for(engine.named_tensors().values())
     return tuple(
         _trace(engine, batch, placeholders, kind=kind, runs=count) for kind, count in runs.items()

@@ -1,30 +1,29 @@
-"""Training states as files: the native checkpoint format, and the form that all formats share."""
+"""Training states as files: spmdzero's own format, DeepSpeed's, and what other programs read."""
 
 from spmdzero.formats._boxes import Box, assemble, box_shape, box_slices, flat_boxes, whole_box
 from spmdzero.formats._convert import (
     FORMATS,
     Conversion,
     Format,
-    bytes_to_read,
     convert,
     fp32_weights,
     write_for_deepspeed,
 )
 from spmdzero.formats._describe import CheckpointDescription, describe
-from spmdzero.formats._folder import (
-    Retention,
-    check_tag,
-    complete_tags,
-    newest_complete,
-    read_latest,
-)
-from spmdzero.formats._locate import format_of, locate
-from spmdzero.formats._native import read_native
-from spmdzero.formats._open import latest_tag, open_state
-from spmdzero.formats._saver import BackgroundSaver
+from spmdzero.formats._files import save_torch
+from spmdzero.formats._latest import check_tag
+from spmdzero.formats._open import format_of, latest_tag, naming_the_newest, open_state
 from spmdzero.formats._state import HostState, StoredTensor, TrainingState
-from spmdzero.formats._write import SaveOrder, held_for, save_native
-from spmdzero.formats.export import Weights, dtype_called, save_whole
+from spmdzero.formats.export import Weights, dtype_called
+from spmdzero.formats.native import (
+    BackgroundSaver,
+    Retention,
+    SaveOrder,
+    complete_tags,
+    held_for,
+    newest_complete,
+    save_native,
+)
 
 __all__ = [
     "FORMATS",
@@ -42,7 +41,6 @@ __all__ = [
     "assemble",
     "box_shape",
     "box_slices",
-    "bytes_to_read",
     "check_tag",
     "complete_tags",
     "convert",
@@ -53,13 +51,11 @@ __all__ = [
     "fp32_weights",
     "held_for",
     "latest_tag",
-    "locate",
+    "naming_the_newest",
     "newest_complete",
     "open_state",
-    "read_latest",
-    "read_native",
     "save_native",
-    "save_whole",
+    "save_torch",
     "whole_box",
     "write_for_deepspeed",
 ]

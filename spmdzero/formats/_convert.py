@@ -11,11 +11,9 @@ import torch
 
 from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
 from spmdzero.formats._boxes import Box, box_shape
-from spmdzero.formats._folder import LATEST, LATEST_UNIVERSAL, Retention, write_latest
-from spmdzero.formats._locate import locate
-from spmdzero.formats._open import open_state
+from spmdzero.formats._latest import LATEST, LATEST_UNIVERSAL, write_latest
+from spmdzero.formats._open import locate, open_state
 from spmdzero.formats._state import StoredTensor, TrainingState
-from spmdzero.formats._write import SaveOrder, save_native
 from spmdzero.formats.deepspeed import NUMBER, Target, without_debt, write_regular, write_universal
 from spmdzero.formats.export import (
     Weights,
@@ -24,11 +22,13 @@ from spmdzero.formats.export import (
     write_safetensors,
     write_state_dict,
 )
+from spmdzero.formats.native import Retention, SaveOrder, save_native
 
 Format = Literal["native", "universal", "deepspeed", "safetensors", "dcp", "fp32"]
 FORMATS: tuple[str, ...] = get_args(Format)
 _WEIGHTS = ("safetensors", "fp32")
-OnBytes = Callable[[int], None]
+OnBytes = Callable[[int, int], None]
+"""Told of each part that was read: its bytes, and about how many there are in all."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ def convert(
     conversion: Conversion,
     *,
     tag: str | None = None,
-    progress: OnBytes = lambda _: None,
+    progress: OnBytes = lambda read, total: None,
 ) -> Path:
     """Writes the checkpoint at `source` to `target` in another format; needs no device.
 
@@ -78,7 +78,7 @@ def convert(
         target: where; a folder of checkpoints for the three formats that training goes on from.
         conversion: the format.
         tag: which checkpoint of `source`; what `latest` says by default.
-        progress: called with the number of bytes of each part that was read.
+        progress: called after each part that was read.
 
     Returns the folder or file that was written.
 
@@ -87,16 +87,18 @@ def convert(
         SpmdZeroUsageError: the checkpoint has not what the format holds.
     """
     folder, tag = locate(source, tag)
-    state = _watched(_checked(open_state(folder, tag)), progress)
+    state = _checked(open_state(folder, tag))
     exact = conversion.to == "fp32" or conversion.dtype == torch.float32
-    _require_names(state, weights_only=conversion.to in _WEIGHTS, masters=exact)
+    weights_only = conversion.to in _WEIGHTS
+    _require_names(state, weights_only=weights_only, masters=exact)
+    read = Weights.of(state, dtype=torch.float32 if exact else None) if weights_only else state
+    total = sum(tensor.size for tensor in read.tensors.values())
+    state = _watched(state, lambda count: progress(count, total))
     try:
         return _write(state, target, tag, conversion)
     except OSError as error:
         raise SpmdZeroCheckpointError(
-            file=error.filename or target,
-            reason=f"can't be written: {error.strerror or error}",
-            newest=None,
+            file=error.filename or target, reason=f"can't be written: {error.strerror or error}"
         ) from error
 
 
@@ -193,28 +195,7 @@ def write_for_deepspeed(
     return folder / tag
 
 
-def bytes_to_read(folder: Path, tag: str, conversion: Conversion) -> int:
-    """About how many bytes `convert` will read, for a progress bar."""
-    weights_only = conversion.to in _WEIGHTS
-    masters = conversion.to == "fp32" or conversion.dtype == torch.float32
-    tensors = open_state(folder, tag).tensors
-    total = 0
-    for key, tensor in tensors.items():
-        role, _, name = key.partition("/")
-        if weights_only:
-            used = f"master/{name}" if masters and f"master/{name}" in tensors else key
-            if role not in ("parameter", "buffer"):
-                continue
-            tensor = tensors[used]
-        total += _size(tensor)
-    return total
-
-
-def _size(tensor: StoredTensor) -> int:
-    return math.prod(tensor.shape) * tensor.dtype.itemsize
-
-
-def _watched(state: TrainingState, progress: OnBytes) -> TrainingState:
+def _watched(state: TrainingState, progress: Callable[[int], None]) -> TrainingState:
     """The same state, whose reading is reported."""
 
     def watch(tensor: StoredTensor) -> StoredTensor:

@@ -7,9 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from spmdzero.formats._locate import format_of, locate
-from spmdzero.formats._open import open_state
-from spmdzero.formats._state import TrainingState
+from spmdzero.formats._open import format_of, locate, open_state
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,7 +73,15 @@ def describe(source: Path, tag: str | None = None) -> CheckpointDescription:
     folder, tag = locate(source, tag)
     state = open_state(folder, tag)
     host = state.host
-    tensors = tuple(_tensors(state))
+    tensors = tuple(
+        TensorDescription(
+            name=name,
+            shape=tensor.shape,
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            bytes=tensor.size,
+        )
+        for name, tensor in state.tensors.items()
+    )
     own = [tensor for tensor in tensors if tensor.name.startswith("parameter/")]
     roles: Counter[str] = Counter()
     for tensor in tensors:
@@ -98,15 +104,3 @@ def describe(source: Path, tag: str | None = None) -> CheckpointDescription:
         client_state=sorted(host.client_state),
         tensors=tensors,
     )
-
-
-def _tensors(state: TrainingState) -> list[TensorDescription]:
-    return [
-        TensorDescription(
-            name=name,
-            shape=tensor.shape,
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            bytes=math.prod(tensor.shape) * tensor.dtype.itemsize,
-        )
-        for name, tensor in state.tensors.items()
-    ]

@@ -2,15 +2,16 @@
 
 import contextlib
 import os
-from collections.abc import Iterable
+import pickle
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import torch
 import xxhash
 
-Bytes: TypeAlias = bytes | memoryview
+Bytes: TypeAlias = bytes | bytearray | memoryview
 
-_TEMPORARY = ".tmp"
 _BLOCK = 1 << 22
 
 
@@ -19,25 +20,41 @@ def checksum(data: Bytes) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def write_whole(path: Path, parts: Iterable[Bytes]) -> int:
-    """Writes `parts` one after the other as the file `path`; returns its size in bytes.
+class GrowingFile:
+    """An open file that is written from its start to its end.
 
-    Under a temporary name first, in stable storage before it gets its own.
+    Attributes:
+        size: bytes so far.
+    """
+
+    def __init__(self, handle: int) -> None:
+        self._handle, self.size = handle, 0
+
+    def write(self, data: Bytes) -> int:
+        """Appends all of `data`; returns its length."""
+        rest = memoryview(data).cast("B") if len(data) else memoryview(b"")
+        while rest:
+            written = os.write(self._handle, rest)
+            self.size += written
+            rest = rest[written:]
+        return len(data)
+
+    def flush(self) -> None:
+        """What `torch.save` calls; nothing is held back."""
+
+
+@contextlib.contextmanager
+def appearing(path: Path) -> Iterator[GrowingFile]:
+    """The file `path`, under a temporary name until the body has written all of it.
 
     Raises:
         OSError: no space, no permission, ...; a file that `path` named before is as it was.
     """
-    temporary = path.with_name(f".{path.name}{_TEMPORARY}")
-    size = 0
+    temporary = path.with_name(f".{path.name}.tmp")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         try:
-            for part in parts:
-                rest = memoryview(part).cast("B") if len(part) else memoryview(b"")
-                while rest:
-                    written = os.write(handle, rest)
-                    size += written
-                    rest = rest[written:]
+            yield GrowingFile(handle)
             os.fsync(handle)
         finally:
             os.close(handle)
@@ -48,7 +65,19 @@ def write_whole(path: Path, parts: Iterable[Bytes]) -> int:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    return size
+
+
+def write_whole(path: Path, data: Bytes) -> None:
+    """Writes `data` as the file `path`; raises as `appearing`."""
+    with appearing(path) as file:
+        file.write(data)
+
+
+def save_torch(content: Any, path: Path, *, pickle_module: Any = pickle) -> None:
+    """`torch.save` to a file whose folder is made if need be; raises as `appearing`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with appearing(path) as file:
+        torch.save(content, file, pickle_module=pickle_module)  # type: ignore[bad-argument-type]
 
 
 def settle(folder: Path) -> None:
@@ -67,31 +96,17 @@ def read_range(path: Path, offset: int, count: int) -> bytearray:
         OSError: the file can't be read, or is shorter.
     """
     data = bytearray(count)
-    view = memoryview(data)
-    with path.open("rb", buffering=0) as file:
+    with path.open("rb") as file:
         file.seek(offset)
-        while view:
-            read = file.readinto(view)
-            if not read:
-                raise OSError(f"ends {len(view)} bytes early")
-            view = view[read:]
+        missing = count - file.readinto(data)
+    if missing:
+        raise OSError(f"ends {missing} bytes early")
     return data
 
 
 def checksum_of_range(path: Path, offset: int, count: int) -> str:
-    """`checksum` of a part of a file, of which only a block is in memory at a time.
-
-    Raises:
-        OSError: the file can't be read, or is shorter.
-    """
-    digest = xxhash.xxh3_128()
-    block = memoryview(bytearray(min(count, _BLOCK)))
-    with path.open("rb", buffering=0) as file:
-        file.seek(offset)
-        while count:
-            read = file.readinto(block[: min(count, len(block))])
-            if not read:
-                raise OSError(f"ends {count} bytes early")
-            digest.update(block[:read])
-            count -= read
+    """`checksum` of a part of a file, a block of which is in memory at a time; raises likewise."""
+    digest, end = xxhash.xxh3_128(), offset + count
+    for start in range(offset, end, _BLOCK):
+        digest.update(read_range(path, start, min(_BLOCK, end - start)))
     return digest.hexdigest()

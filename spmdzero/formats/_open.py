@@ -1,22 +1,24 @@
-"""Finding the checkpoint that a caller means, and the format that it is in."""
+"""Finding the checkpoint that a caller means, in whichever format it is."""
 
+import contextlib
+import dataclasses
 import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 from spmdzero.errors import SpmdZeroCheckpointError
 from spmdzero.formats import deepspeed
-from spmdzero.formats._folder import (
-    LATEST,
-    LATEST_UNIVERSAL,
-    check_tag,
+from spmdzero.formats._boxes import Box
+from spmdzero.formats._latest import LATEST, LATEST_UNIVERSAL, check_tag, read_latest
+from spmdzero.formats._state import TrainingState
+from spmdzero.formats.native import (
+    COMMIT,
     complete_tags,
     is_foreign,
     newest_complete,
-    read_latest,
+    read_native,
 )
-from spmdzero.formats._manifest import COMMIT
-from spmdzero.formats._native import read_native
-from spmdzero.formats._state import TrainingState
 
 
 def latest_tag(folder: Path, *, universal: bool = False) -> str | None:
@@ -35,6 +37,38 @@ def latest_tag(folder: Path, *, universal: bool = False) -> str | None:
         if named is not None:
             return named
     return next((found.tag for found in complete_tags(folder) if found.latest), None)
+
+
+def format_of(path: Path) -> Literal["native", "universal", "deepspeed"]:
+    """The format of the folder of a tag; native if it is none at all."""
+    if (path / COMMIT).exists() or not path.is_dir() or not deepspeed.recognises(path):
+        return "native"
+    return "universal" if (path / "zero").is_dir() else "deepspeed"
+
+
+def locate(source: Path, tag: str | None = None) -> tuple[Path, str]:
+    """The folder of checkpoints and the tag that `source` means.
+
+    Args:
+        source: a folder of checkpoints, or the folder of one tag.
+        tag: which of them; what `latest` says by default.
+
+    Raises:
+        SpmdZeroCheckpointError: there is nothing.
+    """
+    if tag is not None:
+        return source, tag
+    folder = source.resolve()
+    if (folder / COMMIT).exists() or format_of(folder) != "native":
+        return folder.parent, folder.name
+    tag = latest_tag(source)
+    if tag is None:
+        raise SpmdZeroCheckpointError(
+            file=source,
+            reason="is no folder of checkpoints, nor of one: there is no file `latest` in it",
+            fix="Name the folder that was passed to save_checkpoint, or a tag by --tag",
+        )
+    return source, tag
 
 
 def open_state(
@@ -56,14 +90,40 @@ def open_state(
         SpmdZeroCheckpointError: there is no such tag, or its files are not complete and unaltered.
         SpmdZeroUsageError: no tag can be called so.
     """
-    path = Path(folder) / check_tag(tag)
-    if path.is_dir() and not (path / COMMIT).exists():
-        if deepspeed.recognises(path):
-            return deepspeed.read(path, order)
-        if is_foreign(path):
+    root, path = Path(folder), Path(folder) / check_tag(tag)
+    with naming_the_newest(root, but=tag):
+        if format_of(path) != "native":
+            state = deepspeed.read(path, order)
+        elif path.is_dir() and not (path / COMMIT).exists() and is_foreign(path):
             raise SpmdZeroCheckpointError(
-                file=path,
-                reason="is no checkpoint that spmdzero or DeepSpeed wrote",
-                newest=newest_complete(Path(folder)),
+                file=path, reason="is no checkpoint that spmdzero or DeepSpeed wrote"
             )
-    return read_native(Path(folder), tag, process=process)
+        else:
+            state = read_native(path, process=process)
+
+    def check(parts: Mapping[str, Iterable[Box]]) -> None:
+        with naming_the_newest(root, but=tag):
+            state.check(parts)
+
+    return dataclasses.replace(state, check=check)
+
+
+@contextlib.contextmanager
+def naming_the_newest(folder: Path, *, but: str | None = None) -> Iterator[None]:
+    """Errors of the body about a checkpoint name the newest other one that is complete.
+
+    Args:
+        folder: of the checkpoints.
+        but: the tag that the body is about.
+    """
+    try:
+        yield
+    except SpmdZeroCheckpointError as error:
+        if error.newest is not None:
+            raise
+        raise SpmdZeroCheckpointError(
+            file=error.file,
+            reason=error.reason,
+            newest=newest_complete(folder, but=but) or deepspeed.newest_complete(folder, but=but),
+            fix=error.fix,
+        ) from error

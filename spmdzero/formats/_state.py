@@ -1,5 +1,6 @@
 """What a training run is made of, apart from where it lives: the form that all formats share."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -36,6 +37,11 @@ class StoredTensor:
             read=lambda part: tensor[box_slices(part)].contiguous(),
             pieces=(box,),
         )
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def whole(self) -> torch.Tensor:
         """All of it, `[*shape]` on the CPU."""

@@ -6,7 +6,7 @@ The format: 8 bytes little-endian length, that much JSON, the tensors' bytes
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.formats._boxes import Box, box_shape
-from spmdzero.formats._files import Bytes, checksum, write_whole
+from spmdzero.formats._files import appearing, checksum
 
 CODES = {
     torch.float64: "F64",
@@ -38,14 +38,12 @@ class Entry:
 
     Attributes:
         key: its name in the file.
-        tensor: the name of the tensor that it is a part of.
-        box: which part.
+        box: which part of the tensor that `read` reads it is.
         dtype: of its elements.
         read: the part -> its elements.
     """
 
     key: str
-    tensor: str
     box: Box
     dtype: torch.dtype
     read: Callable[[Box], torch.Tensor]
@@ -57,38 +55,6 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
-    """Where one part of a tensor stands in the files of a checkpoint.
-
-    Attributes:
-        file: the file's name.
-        offset: of its first byte.
-        box: which part of the tensor.
-        checksum: of its bytes.
-    """
-
-    file: str
-    offset: int
-    box: Box
-    checksum: str
-
-    def to_json(self) -> list[Any]:
-        """What `from_json` reads."""
-        return [self.file, self.offset, [list(ends) for ends in self.box], self.checksum]
-
-    @classmethod
-    def from_json(cls, value: list[Any]) -> "Piece":
-        """The piece that `to_json` wrote."""
-        file, offset, box, digest = value
-        return cls(
-            file=str(file),
-            offset=int(offset),
-            box=tuple((int(start), int(stop)) for start, stop in box),
-            checksum=str(digest),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class TensorFile:
     """What a finished file holds.
 
@@ -96,48 +62,44 @@ class TensorFile:
         size: in bytes.
         header: the checksum of all bytes before the first tensor's.
         header_size: their number.
-        pieces: tensor name -> its pieces in this file.
+        places: of each entry, in order, the offset of its first byte and its checksum.
     """
 
     size: int
     header: str
     header_size: int
-    pieces: Mapping[str, list[Piece]]
+    places: Sequence[tuple[int, str]]
 
 
-def write_tensors(path: Path, entries: Iterable[Entry], *, metadata: dict[str, str]) -> TensorFile:
+def write_tensors(path: Path, entries: Sequence[Entry], *, metadata: dict[str, str]) -> TensorFile:
     """Writes the file; one entry after the other is read and dropped.
 
     Raises:
-        OSError: as `write_whole`.
+        OSError: as `appearing`.
         SpmdZeroUsageError: a dtype that safetensors has no code for.
     """
-    entries = list(entries)
     header = _header(entries, metadata)
-    pieces: dict[str, list[Piece]] = {}
-
-    def parts() -> Iterator[Bytes]:
-        yield header
-        offset = len(header)
+    places: list[tuple[int, str]] = []
+    with appearing(path) as file:
+        file.write(header)
         for entry in entries:
-            data = _bytes(entry.read(entry.box))
-            pieces.setdefault(entry.tensor, []).append(
-                Piece(file=path.name, offset=offset, box=entry.box, checksum=checksum(data))
-            )
-            offset += entry.size
-            yield data
+            # numpy has no bfloat16.
+            flat = entry.read(entry.box).contiguous().reshape(-1).view(torch.uint8)
+            data = flat.numpy().data
+            places.append((file.size, checksum(data)))
+            file.write(data)
+    return TensorFile(
+        size=file.size, header=checksum(header), header_size=len(header), places=places
+    )
 
-    size = write_whole(path, parts())
-    return TensorFile(size=size, header=checksum(header), header_size=len(header), pieces=pieces)
 
-
-def _header(entries: list[Entry], metadata: dict[str, str]) -> bytes:
+def _header(entries: Sequence[Entry], metadata: dict[str, str]) -> bytes:
     table: dict[str, Any] = {"__metadata__": metadata}
     offset = 0
     for entry in entries:
         if entry.dtype not in CODES:
             raise SpmdZeroUsageError(
-                f"{entry.tensor} is {entry.dtype}, which a safetensors file can't hold. Convert "
+                f"{entry.key} is {entry.dtype}, which a safetensors file can't hold. Convert "
                 "it, or leave it out of the module's state (a non-persistent buffer)"
             )
         table[entry.key] = {
@@ -149,8 +111,3 @@ def _header(entries: list[Entry], metadata: dict[str, str]) -> bytes:
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    # numpy has no bfloat16.
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -1,1 +1,21 @@
-"""Optimised HLO as text, read."""
+"""Optimised HLO as text, read: its instructions, collectives, matrix products and memory."""
+
+from spmdzero.hlo._collectives import Collective, read_collectives
+from spmdzero.hlo._liveness import entry_argument_bytes, peak_temporary_bytes
+from spmdzero.hlo._matmuls import Matmul, read_matmuls
+from spmdzero.hlo._module import Instruction, Module, Shape, Use
+from spmdzero.hlo._text import parse
+
+__all__ = [
+    "Collective",
+    "Instruction",
+    "Matmul",
+    "Module",
+    "Shape",
+    "Use",
+    "entry_argument_bytes",
+    "parse",
+    "peak_temporary_bytes",
+    "read_collectives",
+    "read_matmuls",
+]

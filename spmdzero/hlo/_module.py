@@ -1,7 +1,8 @@
 """One optimised HLO module as a graph: instructions, their uses, their callers."""
 
 import re
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -53,6 +54,11 @@ class Instruction:
     arguments: str
     attributes: str
     is_root: bool
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What no other instruction of the module has."""
+        return self.computation, self.name
 
     @property
     def op_name(self) -> str:
@@ -141,7 +147,7 @@ class Module:
 
     def uses(self, instruction: Instruction, element: int | None = None) -> Iterator[Use]:
         """Who reads a value (or one element of a tuple), seen through tuples and fusion borders."""
-        for user, position in self._users.get((instruction.computation, instruction.name), ()):
+        for user, position in self._users.get(instruction.key, ()):
             if user.opcode == "get-tuple-element":
                 if element is None or user.element == element:
                     yield from self.uses(user)
@@ -168,7 +174,7 @@ class Module:
         They are get-tuple-elements, and the fusion or async pair whose only result it is. The
         compiler leaves each of them the metadata of its tensor when it combines collectives.
         """
-        for user, position in self._users.get((instruction.computation, instruction.name), ()):
+        for user, position in self._users.get(instruction.key, ()):
             if user.opcode == "get-tuple-element":
                 if element is None or user.element == element:
                     yield user
@@ -185,11 +191,33 @@ class Module:
                         yield caller
                     yield from self.taken_out(caller, element)
 
+    def origin(self, value: Instruction, *, through: Collection[str]) -> Iterator[Instruction]:
+        """A value; while its opcode is one of `through`, what its first operand is, and so on."""
+        seen = set[tuple[str, str]]()
+        while value.key not in seen:
+            seen.add(value.key)
+            yield value
+            sources = self.sources(value)
+            if value.opcode not in through or not sources:
+                return
+            value = sources[0]
+
+    def readers(
+        self, value: Instruction, element: int | None = None, *, through: Collection[str]
+    ) -> Iterator[Use]:
+        """`uses`, then those of what the users with an opcode in `through` make, nearest first."""
+        pending, seen = deque(self.uses(value, element)), set[tuple[str, str]]()
+        while pending:
+            use = pending.popleft()
+            yield use
+            if use.user and use.user.opcode in through and use.user.key not in seen:
+                seen.add(use.user.key)
+                pending.extend(self.uses(use.user))
+
     def asynchronous(self, instruction: Instruction) -> bool:
         """Whether other work may run between its start and its end."""
-        return instruction.opcode.endswith("-start") or any(
-            caller.opcode == "async-start" or self.asynchronous(caller)
-            for caller in self.callers(instruction.computation)
+        return instruction.opcode.endswith("-start") or self._is_within(
+            instruction.computation, "async-start"
         )
 
     def group_size(self, collective: Instruction) -> int:
@@ -214,8 +242,11 @@ class Module:
 
     def in_loop(self, computation: str) -> bool:
         """Whether a computation is a while body or condition, or is called from one."""
+        return self._is_within(computation, "while")
+
+    def _is_within(self, computation: str, opcode: str) -> bool:
         return any(
-            caller.opcode == "while" or self.in_loop(caller.computation)
+            caller.opcode == opcode or self._is_within(caller.computation, opcode)
             for caller in self.callers(computation)
         )
 

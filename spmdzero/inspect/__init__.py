@@ -1,8 +1,13 @@
 """What the compiler did: collective ledgers, and what the devices hold."""
 
-from spmdzero.hlo._liveness import entry_argument_bytes, peak_temporary_bytes
-from spmdzero.hlo._matmuls import Matmul, read_matmuls
-from spmdzero.inspect._ledger import Collective, CollectiveLedger
+from spmdzero.hlo import (
+    Collective,
+    Matmul,
+    entry_argument_bytes,
+    peak_temporary_bytes,
+    read_matmuls,
+)
+from spmdzero.inspect._ledger import CollectiveLedger, LedgerDetails
 from spmdzero.inspect._measure import measure
 from spmdzero.inspect._record import StepLedgers, record_ledgers
 from spmdzero.inspect._shards import Shard, ShardView, shards
@@ -10,6 +15,7 @@ from spmdzero.inspect._shards import Shard, ShardView, shards
 __all__ = [
     "Collective",
     "CollectiveLedger",
+    "LedgerDetails",
     "Matmul",
     "Shard",
     "ShardView",

@@ -1,68 +1,17 @@
 """The collective ledger: which bytes one compiled step moves, and for which tensor."""
 
 import json
-import math
-import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
+from spmdzero._display import Shown
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.hlo._module import Instruction, Module, Shape
-from spmdzero.hlo._text import parse
-from spmdzero.inspect._ledger_tags import ELEMENTWISE, tag_of, traced_as
-from spmdzero.show import _ledger as _render
-
-_KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Collective:
-    """One tensor that crosses devices in the compiled step.
-
-    Attributes:
-        kind: ``all-reduce``, ``reduce-scatter``, ``all-gather``, ``all-to-all`` or
-            ``collective-permute``. libtpu's ``all-reduce-scatter`` fusion is a reduce-scatter.
-        dtype: element type as HLO spells it. XLA's CPU compiler widens bf16 collectives to f32.
-        shape: shape on one device of the unsharded side: what goes into an all-reduce, a
-            reduce-scatter, an all-to-all or a permute, what comes out of an all-gather.
-        bytes: size of that shape, bytes per device.
-        wire_bytes: what one device sends in a ring of N, rounded down, bytes per device:
-            ``bytes`` times 2(N-1)/N for an all-reduce, 1 for a permute, (N-1)/N for the others.
-        group_size: N, the number of devices that take part together.
-        scattered: each device keeps only its part of the sum: a reduce-scatter, or an all-reduce
-            that is read only through the slice that the device's own index selects.
-        asynchronous: the compiler split it into a start and an end, with other work between.
-        in_loop: it runs once for each turn of a while loop; the bytes are those of one turn.
-        role: the tag's role (``gradient``, ``parameter``, ``loss``, ``norm``, ``direction``,
-            ``update``), "" without a tag.
-        tensor: the tag's tensor, "" if the tag has none.
-        op_name: ``metadata={op_name=...}`` of the instruction.
-        source: ``file:line`` that traced it, as far as the metadata tells; "" otherwise.
-    """
-
-    kind: str
-    dtype: str
-    shape: tuple[int, ...]
-    bytes: int
-    wire_bytes: int
-    group_size: int
-    scattered: bool
-    asynchronous: bool
-    in_loop: bool
-    role: str
-    tensor: str
-    op_name: str
-    source: str
-
-    @property
-    def is_scalar(self) -> bool:
-        """Whether one element moves."""
-        return math.prod(self.shape) == 1
+from spmdzero.hlo import Collective, Module, parse, read_collectives
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class CollectiveLedger:
+class CollectiveLedger(Shown):
     """Every collective of one compiled step.
 
     Attributes:
@@ -94,19 +43,17 @@ class CollectiveLedger:
             SpmdZeroUsageError: ``text`` is not one HLO module, or does not say how many devices
                 a collective spans.
         """
-        return cls.of_module(parse(text), aliased=aliased, outputs=outputs)
+        module = parse(text)
+        found = (collective for _, collective in read_collectives(module, outputs=outputs))
+        return cls.of(module, found, aliased=aliased)
 
     @classmethod
-    def of_module(
-        cls, module: Module, *, aliased: int | None = None, outputs: Sequence[str] = ()
+    def of(
+        cls, module: Module, collectives: Iterable[Collective], *, aliased: int | None = None
     ) -> "CollectiveLedger":
-        """`from_hlo` of a text that was parsed before."""
+        """The ledger of a module whose collectives were read before."""
         return cls(
-            collectives=tuple(
-                collective
-                for instruction in module.instructions()
-                for collective in _collectives(module, instruction, outputs)
-            ),
+            collectives=tuple(collectives),
             aliased=module.aliased if aliased is None else aliased,
             parameters=module.parameters,
             named=any(instruction.op_name for instruction in module.instructions()),
@@ -154,94 +101,25 @@ class CollectiveLedger:
         return json.dumps(asdict(self), indent=2)
 
     def __repr__(self) -> str:
-        return f"CollectiveLedger({_render.summary(self)})"
+        return f"CollectiveLedger({self.summary})"
 
-    def __str__(self) -> str:
-        return _render.ledger_text(self)
+    @property
+    def summary(self) -> str:
+        """How much moves, in one line."""
+        donated = "?" if self.aliased is None else self.aliased
+        return (
+            f"collectives: {len(self.collectives)}, {self.bytes:,} bytes, "
+            f"{self.wire_bytes:,} on the wire, per device; "
+            f"{donated} of {self.parameters} inputs donated"
+        )
 
     def details(self) -> str:
         """A text table with one line for each collective, the tensor that it serves included."""
-        return _render.details_text(self)
-
-    def _repr_html_(self) -> str:
-        return _render.ledger_html(self)
+        return str(LedgerDetails(self))
 
 
-def _collectives(
-    module: Module, instruction: Instruction, outputs: Sequence[str]
-) -> Iterator[Collective]:
-    kind = instruction.opcode.removesuffix("-start")
-    if kind not in _KINDS:
-        return
-    # libtpu prints a reduce-scatter as a fusion that calls %all-reduce-scatter.<number>.
-    fused = instruction.computation.startswith("all-reduce-scatter")
-    size = module.group_size(instruction)
-    operands = module.operands(instruction)
-    for index, operand in enumerate(operands):
-        element = index if len(operands) > 1 else None
-        payload = operand.shapes[0]
-        if kind == "all-gather":
-            payload = _gathered(payload, instruction, size)
-        scattered = fused or kind == "reduce-scatter"
-        if kind == "all-reduce" and not scattered:
-            scattered = _only_own_part(module, instruction, element)
-        shown = "reduce-scatter" if fused else kind
-        traced = traced_as(module, instruction, element)
-        role, tensor = tag_of(module, instruction, traced, operand, element, outputs)
-        yield Collective(
-            kind=shown,
-            dtype=payload.dtype,
-            shape=payload.dims,
-            bytes=payload.bytes,
-            wire_bytes=_wire_bytes(shown, payload.bytes, size),
-            group_size=size,
-            scattered=scattered,
-            asynchronous=module.asynchronous(instruction),
-            in_loop=module.in_loop(instruction.computation),
-            role=role,
-            tensor=tensor,
-            op_name=traced.op_name,
-            source=traced.source,
-        )
+@dataclass(frozen=True)
+class LedgerDetails(Shown):
+    """A ledger that is shown collective by collective."""
 
-
-def _wire_bytes(kind: str, payload: int, size: int) -> int:
-    if kind == "collective-permute":
-        return payload
-    return payload * (size - 1) * (2 if kind == "all-reduce" else 1) // size
-
-
-def _gathered(shard: Shape, instruction: Instruction, size: int) -> Shape:
-    found = re.search(r"\bdimensions=\{(\d+)\}", instruction.attributes)
-    if found is None:
-        raise SpmdZeroUsageError(f"the all-gather %{instruction.name} does not say its dimension.")
-    dim = int(found[1])
-    return Shape(shard.dtype, (*shard.dims[:dim], shard.dims[dim] * size, *shard.dims[dim + 1 :]))
-
-
-def _only_own_part(module: Module, instruction: Instruction, element: int | None) -> bool:
-    """Whether a sum is read only through slices that start at this device's own index."""
-    sliced = False
-    for use in module.uses(instruction, element):
-        if use.user is None:
-            return False
-        if use.user.opcode == "dynamic-slice" and use.position == 0:
-            if not _from_device_index(module, use.user):
-                return False
-        elif use.user.opcode not in ELEMENTWISE or not _only_own_part(module, use.user, None):
-            return False
-        sliced = True
-    return sliced
-
-
-def _from_device_index(module: Module, dynamic_slice: Instruction) -> bool:
-    pending, seen = list(module.operands(dynamic_slice)[1:]), set()
-    while pending:
-        instruction = pending.pop()
-        if instruction.opcode in ("partition-id", "replica-id"):
-            return True
-        key = instruction.computation, instruction.name
-        if key not in seen:
-            seen.add(key)
-            pending += module.sources(instruction)
-    return False
+    ledger: CollectiveLedger

@@ -2,7 +2,7 @@
 
 import math
 
-from spmdzero.backend.torch_xla import local_shapes, runtime
+from spmdzero.backend import arrays, runtime
 from spmdzero.engine import Engine
 from spmdzero.plan import MemoryReport, Role
 
@@ -21,5 +21,5 @@ def measure(engine: Engine) -> MemoryReport:
         slot = name.split("/", 1)[0]
         role = _SLOT_ROLES.get(slot, Role.MOMENT if slot in engine.plan.moments else None)
         if role is not None:
-            totals[role] += max(map(math.prod, local_shapes(tensor))) * tensor.element_size()
+            totals[role] += max(map(math.prod, arrays.local_shapes(tensor))) * tensor.element_size()
     return MemoryReport(tuple(totals.items()))

@@ -5,9 +5,9 @@ from math import prod
 
 import torch
 
-from spmdzero.backend.torch_xla import local_devices, local_slices, runtime, sharding_of
+from spmdzero._display import Shown
+from spmdzero.backend import arrays, runtime
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.show import _shards as _render
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Shard:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ShardView:
+class ShardView(Shown):
     """Who holds what of one tensor; print it, or let a notebook draw it.
 
     Attributes:
@@ -58,14 +58,21 @@ class ShardView:
                 found.append(shard.slices)
         return tuple(found)
 
+    @property
+    def summary(self) -> str:
+        """Shape, number of parts, and bytes per device, in one line."""
+        whole = prod(self.shape) * self.element_bytes
+        count, parts = len(self.shards), len(self.parts)
+        named = f"{self.dtype} {list(self.shape)}"
+        if parts == 1:
+            return f"{named}, whole on each of {count} devices: {whole:,} bytes per device"
+        return (
+            f"{named}, {parts} parts on {count} devices: "
+            f"{self.bytes_per_device:,} of {whole:,} bytes per device"
+        )
+
     def __repr__(self) -> str:
-        return f"ShardView({_render.summary(self)})"
-
-    def __str__(self) -> str:
-        return _render.shards_text(self)
-
-    def _repr_html_(self) -> str:
-        return _render.shards_html(self)
+        return f"ShardView({self.summary})"
 
 
 def shards(tensor: torch.Tensor) -> ShardView:
@@ -76,13 +83,13 @@ def shards(tensor: torch.Tensor) -> ShardView:
     Raises:
         SpmdZeroUsageError: the tensor is not on the mesh, or still pending without an annotation.
     """
-    if tensor.device.type != "xla":
+    if not arrays.is_mine(tensor):
         raise SpmdZeroUsageError(
             f"the tensor is on {tensor.device}, where no mesh splits it. Pass one that lives on "
             "the mesh: a parameter of engine.module, or a value of engine.named_tensors()"
         )
     runtime.wait()
-    if not sharding_of(tensor):
+    if not arrays.sharding_of(tensor):
         raise SpmdZeroUsageError(
             "the compiler has not placed this tensor yet: it is the result of operations that are "
             "still pending. Run them first: torch_xla.sync()"
@@ -93,6 +100,8 @@ def shards(tensor: torch.Tensor) -> ShardView:
         element_bytes=tensor.element_size(),
         shards=tuple(
             Shard(device=device, slices=slices)
-            for device, slices in zip(local_devices(), local_slices(tensor), strict=True)
+            for device, slices in zip(
+                runtime.local_devices(), arrays.local_slices(tensor), strict=True
+            )
         ),
     )

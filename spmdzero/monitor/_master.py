@@ -4,15 +4,10 @@ import weakref
 from collections.abc import Callable, Iterable
 
 from spmdzero.config import SpmdZeroConfig
-from spmdzero.monitor._base import Monitor, Scalar
-from spmdzero.monitor._csv import CsvMonitor
-from spmdzero.monitor._tensorboard import TensorBoardMonitor
-from spmdzero.monitor._wandb import WandbMonitor
+from spmdzero.monitor._writers import CsvMonitor, TensorBoardMonitor, WandbMonitor, Writer
 
 Event = tuple[str, float | Callable[[], float], int]
-"""A `Scalar` whose value may still have to be read from the devices: a callable reads it."""
-
-_Held = list[Event]
+"""Name, value, samples; a value that is still on the devices is a callable that reads it."""
 
 
 class MonitorMaster:
@@ -31,20 +26,20 @@ class MonitorMaster:
     """
 
     def __init__(self, config: SpmdZeroConfig, *, writes: bool = True) -> None:
-        self._monitors: list[Monitor] = []
+        self._writers: list[Writer] = []
         if writes and config.tensorboard.enabled:
-            self._monitors.append(TensorBoardMonitor(config.tensorboard))
+            self._writers.append(TensorBoardMonitor(config.tensorboard))
         if writes and config.wandb.enabled:
-            self._monitors.append(WandbMonitor(config.wandb))
+            self._writers.append(WandbMonitor(config.wandb))
         if writes and config.csv_monitor.enabled:
-            self._monitors.append(CsvMonitor(config.csv_monitor))
-        self._held: _Held = []
-        self._end = weakref.finalize(self, _finish, self._held, self._monitors)
+            self._writers.append(CsvMonitor(config.csv_monitor))
+        self._held: list[Event] = []
+        self._end = weakref.finalize(self, _finish, self._held, self._writers)
 
     @property
     def enabled(self) -> bool:
         """Whether this process writes anywhere."""
-        return bool(self._monitors)
+        return bool(self._writers)
 
     def write_events(self, events: Iterable[Event]) -> None:
         """Writes events after all earlier ones; at once unless a number has to be read."""
@@ -56,26 +51,26 @@ class MonitorMaster:
 
     def flush(self) -> None:
         """Reads and writes what is held."""
-        _write(self._held, self._monitors)
+        _write(self._held, self._writers)
 
     def close(self) -> None:
         """Writes what is held and ends the records; the end of the process does it too."""
         self._end()
-        self._monitors = []
+        self._writers = []
 
 
-def _write(held: _Held, monitors: list[Monitor]) -> None:
-    scalars: list[Scalar] = [
+def _write(held: list[Event], writers: list[Writer]) -> None:
+    scalars = [
         (name, float(value() if callable(value) else value), samples)
         for name, value, samples in held
     ]
     held.clear()
     if scalars:
-        for monitor in monitors:
-            monitor.write(scalars)
+        for writer in writers:
+            writer.write(scalars)
 
 
-def _finish(held: _Held, monitors: list[Monitor]) -> None:
-    _write(held, monitors)
-    for monitor in monitors:
-        monitor.close()
+def _finish(held: list[Event], writers: list[Writer]) -> None:
+    _write(held, writers)
+    for writer in writers:
+        writer.close()

@@ -7,7 +7,7 @@ from spmdzero.optim._elementwise import TorchElementwise
 from spmdzero.optim._lamb import Lamb
 from spmdzero.optim._lion import Lion
 from spmdzero.optim._muon import Muon
-from spmdzero.optim._muon_groups import is_muon_parameter, muon_groups
+from spmdzero.optim._muon_groups import muon_groups
 from spmdzero.optim._named import FusedAdam, FusedLamb, FusedLion
 from spmdzero.optim._one_cycle import OneCycle
 from spmdzero.optim._range_test import LRRangeTest
@@ -19,7 +19,7 @@ from spmdzero.optim._rule_factory import (
     rules_from_torch,
 )
 from spmdzero.optim._schedule import DeepSpeedSchedule
-from spmdzero.optim._schedule_factory import Schedule, schedule_from_config
+from spmdzero.optim._schedule_factory import schedule_from_config
 from spmdzero.optim._schedules import WarmupCosineLR, WarmupDecayLR, WarmupLR
 from spmdzero.optim._sgd import SGD
 
@@ -38,7 +38,6 @@ __all__ = [
     "LocalTensor",
     "Muon",
     "OneCycle",
-    "Schedule",
     "TorchElementwise",
     "UpdateRule",
     "WarmupCosineLR",
@@ -46,7 +45,6 @@ __all__ = [
     "WarmupLR",
     "WholeTensor",
     "clip_coefficient",
-    "is_muon_parameter",
     "is_tested",
     "muon_groups",
     "rule_from_config",

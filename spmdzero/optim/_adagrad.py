@@ -6,13 +6,15 @@ from typing import Any
 
 from torch import Tensor
 
-from spmdzero.optim._group_checks import refuse_options, require_number
+from spmdzero.config import OPTIMIZERS
 from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, keep_new
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adagrad(UpdateRule):
     """Adagrad as torch.optim.Adagrad has it, which DeepSpeed's "Adagrad" is (JMLR 12, 2121)."""
+
+    parameters = OPTIMIZERS["Adagrad"]
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -22,27 +24,6 @@ class Adagrad(UpdateRule):
     def initial(self, name: str, group: Mapping[str, Any]) -> float:
         """`initial_accumulator_value`."""
         return float(group["initial_accumulator_value"])
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """torch.optim.Adagrad's defaults."""
-        return {
-            "lr": 1e-2,
-            "lr_decay": 0.0,
-            "eps": 1e-10,
-            "weight_decay": 0.0,
-            "initial_accumulator_value": 0.0,
-        }
-
-    def validate(self, group: Mapping[str, Any]) -> None:
-        """Check a param group; the ranges are torch.optim.Adagrad's.
-
-        Raises:
-            SpmdZeroConfigError: see `UpdateRule.validate`.
-        """
-        for name in self.defaults:
-            require_number(name, group[name])
-        refuse_options(group, ("maximize", "differentiable"))
 
     def hyper(self, group: Mapping[str, Any]) -> dict[str, float]:
         """lr, its decay, eps and weight decay."""

@@ -7,14 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spmdzero.optim._group_checks import (
-    log_decay,
-    refuse_options,
-    require_betas,
-    require_fixed,
-    require_number,
-)
-from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, keep_new
+from spmdzero.config import OPTIMIZERS
+from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, decay_rates, keep_new
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +20,8 @@ class Adam(UpdateRule):
         bias_correction: divide the moments by `1 - beta ** step`.
     """
 
+    parameters = OPTIMIZERS["Adam"]
+    not_in_groups = ("adam_w_mode", "torch_adam", "amsgrad")
     decoupled: bool
     bias_correction: bool
 
@@ -35,44 +31,17 @@ class Adam(UpdateRule):
         return ("exp_avg", "exp_avg_sq")
 
     @property
-    def defaults(self) -> dict[str, Any]:
-        """FusedAdam's defaults (DeepSpeed, ops/adam/fused_adam.py)."""
-        return {
-            "lr": 1e-3,
-            "bias_correction": self.bias_correction,
-            "betas": (0.9, 0.999),
-            "eps": 1e-8,
-            "weight_decay": 0.0,
-        }
-
-    def validate(self, group: Mapping[str, Any]) -> None:
-        """Check a param group; the ranges are torch.optim.Adam's.
-
-        Raises:
-            SpmdZeroConfigError: see `UpdateRule.validate`.
-        """
-        require_betas(group["betas"])
-        for name in ("lr", "eps", "weight_decay"):
-            require_number(name, group[name])
-        refuse_options(group, ("amsgrad", "maximize", "differentiable"))
-        require_fixed(group, "bias_correction", fixed=self.bias_correction)
-        require_fixed(group, "decoupled_weight_decay", fixed=self.decoupled)
+    def fixed(self) -> dict[str, Any]:
+        """What the compiled update has no other of."""
+        return {"bias_correction": self.bias_correction, "decoupled_weight_decay": self.decoupled}
 
     def hyper(self, group: Mapping[str, Any]) -> dict[str, float]:
         """lr, eps, the decay and what the betas lead to."""
         lr, weight_decay = float(group["lr"]), float(group["weight_decay"])
-        beta1, beta2 = (float(beta) for beta in group["betas"])
-        return {
-            "lr": lr,
-            "eps": float(group["eps"]),
-            "decay": lr * weight_decay if self.decoupled else weight_decay,
-            # Subtracted in fp32, 1 - 0.999 would be right to 4 digits only.
-            "one_minus_beta1": 1.0 - beta1,
-            "one_minus_beta2": 1.0 - beta2,
-            "beta2": beta2,
-            "log_beta1": log_decay(beta1),
-            "log_beta2": log_decay(beta2),
-        }
+        rates = decay_rates(group, logarithms=True)
+        del rates["beta1"]
+        decay = lr * weight_decay if self.decoupled else weight_decay
+        return {"lr": lr, "eps": float(group["eps"]), "decay": decay, **rates}
 
     def prepare(self, hyper: Mapping[str, Tensor], step: Tensor) -> dict[str, Tensor]:
         """The step size and both moments' factors."""

@@ -74,10 +74,6 @@ class TorchElementwise(UpdateRule):
         """The optimizer's own, which its step may read."""
         return attributes_of(self.optimizer)
 
-    def prepare(self, hyper: Mapping[str, Tensor], step: Tensor) -> dict[str, Tensor]:
-        """Nothing: the class counts its steps itself."""
-        return {}
-
     def update(
         self,
         param: Tensor,

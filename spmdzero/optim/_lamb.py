@@ -7,14 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spmdzero.optim._group_checks import (
-    log_decay,
-    refuse_options,
-    require_betas,
-    require_fixed,
-    require_number,
-)
-from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, keep_new
+from spmdzero.config import OPTIMIZERS
+from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, decay_rates, keep_new
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +24,8 @@ class Lamb(UpdateRule):
         eps_inside_sqrt: add eps to the second moment, not to its root.
     """
 
+    parameters = OPTIMIZERS["Lamb"]
+    not_in_groups = ("eps_inside_sqrt",)
     bias_correction: bool
     eps_inside_sqrt: bool
 
@@ -39,42 +35,15 @@ class Lamb(UpdateRule):
         return ("exp_avg", "exp_avg_sq")
 
     @property
-    def defaults(self) -> dict[str, Any]:
-        """FusedLamb's defaults (DeepSpeed, ops/lamb/fused_lamb.py)."""
-        return {
-            "lr": 1e-3,
-            "bias_correction": self.bias_correction,
-            "betas": (0.9, 0.999),
-            "eps": 1e-8,
-            "weight_decay": 0.0,
-            "max_coeff": 10.0,
-            "min_coeff": 0.01,
-        }
-
-    def validate(self, group: Mapping[str, Any]) -> None:
-        """Check a param group.
-
-        Raises:
-            SpmdZeroConfigError: see `UpdateRule.validate`.
-        """
-        require_betas(group["betas"])
-        for name in ("lr", "eps", "weight_decay", "max_coeff", "min_coeff"):
-            require_number(name, group[name])
-        refuse_options(group, ("amsgrad", "max_grad_norm"))
-        require_fixed(group, "bias_correction", fixed=self.bias_correction)
+    def fixed(self) -> dict[str, Any]:
+        """What the compiled update has no other of."""
+        return {"bias_correction": self.bias_correction}
 
     def hyper(self, group: Mapping[str, Any]) -> dict[str, float]:
         """The numbers, and what the betas lead to."""
-        beta1, beta2 = (float(beta) for beta in group["betas"])
-        numbers = ("lr", "eps", "weight_decay", "max_coeff", "min_coeff")
-        return {name: float(group[name]) for name in numbers} | {
-            "beta1": beta1,
-            "beta2": beta2,
-            "one_minus_beta1": 1.0 - beta1,
-            "one_minus_beta2": 1.0 - beta2,
-            "log_beta1": log_decay(beta1),
-            "log_beta2": log_decay(beta2),
-        }
+        names = ("lr", "eps", "weight_decay", "max_coeff", "min_coeff")
+        numbers = {name: float(group[name]) for name in names}
+        return numbers | decay_rates(group, logarithms=True)
 
     def prepare(self, hyper: Mapping[str, Tensor], step: Tensor) -> dict[str, Tensor]:
         """The step size before the trust ratio."""

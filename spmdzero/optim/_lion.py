@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from spmdzero.optim._group_checks import require_betas, require_number
-from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, keep_new
+from spmdzero.config import OPTIMIZERS
+from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, decay_rates, keep_new
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,41 +18,17 @@ class Lion(UpdateRule):
     paper; DeepSpeed's kernel adds lr there at every step (csrc/lion/multi_tensor_lion.cu).
     """
 
+    parameters = OPTIMIZERS["Lion"]
+
     @property
     def slots(self) -> tuple[str, ...]:
         """The momentum."""
         return ("exp_avg",)
 
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """FusedLion's defaults (DeepSpeed, ops/lion/fused_lion.py)."""
-        return {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.0}
-
-    def validate(self, group: Mapping[str, Any]) -> None:
-        """Check a param group.
-
-        Raises:
-            SpmdZeroConfigError: see `UpdateRule.validate`.
-        """
-        require_betas(group["betas"])
-        for name in ("lr", "weight_decay"):
-            require_number(name, group[name])
-
     def hyper(self, group: Mapping[str, Any]) -> dict[str, float]:
         """lr, the decay of a step, and both betas with their complements."""
-        beta1, beta2 = (float(beta) for beta in group["betas"])
-        return {
-            "lr": float(group["lr"]),
-            "decay": float(group["lr"]) * float(group["weight_decay"]),
-            "beta1": beta1,
-            "beta2": beta2,
-            "one_minus_beta1": 1.0 - beta1,
-            "one_minus_beta2": 1.0 - beta2,
-        }
-
-    def prepare(self, hyper: Mapping[str, Tensor], step: Tensor) -> dict[str, Tensor]:
-        """The numbers as they are: no part of Lion depends on the step."""
-        return dict(hyper)
+        lr = float(group["lr"])
+        return {"lr": lr, "decay": lr * float(group["weight_decay"]), **decay_rates(group)}
 
     def update(
         self,

@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from spmdzero.errors import SpmdZeroConfigError
-from spmdzero.optim._group_checks import require_number
+from spmdzero.config import OPTIMIZERS
 from spmdzero.optim._newton_schulz import aspect_scale, gather_dtype, orthogonalize
 from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, keep_new
 
@@ -28,6 +27,7 @@ class Muon(UpdateRule):
         ns_method: the Newton-Schulz iteration, see `orthogonalize`.
     """
 
+    parameters = OPTIMIZERS["Muon"]
     ns_method: Literal["gram", "standard"]
 
     @property
@@ -46,22 +46,10 @@ class Muon(UpdateRule):
             "use_muon": True,
         }
 
-    def validate(self, group: Mapping[str, Any]) -> None:
-        """Check a param group.
-
-        Raises:
-            SpmdZeroConfigError: see `UpdateRule.validate`.
-        """
-        for name in ("lr", "weight_decay"):
-            require_number(name, group[name])
-        require_number("momentum", group["momentum"], below=1.0)
-        if group["ns_method"] != self.ns_method:
-            raise SpmdZeroConfigError(
-                key="optimizer.params.ns_method",
-                value=group["ns_method"],
-                reason=f"the update was built with {self.ns_method!r}",
-                fix="Use the same method in every param group and keep it while training.",
-            )
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """What the compiled update has no other of."""
+        return {"ns_method": self.ns_method}
 
     def hyper(self, group: Mapping[str, Any]) -> dict[str, float]:
         """lr, the decay of a step, and the momentum with its complement."""
@@ -90,10 +78,6 @@ class Muon(UpdateRule):
         update = orthogonalize(matrix, method=self.ns_method) * scale
         stored = whole.store(update.reshape(whole.shape)).to(grad.dtype)
         return stored, {"momentum_buffer": buffer}
-
-    def prepare(self, hyper: Mapping[str, Tensor], step: Tensor) -> dict[str, Tensor]:
-        """lr and decay: no part of Muon depends on the step."""
-        return {"lr": hyper["lr"], "decay": hyper["decay"]}
 
     def update(
         self,

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from torch.optim import Optimizer
 
-from spmdzero.errors import SpmdZeroConfigError
-from spmdzero.optim._schedule import DeepSpeedSchedule, number, per_group
+from spmdzero.optim._schedule import DeepSpeedSchedule, checked, per_group
 
 _SECOND_BETA = 0.99
 
@@ -41,6 +40,7 @@ class OneCycle(DeepSpeedSchedule):
         SpmdZeroConfigError: a parameter of the wrong type, range or length.
     """
 
+    @checked("OneCycle")
     def __init__(
         self,
         optimizer: Optimizer,
@@ -63,15 +63,15 @@ class OneCycle(DeepSpeedSchedule):
             cycle_second_step_size = cycle_first_step_size
         if cycle_second_stair_count is None:
             cycle_second_stair_count = cycle_first_stair_count
-        self.first_step_size = _at_least(cycle_first_step_size, "cycle_first_step_size", above=True)
-        self.second_step_size = _at_least(cycle_second_step_size, "cycle_second_step_size")
-        self.first_stair_count = _at_least(cycle_first_stair_count, "cycle_first_stair_count")
-        self.second_stair_count = _at_least(cycle_second_stair_count, "cycle_second_stair_count")
+        self.first_step_size = cycle_first_step_size
+        self.second_step_size = cycle_second_step_size
+        self.first_stair_count = cycle_first_stair_count
+        self.second_stair_count = cycle_second_stair_count
         self.total_size = self.first_step_size + self.second_step_size
         self.step_ratio = self.first_step_size / self.total_size
-        self.decay_step_size = _at_least(decay_step_size, "decay_step_size")
-        self.decay_lr_rate = number("decay_lr_rate", decay_lr_rate)
-        self.decay_mom_rate = number("decay_mom_rate", decay_mom_rate)
+        self.decay_step_size = decay_step_size
+        self.decay_lr_rate = decay_lr_rate
+        self.decay_mom_rate = decay_mom_rate
         self.min_lrs = per_group(optimizer, "cycle_min_lr", cycle_min_lr)
         self.max_lrs = per_group(optimizer, "cycle_max_lr", cycle_max_lr)
         self.min_moms = per_group(optimizer, "cycle_min_mom", cycle_min_mom)
@@ -121,7 +121,7 @@ class OneCycle(DeepSpeedSchedule):
         warnings.warn(
             "OneCycle leaves the momentum alone: the optimizer has no betas. "
             'Set "cycle_momentum": false to say so.',
-            stacklevel=3,
+            stacklevel=4,
         )
         return False
 
@@ -143,15 +143,3 @@ class OneCycle(DeepSpeedSchedule):
         if place <= self.first_step_size:
             return math.floor(place * stairs / self.first_step_size) / stairs
         return math.floor((self.total_size - place) * stairs / self.second_step_size) / stairs
-
-
-def _at_least(value: object, name: str, *, above: bool = False) -> float:
-    found = number(name, value)
-    if found < 0 or (above and found == 0):
-        raise SpmdZeroConfigError(
-            key=f"scheduler.params.{name}",
-            value=value,
-            reason="the value is out of range",
-            fix=f"Use a number {'above' if above else 'from'} 0.",
-        )
-    return found

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from torch.optim import Optimizer
 
-from spmdzero.optim._schedule import DeepSpeedSchedule, number, per_group, whole_steps
+from spmdzero.optim._schedule import DeepSpeedSchedule, checked, per_group
 
 
 class LRRangeTest(DeepSpeedSchedule):
@@ -27,6 +27,7 @@ class LRRangeTest(DeepSpeedSchedule):
         SpmdZeroConfigError: a parameter of the wrong type, range or length.
     """
 
+    @checked("LRRangeTest")
     def __init__(
         self,
         optimizer: Optimizer,
@@ -38,8 +39,8 @@ class LRRangeTest(DeepSpeedSchedule):
     ) -> None:
         super().__init__(optimizer=optimizer, last_batch_iteration=last_batch_iteration)
         self.min_lr = per_group(optimizer, "lr_range_test_min_lr", lr_range_test_min_lr)
-        self.step_size = whole_steps("lr_range_test_step_size", lr_range_test_step_size)
-        self.step_rate = number("lr_range_test_step_rate", lr_range_test_step_rate)
+        self.step_size = lr_range_test_step_size
+        self.step_rate = lr_range_test_step_rate
         self.staircase = lr_range_test_staircase
         if last_batch_iteration == -1:
             self.write_lr(self.min_lr)

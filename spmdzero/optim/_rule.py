@@ -1,11 +1,15 @@
 """What an update rule is: the arithmetic of one optimizer, apart from where tensors live."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from torch import Tensor
+
+from spmdzero.config import Section
+from spmdzero.optim._group_checks import check_group
 
 
 class WholeTensor(Protocol):
@@ -61,13 +65,20 @@ class UpdateRule(ABC):
 
     Elementwise, so that a parameter's shard is updated with the same shard of its gradient and
     state: what else an update needs, it asks a `WholeTensor` for, and collectives come from there
-    only. Numbers of a param group (lr, betas, ...)
-    reach the device as 0-dim tensors, so that a new value never means a new graph. What would
-    change the graph is fixed at construction, and `validate` refuses a group that disagrees.
+    only. Numbers of a param group (lr, betas, ...) reach the device as 0-dim tensors, so that a new
+    value never means a new graph. What would change the graph is fixed at construction, and
+    `validate` refuses a group that disagrees.
 
     One step: `hyper` per group on the host, `direction` per parameter, the norm and the clipping
     of what came out, `prepare` per group on the device, `update` per parameter.
+
+    Attributes:
+        parameters: the config's model of the optimizer's parameters.
+        not_in_groups: those of them that choose a rule rather than a number of a param group.
     """
+
+    parameters: ClassVar[type[Section]]
+    not_in_groups: ClassVar[tuple[str, ...]] = ()
 
     @property
     @abstractmethod
@@ -84,18 +95,26 @@ class UpdateRule(ABC):
         return 0.0
 
     @property
-    @abstractmethod
+    def fixed(self) -> dict[str, Any]:
+        """What of a param group is part of the graph: name -> what this rule was built for."""
+        return {}
+
+    @property
     def defaults(self) -> dict[str, Any]:
         """What a param group holds where the user said nothing, as torch and DeepSpeed name it."""
+        fields = self.parameters.model_fields.items()
+        found = {name: field.default for name, field in fields if name not in self.not_in_groups}
+        # A momentum that is fixed to be some has no default, unlike a switch.
+        switches = {name: v for name, v in self.fixed.items() if type(found.get(name)) is type(v)}
+        return found | switches
 
-    @abstractmethod
     def validate(self, group: Mapping[str, Any]) -> None:
         """Check a param group.
 
         Raises:
-            SpmdZeroConfigError: a number is out of range or not a Python number, or the group
-                asks for another graph than the one this rule was built for.
+            SpmdZeroConfigError: see `check_group`.
         """
+        check_group(group, parameters=self.parameters, fixed=self.fixed)
 
     @abstractmethod
     def hyper(self, group: Mapping[str, Any]) -> dict[str, float]:
@@ -133,14 +152,16 @@ class UpdateRule(ABC):
         """
         return grad, {}
 
-    @abstractmethod
     def prepare(self, hyper: Mapping[str, Tensor], step: Tensor) -> dict[str, Tensor]:
         """What every parameter of one group needs in `update`, once per group and step.
+
+        The numbers as they are, where no part of the rule depends on the step.
 
         Args:
             hyper: the numbers of `hyper` as 0-dim fp32 tensors.
             step: 0-dim fp32, how many steps have been applied, this one included (1 at first).
         """
+        return dict(hyper)
 
     @abstractmethod
     def update(
@@ -164,3 +185,17 @@ class UpdateRule(ABC):
                 follows from what `keep` returned, the program reads the old value once, and the
                 new one takes its place.
         """
+
+
+def decay_rates(group: Mapping[str, Any], *, logarithms: bool = False) -> dict[str, float]:
+    """What the betas of a param group lead to, by the names that the rules know them by.
+
+    In double precision: subtracted in fp32, 1 - 0.999 would be right to 4 digits only. The
+    logarithm of a beta of 0 is minus infinity.
+    """
+    found = {}
+    for name, beta in zip(("beta1", "beta2"), map(float, group["betas"]), strict=True):
+        found |= {name: beta, f"one_minus_{name}": 1.0 - beta}
+        if logarithms:
+            found[f"log_{name}"] = math.log(beta) if beta else -math.inf
+    return found

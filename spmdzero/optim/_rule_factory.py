@@ -5,25 +5,17 @@ from typing import Any
 
 import torch
 
-from spmdzero.errors import SpmdZeroConfigError
+from spmdzero.config import OPTIMIZERS
 from spmdzero.optim._adagrad import Adagrad
 from spmdzero.optim._adam import Adam
 from spmdzero.optim._elementwise_proof import elementwise_rule
 from spmdzero.optim._lamb import Lamb
 from spmdzero.optim._lion import Lion
 from spmdzero.optim._named import FusedAdam, FusedLamb, FusedLion
-from spmdzero.optim._names import did_you_mean
 from spmdzero.optim._rule import UpdateRule
 from spmdzero.optim._sgd import SGD
 
-_ADAM_PARAMS = {"lr", "betas", "eps", "weight_decay", "amsgrad", "adam_w_mode", "torch_adam"}
-# Beyond the arithmetic these name torch's and DeepSpeed's kernels, which have no meaning here.
-_FUSED_ADAM_PARAMS = _ADAM_PARAMS | {"bias_correction", "set_grad_none"}
-_TORCH_PARAMS = {"maximize", "differentiable", "foreach", "fused"}
-_TORCH_ADAM_PARAMS = _ADAM_PARAMS | _TORCH_PARAMS | {"capturable"}
-_SGD_PARAMS = {"lr", "momentum", "dampening", "weight_decay", "nesterov"} | _TORCH_PARAMS
-_REFUSED = ("amsgrad", "maximize", "differentiable")
-DEEPSPEED_OPTIMIZERS = ("Adam", "AdamW", "SGD", "Adagrad", "Lion", "Lamb", "Muon")
+DEEPSPEED_OPTIMIZERS = tuple(OPTIMIZERS)
 """The names that are no class of torch.optim to be proven, but rules."""
 
 # DeepSpeed 0.19.8, runtime/zero/utils.py, ZERO_SUPPORTED_OPTIMIZERS, by the config's names.
@@ -51,27 +43,39 @@ def is_tested(optimizer: str | torch.optim.Optimizer) -> bool:
 def rule_from_config(type: str, params: Mapping[str, Any]) -> tuple[UpdateRule, dict[str, Any]]:
     """The rule and the param group defaults that `{"type": ..., "params": ...}` stands for.
 
-    The meaning is DeepSpeed's (runtime/engine.py, `_configure_basic_optimizer`): names are
-    case-insensitive; "Adam" is AdamW unless `adam_w_mode` is false; "AdamW" always is.
-    `torch_adam` chooses an implementation there. All it changes here is AdamW's default weight
-    decay: torch's 0.01 instead of FusedAdam's 0. For "Muon" there is a rule for each half of the
-    parameters: see `muon_groups`.
+    The meaning is DeepSpeed's (runtime/engine.py, `_configure_basic_optimizer`): "Adam" is AdamW
+    unless `adam_w_mode` is false; "AdamW" always is. `torch_adam` chooses an implementation there.
+    All it changes here is AdamW's default weight decay: torch's 0.01 instead of FusedAdam's 0. For
+    "Muon" there is a rule for each half of the parameters: see `muon_groups`.
 
-    Raises:
-        SpmdZeroConfigError: an unknown type or parameter, or a value that can't be honoured.
+    Args:
+        type: one of `DEEPSPEED_OPTIMIZERS` but "Muon".
+        params: as `load_config` has checked them.
     """
-    makers = {"adam": _adam, "adamw": _adamw, "sgd": _sgd, "adagrad": _adagrad}
-    makers |= {"lion": _lion, "lamb": _lamb}
-    if type.lower() not in makers:
-        raise SpmdZeroConfigError(
-            key="optimizer.type",
-            value=type,
-            reason="there is no sharded update of this name",
-            fix=did_you_mean(type, known=DEEPSPEED_OPTIMIZERS),
-        )
-    rule, group = makers[type.lower()](params)
-    rule.validate(group | {option: params.get(option, False) for option in _REFUSED})
+    rule = _rule(type, params)
+    group = {name: params.get(name, default) for name, default in rule.defaults.items()}
+    if isinstance(rule, SGD):
+        group["momentum"] = params.get("momentum", 0.0)
+    if isinstance(rule, Adam) and params.get("torch_adam"):
+        del group["bias_correction"]
+        group["weight_decay"] = params.get("weight_decay", 1e-2 if rule.decoupled else 0.0)
+        # FusedAdam keeps the JSON's list, torch's class makes a tuple of it: `get_mom` shows them.
+        group["betas"] = tuple(group["betas"])
     return rule, group
+
+
+def _rule(type: str, params: Mapping[str, Any]) -> UpdateRule:
+    corrected = bool(params.get("bias_correction", True))
+    if type in ("Adam", "AdamW"):
+        decoupled = type == "AdamW" or bool(params.get("adam_w_mode", True))
+        return Adam(decoupled=decoupled, bias_correction=corrected)
+    if type == "SGD":
+        nesterov = bool(params.get("nesterov", False))
+        return SGD(momentum=params.get("momentum", 0.0) != 0, nesterov=nesterov)
+    if type == "Lamb":
+        inside = bool(params.get("eps_inside_sqrt", False))
+        return Lamb(bias_correction=corrected, eps_inside_sqrt=inside)
+    return {"Adagrad": Adagrad, "Lion": Lion}[type]()
 
 
 def rules_from_torch(optimizer: torch.optim.Optimizer, *, device: torch.device) -> list[UpdateRule]:
@@ -112,75 +116,3 @@ def _known_rule(optimizer: torch.optim.Optimizer) -> UpdateRule | None:
     if type(optimizer) is torch.optim.SGD:
         return SGD(momentum=first["momentum"] != 0, nesterov=first["nesterov"])
     return Adagrad() if type(optimizer) is torch.optim.Adagrad else None
-
-
-def _adamw(params: Mapping[str, Any]) -> tuple[Adam, dict[str, Any]]:
-    return _adam({**params, "adam_w_mode": True})
-
-
-def _adam(params: Mapping[str, Any]) -> tuple[Adam, dict[str, Any]]:
-    torch_adam = bool(params.get("torch_adam", False))
-    _check_names(params, known=_TORCH_ADAM_PARAMS if torch_adam else _FUSED_ADAM_PARAMS)
-    rule = Adam(
-        decoupled=bool(params.get("adam_w_mode", True)),
-        bias_correction=bool(params.get("bias_correction", True)),
-    )
-    defaults = rule.defaults
-    if torch_adam:
-        del defaults["bias_correction"]
-        defaults["weight_decay"] = 1e-2 if rule.decoupled else 0.0
-    group = _fill(defaults, params)
-    # FusedAdam keeps the JSON's list, torch's class makes a tuple of it: `get_mom` shows them.
-    if torch_adam:
-        group["betas"] = tuple(group["betas"])
-    return rule, group
-
-
-def _sgd(params: Mapping[str, Any]) -> tuple[SGD, dict[str, Any]]:
-    _check_names(params, known=_SGD_PARAMS)
-    nesterov = bool(params.get("nesterov", False))
-    rule = SGD(momentum=params.get("momentum", 0.0) != 0, nesterov=nesterov)
-    return rule, _fill({"momentum": 0.0} | rule.defaults, params)
-
-
-def _adagrad(params: Mapping[str, Any]) -> tuple[Adagrad, dict[str, Any]]:
-    rule = Adagrad()
-    _check_names(params, known={*rule.defaults, "maximize", "differentiable", "foreach", "fused"})
-    return rule, _fill(rule.defaults, params)
-
-
-def _lion(params: Mapping[str, Any]) -> tuple[Lion, dict[str, Any]]:
-    rule = Lion()
-    _check_names(params, known={*rule.defaults, "set_grad_none"})
-    return rule, _fill(rule.defaults, params)
-
-
-def _lamb(params: Mapping[str, Any]) -> tuple[Lamb, dict[str, Any]]:
-    rule = Lamb(
-        bias_correction=bool(params.get("bias_correction", True)),
-        eps_inside_sqrt=bool(params.get("eps_inside_sqrt", False)),
-    )
-    _check_names(params, known={*rule.defaults, "eps_inside_sqrt", "amsgrad"})
-    return rule, _fill(rule.defaults, params)
-
-
-def _fill(defaults: dict[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: params.get(name, default) for name, default in defaults.items()}
-
-
-def _check_names(params: Mapping[str, Any], *, known: set[str]) -> None:
-    for name, value in params.items():
-        if name == "max_grad_norm":
-            raise SpmdZeroConfigError(
-                key="optimizer.params.max_grad_norm",
-                value=value,
-                reason="clipping is not the optimizer's, as in DeepSpeed",
-                fix='Set the top-level key "gradient_clipping" instead.',
-            )
-        if name not in known:
-            raise SpmdZeroConfigError(
-                key=f"optimizer.params.{name}",
-                value=value,
-                reason="the optimizer has no such parameter",
-                fix=did_you_mean(name, known=known),
-            )

@@ -1,12 +1,18 @@
 """What DeepSpeed's schedules share: the counter and the writing of `param_groups`."""
 
+import functools
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import ParamSpec
 
 import torch
 from torch.optim import Optimizer
 
+from spmdzero.config import SCHEDULES, check_params
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
+
+P = ParamSpec("P")
 
 
 class DeepSpeedSchedule(ABC):
@@ -64,15 +70,36 @@ class DeepSpeedSchedule(ABC):
         self._last_lr = rates
 
 
+def checked(name: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """Makes the `__init__` of the schedule `name` check its arguments as the config's are.
+
+    Raises:
+        SpmdZeroConfigError: one of the wrong type or range.
+    """
+
+    def decorate(init: Callable[P, None]) -> Callable[P, None]:
+        signature = inspect.signature(init)
+
+        @functools.wraps(init)
+        def checking(*args: P.args, **kwargs: P.kwargs) -> None:
+            _, _, *given = signature.bind(*args, **kwargs).arguments.items()
+            check_params(SCHEDULES[name], dict(given), at="scheduler.params")
+            init(*args, **kwargs)
+
+        return checking
+
+    return decorate
+
+
 def per_group(optimizer: Optimizer, name: str, value: float | Sequence[float]) -> list[float]:
     """`value` for each param group, or its values, one per group.
 
     Raises:
-        SpmdZeroConfigError: not a number, or another count than there are groups.
+        SpmdZeroConfigError: another count than there are groups.
     """
     groups = len(optimizer.param_groups)
-    if not isinstance(value, list | tuple):
-        return [number(name, value)] * groups
+    if isinstance(value, int | float):
+        return [value] * groups
     if len(value) != groups:
         raise SpmdZeroConfigError(
             key=f"scheduler.params.{name}",
@@ -80,36 +107,4 @@ def per_group(optimizer: Optimizer, name: str, value: float | Sequence[float]) -
             reason=f"{len(value)} values for {groups} param groups",
             fix=f"Give one number, or a list of {groups}.",
         )
-    return [number(name, entry) for entry in value]
-
-
-def number(name: str, value: object) -> float:
-    """`value`, if it is a number.
-
-    Raises:
-        SpmdZeroConfigError: it is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise SpmdZeroConfigError(
-            key=f"scheduler.params.{name}",
-            value=value,
-            reason=f"a number is needed, this is {type(value).__name__}",
-            fix=f"Write {name} as a number, without quotes.",
-        )
-    return value
-
-
-def whole_steps(name: str, value: object) -> int:
-    """`value`, if it is an integer above zero.
-
-    Raises:
-        SpmdZeroConfigError: it is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise SpmdZeroConfigError(
-            key=f"scheduler.params.{name}",
-            value=value,
-            reason="a positive integer is needed",
-            fix="Use 1 or more steps, or no scheduler.",
-        )
-    return value
+    return list(value)

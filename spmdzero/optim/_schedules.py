@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from torch.optim import Optimizer
 
-from spmdzero.errors import SpmdZeroConfigError
-from spmdzero.optim._schedule import DeepSpeedSchedule, number, per_group, whole_steps
+from spmdzero.optim._schedule import DeepSpeedSchedule, checked, per_group
 
 
 class _WarmupSchedule(DeepSpeedSchedule):
@@ -23,14 +22,7 @@ class _WarmupSchedule(DeepSpeedSchedule):
     ) -> None:
         super().__init__(optimizer=optimizer, last_batch_iteration=last_batch_iteration)
         # The log curve divides by log(warmup_num_steps).
-        self.warmup_num_steps = max(2, whole_steps("warmup_num_steps", warmup_num_steps))
-        if warmup_type not in ("log", "linear"):
-            raise SpmdZeroConfigError(
-                key="scheduler.params.warmup_type",
-                value=warmup_type,
-                reason="there is no such warm-up curve (DeepSpeed would fall back to log)",
-                fix='Use "log" or "linear".',
-            )
+        self.warmup_num_steps = max(2, warmup_num_steps)
         self.warmup_type = warmup_type
 
     def _warmup_gamma(self) -> float:
@@ -62,6 +54,7 @@ class WarmupLR(_WarmupSchedule):
         SpmdZeroConfigError: a parameter of the wrong type, range or length.
     """
 
+    @checked("WarmupLR")
     def __init__(
         self,
         optimizer: Optimizer,
@@ -103,16 +96,13 @@ class WarmupDecayLR(WarmupLR):
     Args:
         optimizer: its `param_groups` are written.
         total_num_steps: steps of the whole schedule, warm-up included.
-        warmup_min_lr: one number, or one per param group.
-        warmup_max_lr: one number, or one per param group.
-        warmup_num_steps: length of the warm-up in steps; 1 counts as 2.
-        warmup_type: "log" or "linear".
-        last_batch_iteration: -1 to start; the param groups are left alone otherwise.
+        warmup_min_lr, and the others: as `WarmupLR`.
 
     Raises:
         SpmdZeroConfigError: a parameter of the wrong type, range or length.
     """
 
+    @checked("WarmupDecayLR")
     def __init__(
         self,
         optimizer: Optimizer,
@@ -123,7 +113,7 @@ class WarmupDecayLR(WarmupLR):
         warmup_type: str = "log",
         last_batch_iteration: int = -1,
     ) -> None:
-        self.total_num_steps = number("total_num_steps", total_num_steps)
+        self.total_num_steps = total_num_steps
         super().__init__(
             optimizer,
             warmup_min_lr,
@@ -149,15 +139,14 @@ class WarmupCosineLR(_WarmupSchedule):
         optimizer: its `param_groups` are written.
         total_num_steps: steps of the whole schedule, warm-up included.
         warmup_min_ratio: the ratio at the first `step`.
-        warmup_num_steps: length of the warm-up in steps; 1 counts as 2.
         cos_min_ratio: the ratio at `total_num_steps` and after.
-        warmup_type: "log" or "linear".
-        last_batch_iteration: -1 to start; the param groups are left alone otherwise.
+        warmup_num_steps, warmup_type, last_batch_iteration: as `WarmupLR`.
 
     Raises:
         SpmdZeroConfigError: a parameter of the wrong type or range.
     """
 
+    @checked("WarmupCosineLR")
     def __init__(
         self,
         optimizer: Optimizer,
@@ -174,9 +163,9 @@ class WarmupCosineLR(_WarmupSchedule):
             warmup_type=warmup_type,
             last_batch_iteration=last_batch_iteration,
         )
-        self.total_num_steps = number("total_num_steps", total_num_steps)
-        self.warmup_min_ratio = number("warmup_min_ratio", warmup_min_ratio)
-        self.cos_min_ratio = number("cos_min_ratio", cos_min_ratio)
+        self.total_num_steps = total_num_steps
+        self.warmup_min_ratio = warmup_min_ratio
+        self.cos_min_ratio = cos_min_ratio
         self.org_lrs = [float(group["lr"]) for group in optimizer.param_groups]
         _warn_if_all_warmup(total_num_steps, self.warmup_num_steps)
         if last_batch_iteration == -1:
@@ -204,5 +193,5 @@ def _warn_if_all_warmup(total_num_steps: float, warmup_num_steps: int) -> None:
         warnings.warn(
             f"total_num_steps {total_num_steps} is less than warmup_num_steps {warmup_num_steps}: "
             "the schedule ends before the warm-up does.",
-            stacklevel=3,
+            stacklevel=4,
         )

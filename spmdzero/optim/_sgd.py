@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spmdzero.errors import SpmdZeroConfigError
-from spmdzero.optim._group_checks import refuse_options, require_fixed, require_number
+from spmdzero.config import OPTIMIZERS
 from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, keep_new
 
 
@@ -19,22 +18,11 @@ class SGD(UpdateRule):
     Attributes:
         momentum: keep a momentum buffer; how much momentum is a number of the param group.
         nesterov: look ahead along the buffer (needs `momentum`).
-
-    Raises:
-        SpmdZeroConfigError: `nesterov` without `momentum`.
     """
 
+    parameters = OPTIMIZERS["SGD"]
     momentum: bool
     nesterov: bool
-
-    def __post_init__(self) -> None:
-        if self.nesterov and not self.momentum:
-            raise SpmdZeroConfigError(
-                key="optimizer.params.nesterov",
-                value=True,
-                reason="Nesterov momentum needs a momentum above 0",
-                fix="Set momentum, such as 0.9, or nesterov to False.",
-            )
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -43,29 +31,16 @@ class SGD(UpdateRule):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """torch.optim.SGD's, without `momentum` when the rule has some: that has no default."""
-        defaults = {"lr": 1e-3, "dampening": 0.0, "weight_decay": 0.0, "nesterov": self.nesterov}
-        return defaults if self.momentum else defaults | {"momentum": 0.0}
+        """As torch's, without `momentum` when the rule has some: that has no default."""
+        defaults = super().defaults
+        if self.momentum:
+            del defaults["momentum"]
+        return defaults
 
-    def validate(self, group: Mapping[str, Any]) -> None:
-        """Check a param group; the ranges are torch.optim.SGD's.
-
-        Raises:
-            SpmdZeroConfigError: see `UpdateRule.validate`.
-        """
-        for name in ("lr", "weight_decay", "momentum"):
-            require_number(name, group[name])
-        require_number("dampening", group["dampening"], low=None)
-        refuse_options(group, ("maximize", "differentiable"))
-        require_fixed(group, "momentum", fixed=self.momentum)
-        require_fixed(group, "nesterov", fixed=self.nesterov)
-        if self.nesterov and group["dampening"] != 0:
-            raise SpmdZeroConfigError(
-                key="optimizer.params.dampening",
-                value=group["dampening"],
-                reason="Nesterov momentum is defined without dampening",
-                fix="Set dampening to 0 or nesterov to False.",
-            )
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """What the compiled update has no other of."""
+        return {"momentum": self.momentum, "nesterov": self.nesterov}
 
     def hyper(self, group: Mapping[str, Any]) -> dict[str, float]:
         """lr and weight decay, and with momentum its two numbers."""

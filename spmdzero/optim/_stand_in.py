@@ -36,14 +36,11 @@ def stand_in(
     copied.__dict__.update(vars(optimizer))
     # A schedule puts a step on its optimizer that is bound to that one.
     copied.__dict__.pop("step", None)
-    copied.param_groups = [{**group, **_switches(group, capturable), "params": [parameter]}]
+    # torch's switches between implementations, for one tensor at a time.
+    wanted = {"foreach": False, "fused": False, "capturable": capturable}
+    switches = {name: value for name, value in wanted.items() if name in group}
+    copied.param_groups = [{**group, **switches, "params": [parameter]}]
     # Through update, the class's own dict would be another object.
     copied.state = defaultdict(dict)
     copied.state[parameter] = state
     return copied, parameter
-
-
-def _switches(group: Mapping[str, Any], capturable: bool) -> dict[str, Any]:
-    """torch's switches between implementations, for one tensor at a time."""
-    wanted = {"foreach": False, "fused": False, "capturable": capturable}
-    return {name: value for name, value in wanted.items() if name in group}

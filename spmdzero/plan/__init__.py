@@ -2,6 +2,7 @@
 
 from spmdzero.plan._choose import choose_placement
 from spmdzero.plan._dtypes import itemsize
+from spmdzero.plan._estimate import estimate_zero2_model_states_mem_needs
 from spmdzero.plan._memory import MemoryReport, StageComparison
 from spmdzero.plan._mesh import MeshSpec
 from spmdzero.plan._placement import Placement
@@ -20,5 +21,6 @@ __all__ = [
     "StageComparison",
     "TensorPlan",
     "choose_placement",
+    "estimate_zero2_model_states_mem_needs",
     "itemsize",
 ]

@@ -1,20 +1,18 @@
 """What a plan costs in bytes per device."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from spmdzero._display import Shown
 from spmdzero.plan._dtypes import itemsize
+from spmdzero.plan._mesh import MeshSpec
 from spmdzero.plan._roles import Role
-from spmdzero.show import _plan as _render
-
-if TYPE_CHECKING:
-    from spmdzero.plan._plan import ShardingPlan
+from spmdzero.plan._tensors import TensorPlan
 
 
 @dataclass(frozen=True)
-class MemoryReport:
+class MemoryReport(Shown):
     """Bytes per device of each role. Activations and the compiler's buffers are not in it.
 
     Attributes:
@@ -42,12 +40,9 @@ class MemoryReport:
             " bytes per device"
         )
 
-    def _repr_html_(self) -> str:
-        return _render.memory_html(self)
-
 
 @dataclass(frozen=True, kw_only=True)
-class StageComparison:
+class StageComparison(Shown):
     """The memory of one model at the stages 0, 1 and 2.
 
     Attributes:
@@ -61,55 +56,39 @@ class StageComparison:
     paper: tuple[int, int, int] | None
     paper_note: str
 
-    def __str__(self) -> str:
-        return _render.comparison_text(self)
 
-    def _repr_html_(self) -> str:
-        return _render.comparison_html(self)
-
-
-def memory_report(plan: "ShardingPlan") -> MemoryReport:
-    """Bytes per device of each role of `plan`, padding included."""
+def memory_report(
+    tensors: Iterable[TensorPlan], mesh: MeshSpec, *, moments: tuple[str, ...]
+) -> MemoryReport:
+    """Bytes per device of each role of a plan, padding included."""
     totals = dict.fromkeys(Role, 0)
-    for tensor in plan:
+    for tensor in tensors:
         for state in tensor.states:
-            elements = math.prod(state.placement.local_shape(tensor.shape, plan.mesh))
-            copies = len(plan.moments_of(tensor)) if state.role is Role.MOMENT else 1
+            elements = math.prod(state.placement.local_shape(tensor.shape, mesh))
+            copies = len(tensor.moments(moments)) if state.role is Role.MOMENT else 1
             totals[state.role] += copies * elements * itemsize(state.dtype)
     return MemoryReport(tuple(totals.items()))
 
 
-def compare_stages(plan: "ShardingPlan") -> StageComparison:
-    """The memory of `plan`'s model at the stages 0, 1 and 2."""
-    paper, note = _paper_formula(plan)
-    return StageComparison(
-        stages=(
-            plan.at_stage(0).memory(),
-            plan.at_stage(1).memory(),
-            plan.at_stage(2).memory(),
-        ),
-        paper=paper,
-        paper_note=note,
-    )
-
-
-def _paper_formula(plan: "ShardingPlan") -> tuple[tuple[int, int, int] | None, str]:
+def paper_formula(
+    tensors: Sequence[TensorPlan], mesh: MeshSpec, *, moments: tuple[str, ...]
+) -> tuple[tuple[int, int, int] | None, str]:
     """16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N bytes (ZeRO, arXiv 1910.02054, section 5), and a note."""
     note = (
         "ZeRO, arXiv 1910.02054, section 5: 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N bytes for mixed precision "
         "Adam: 16-bit parameters and gradients, fp32 master and two fp32 moments, all trainable"
     )
-    mixed_precision_adam = plan.master_dtype == plan.moment_dtype == "float32" and all(
-        len(plan.moments_of(tensor)) == 2
+    mixed_precision_adam = all(
+        len(tensor.moments(moments)) == 2
         and tensor.placement(Role.MASTER) is not None
+        and tensor.dtype(Role.MASTER) == tensor.dtype(Role.MOMENT) == "float32"
         and itemsize(tensor.dtype(Role.PARAMETER)) == 2
         and itemsize(tensor.dtype(Role.GRADIENT)) == 2
-        for tensor in plan
+        for tensor in tensors
     )
     if not mixed_precision_adam:
         return None, f"The paper's formula doesn't apply to this plan ({note})."
-    psi = sum(math.prod(tensor.shape) for tensor in plan)
-    n = plan.mesh.fsdp
+    psi, n = sum(math.prod(tensor.shape) for tensor in tensors), mesh.fsdp
     paper = (16 * psi, round(4 * psi + 12 * psi / n), round(2 * psi + 14 * psi / n))
     return paper, (
         f"{note}. Ψ = {psi:,}, N = {n} (the fsdp axis). It counts one gradient, at stage 1 before "

@@ -1,7 +1,7 @@
 """The shape of the device mesh, without devices."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spmdzero.errors import SpmdZeroConfigError
@@ -12,22 +12,6 @@ _AXIS_ORDER = ("data", "fsdp")
 
 def _refuse(value: object, *, reason: str, fix: str) -> SpmdZeroConfigError:
     return SpmdZeroConfigError(key="spmd.mesh", value=value, reason=reason, fix=fix)
-
-
-def _check_names(names: Collection[str]) -> None:
-    for name in names:
-        if name not in _AXIS_ORDER:
-            raise _refuse(
-                tuple(names),
-                reason=f"there is no mesh axis {name!r}",
-                fix='Use the axes "data" and "fsdp".',
-            )
-    if "fsdp" not in names:
-        raise _refuse(
-            tuple(names),
-            reason="states are sharded over the fsdp axis, which is missing",
-            fix='Add "fsdp": -1 to take the devices that the other axis leaves.',
-        )
 
 
 @dataclass(frozen=True)
@@ -42,12 +26,11 @@ class MeshSpec:
     axes: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
-        _check_names(self.names)
-        if self.names != tuple(name for name in _AXIS_ORDER if name in self.names):
+        if self.names not in (("fsdp",), _AXIS_ORDER):
             raise _refuse(
-                self.axes,
-                reason="the axes are out of order or named twice",
-                fix='Put "data" before "fsdp", each once.',
+                self.names,
+                reason="the mesh axes are 'fsdp' and before it, if wanted, 'data', each once",
+                fix='Write {"fsdp": -1}, or {"data": 2, "fsdp": -1} for two copies of the shards.',
             )
         for name, size in self.axes:
             if size < 1:
@@ -65,32 +48,21 @@ class MeshSpec:
             SpmdZeroConfigError: an unknown axis, no ``fsdp`` axis, a size that is neither
                 positive nor -1, more than one -1, or sizes that don't multiply to `device_count`.
         """
-        _check_names(axes)
-        value = dict(axes)
-        open_axes = [name for name, size in axes.items() if size == -1]
-        known = math.prod(size for size in axes.values() if size != -1)
-        if len(open_axes) > 1:
+        sizes = {name: axes[name] for name in sorted(axes)}
+        open_axes = [name for name, size in sizes.items() if size == -1]
+        known = math.prod(size for size in sizes.values() if size != -1)
+        if len(open_axes) == 1 and known > 0:
+            sizes[open_axes[0]] = max(1, device_count // known)
+        mesh = cls(tuple(sizes.items()))
+        if mesh.size != device_count:
             raise _refuse(
-                value,
-                reason=f"{' and '.join(open_axes)} are both -1",
-                fix="Leave at most one axis at -1.",
-            )
-        if known > 0 and (device_count % known if open_axes else device_count != known):
-            fix = (
-                f"Choose sizes that divide {device_count}."
-                if open_axes
-                else f"Choose sizes whose product is {device_count}, or set one axis to -1."
-            )
-            raise _refuse(
-                value,
+                dict(axes),
                 reason=f"the sizes multiply to {known}, there are {device_count} devices",
-                fix=fix,
+                fix=f"Choose sizes that divide {device_count}."
+                if open_axes
+                else f"Choose sizes whose product is {device_count}, or set one axis to -1.",
             )
-        sizes = {
-            name: device_count // known if size == -1 and known > 0 else size
-            for name, size in axes.items()
-        }
-        return cls(tuple((name, sizes[name]) for name in _AXIS_ORDER if name in sizes))
+        return mesh
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -4,20 +4,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from spmdzero._display import Shown
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.plan import _json
 from spmdzero.plan._choose import choose_placement
 from spmdzero.plan._dtypes import itemsize
-from spmdzero.plan._memory import MemoryReport, StageComparison, compare_stages, memory_report
+from spmdzero.plan._memory import MemoryReport, StageComparison, memory_report, paper_formula
 from spmdzero.plan._mesh import MeshSpec
 from spmdzero.plan._placement import Placement
 from spmdzero.plan._roles import Role, placements_at_stage
 from spmdzero.plan._tensors import ParamSpec, RoleState, TensorPlan
-from spmdzero.show import _plan as _render
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ShardingPlan:
+class ShardingPlan(Shown):
     """Parameter name -> role -> placement on the mesh, with the reason of each placement.
 
     Make one with `build`. Two plans are equal when every setting and placement is.
@@ -166,15 +166,17 @@ class ShardingPlan:
 
     def moments_of(self, tensor: TensorPlan) -> tuple[str, ...]:
         """The optimizer's slots of one parameter of this plan."""
-        return self.moments if tensor.param.moments is None else tensor.param.moments
+        return tensor.moments(self.moments)
 
     def memory(self) -> MemoryReport:
         """Bytes per device of each role, padding included."""
-        return memory_report(self)
+        return memory_report(self.tensors, self.mesh, moments=self.moments)
 
     def compare(self) -> StageComparison:
         """Bytes per device at the stages 0, 1 and 2, beside the ZeRO paper's formula."""
-        return compare_stages(self)
+        first, second, third = (self.at_stage(stage).memory() for stage in (0, 1, 2))
+        paper, note = paper_formula(self.tensors, self.mesh, moments=self.moments)
+        return StageComparison(stages=(first, second, third), paper=paper, paper_note=note)
 
     def to_json(self) -> str:
         """The plan as JSON text that `from_json` reads."""
@@ -191,12 +193,6 @@ class ShardingPlan:
 
     def __repr__(self) -> str:
         return f"ShardingPlan(stage={self.stage}, mesh=[{self.mesh}], {len(self)} tensors)"
-
-    def __str__(self) -> str:
-        return _render.plan_text(self)
-
-    def _repr_html_(self) -> str:
-        return _render.plan_html(self)
 
 
 def _check_at_least(value: int, least: int, *, key: str) -> None:

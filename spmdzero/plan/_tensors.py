@@ -68,6 +68,10 @@ class TensorPlan:
         """Whether it has a gradient and optimizer states."""
         return self.param.trainable
 
+    def moments(self, usual: tuple[str, ...]) -> tuple[str, ...]:
+        """Its optimizer slots, in a plan whose parameters have those of `usual`."""
+        return usual if self.param.moments is None else self.param.moments
+
     def placement(self, role: Role) -> Placement | None:
         """Where `role` lives, or None when this parameter has no such role."""
         return next((state.placement for state in self.states if state.role is role), None)

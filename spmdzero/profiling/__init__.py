@@ -4,9 +4,10 @@ from typing import Any
 
 from spmdzero.compat import refusals
 from spmdzero.profiling._attach import attach
+from spmdzero.profiling._modules import module_of, module_scopes
 from spmdzero.profiling._trace import profile
 
-__all__ = ["attach", "profile"]
+__all__ = ["attach", "module_of", "module_scopes", "profile"]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,7 @@
 import functools
 import logging
 
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 from spmdzero.engine import Engine
 from spmdzero.inspect import measure
 from spmdzero.profiling import comms

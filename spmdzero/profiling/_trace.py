@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator
 
-from spmdzero.backend.torch_xla import runtime, tracing
+from spmdzero.backend import programs, runtime
 from spmdzero.engine import Engine
 from spmdzero.errors import SpmdZeroUsageError
 
@@ -63,7 +63,7 @@ class _Recording:
         if steps == self._first and not self.started:
             # What earlier steps left running is not theirs.
             runtime.wait()
-            tracing.start(self._folder)
+            programs.start_trace(self._folder)
             self.started = self._running = True
         elif steps > self._last:
             self.stop()
@@ -72,4 +72,4 @@ class _Recording:
         if self._running:
             self._running = False
             runtime.wait()
-            tracing.stop()
+            programs.stop_trace()

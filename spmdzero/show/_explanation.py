@@ -1,122 +1,166 @@
-"""An explanation as text and as HTML."""
+"""Explanations: four questions, each answered by a table."""
 
-import io
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from html import escape
-from typing import TYPE_CHECKING
 
-from spmdzero.audit import AuditReport
-from spmdzero.show._rich import Console, Table, box
-from spmdzero.show._tables import Grid, fit_grid, flops_grid, moves_grid, refused_grid
+from spmdzero._display import page_of
+from spmdzero.explain import Explanation, Moves
+from spmdzero.inspect import Collective
+from spmdzero.plan import Role
+from spmdzero.show._audit import findings
+from spmdzero.show._ledger import grouped, yes_no
+from spmdzero.show._page import Lines, Page, Part, Table
 
-if TYPE_CHECKING:
-    from spmdzero.explain._explanation import Explanation
-
-# Wider than any row, so that no terminal width wraps or cuts one.
-_UNBOUNDED = 100_000
-_WRONG = "3. What is wrong?"
 _ONLY_IN_A_RUN = (
     "Nothing was trained: replicated states, parameter drift, missing donation, recompilation, "
     "host reads and CPU fallbacks show in a run only."
 )
-_STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 75em; margin: 2em auto; padding: 0 1em; }
-"""
 
 
-def text(explanation: "Explanation") -> str:
-    """The explanation as aligned text without colour codes."""
-    lines = [_heading(explanation), _flags(explanation)]
-    for part in _parts(explanation):
-        if isinstance(part, Grid):
-            lines += ["", part.title, *_table(part), *(f"  {note}" for note in part.notes)]
-        else:
-            lines += ["", _WRONG, "", *str(part).splitlines(), *_notes_on(part)]
-    return "\n".join(lines)
+@page_of.register
+def explanation_page(explanation: Explanation) -> Page:
+    """The four answers below a heading."""
+    return Page(tuple(_parts(explanation)))
 
 
-def html(explanation: "Explanation") -> str:
-    """The explanation as HTML tables in the reader's own colours."""
-    parts = [f"<p><b>{escape(_heading(explanation))}</b><br>{escape(_flags(explanation))}</p>"]
-    for part in _parts(explanation):
-        if isinstance(part, Grid):
-            parts.append(f"<h3>{escape(part.title)}</h3>{_html_table(part)}{_list(part.notes)}")
-        else:
-            parts.append(f"<h3>{_WRONG}</h3>{part._repr_html_()}{_list(_notes_on(part))}")
-    return "<div>" + "".join(parts) + "</div>"
+def together(explanations: Iterable[Explanation]) -> Page:
+    """Explanations, one below the other."""
+    return Page(tuple(part for explanation in explanations for part in _parts(explanation)))
 
 
-def page(explanations: "Iterable[Explanation]") -> str:
-    """Explanations, one below the other, as a whole HTML document."""
-    body = "<hr>".join(map(html, explanations))
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f"<title>spmdzero explain</title><style>{_STYLE}</style></head>"
-        f"<body>{body}</body></html>\n"
-    )
-
-
-def _heading(explanation: "Explanation") -> str:
+def _parts(explanation: Explanation) -> Iterator[Part]:
     micro = explanation.accumulation
-    return (
+    heading = (
         f"ZeRO stage {explanation.stage} on the mesh {explanation.mesh}, "
         f"{micro} micro-batch{'es' if micro > 1 else ''} a step, "
         f"{explanation.tokens:,} tokens a device and step"
     )
-
-
-def _flags(explanation: "Explanation") -> str:
-    return f"flags of the TPU compiler: {', '.join(explanation.xla_flags)}"
-
-
-def _notes_on(audit: AuditReport) -> tuple[str, ...]:
-    return () if audit.steps else (_ONLY_IN_A_RUN,)
-
-
-def _list(notes: tuple[str, ...]) -> str:
-    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
-    return f"<ul>{items}</ul>" if items else ""
-
-
-def _parts(explanation: "Explanation") -> Iterator[Grid | AuditReport]:
-    yield fit_grid(explanation)
+    yield Lines((heading, f"flags of the TPU compiler: {', '.join(explanation.xla_flags)}"))
+    yield _fit_table(explanation)
     for moves in explanation.moves:
-        yield moves_grid(moves)
+        yield _moves_table(moves)
         if moves.refused:
-            yield refused_grid(moves)
-    yield explanation.audit
-    yield flops_grid(explanation)
+            yield _refused_table(moves)
+    audit = explanation.audit
+    below = "" if audit.steps else _ONLY_IN_A_RUN
+    yield findings(audit, above="3. What is wrong?", below=below)
+    yield _time_table(explanation)
 
 
-def _table(grid: Grid) -> list[str]:
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for index, heading in enumerate(grid.headers):
-        justify = "right" if index in grid.numbers else "left"
-        table.add_column(heading, justify=justify, no_wrap=True)
-    for row in grid.rows:
-        table.add_row(*row)
-    out = io.StringIO()
-    Console(
-        file=out, width=_UNBOUNDED, color_system=None, markup=False, highlight=False,
-        force_jupyter=False,
-    ).print(table)  # fmt: skip
-    return [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
-
-
-def _html_table(grid: Grid) -> str:
-    # No colour is set, so the page's own theme, light or dark, keeps the text readable.
-    rule = "padding:.2em .8em;border-bottom:1px solid rgba(128,128,128,.35);white-space:nowrap"
-
-    def cell(tag: str, index: int, content: str) -> str:
-        align = "right" if index in grid.numbers else "left"
-        return f'<{tag} style="{rule};text-align:{align}">{escape(content)}</{tag}>'
-
-    def row(tag: str, cells: tuple[str, ...]) -> str:
-        return f"<tr>{''.join(cell(tag, i, c) for i, c in enumerate(cells))}</tr>"
-
-    body = "".join(row("td", cells) for cells in grid.rows)
-    return (
-        '<div style="overflow-x:auto"><table style="border-collapse:collapse">'
-        f"<thead>{row('th', grid.headers)}</thead><tbody>{body}</tbody></table></div>"
+def _fit_table(explanation: Explanation) -> Table:
+    """Bytes per device of each stage by each account."""
+    fits = explanation.fits
+    rows: list[tuple[str, ...]] = [
+        *((f"plan: {role}", *(f"{fit.plan[role]:,}" for fit in fits)) for role in Role),
+        ("plan: lives between steps", *(f"{fit.states:,}" for fit in fits)),
+        ("ZeRO paper's formula", *(_count(fit.paper) for fit in fits)),
+        ("DeepSpeed's estimate", *(_count(fit.deepspeed) for fit in fits)),
+    ]
+    compiled = [memory for fit in fits for memory in fit.compiled]
+    for target, hbm in {memory.target: memory.hbm_bytes for memory in compiled}.items():
+        found = [{m.target: m for m in fit.compiled}.get(target) for fit in fits]
+        inputs = (_count(m.memory.arguments if m else None) for m in found)
+        rows.append((f"{target}: inputs", *inputs))
+        rows.append((f"{target}: peak", *(_count(m.memory.peak if m else None) for m in found)))
+        if hbm is not None:
+            verdicts = ("-" if m is None else "yes" if m.fits else "NO" for m in found)
+            rows.append((f"{target}: fits in {hbm / 2**30:.0f} GiB", *verdicts))
+    notes = [explanation.paper_note]
+    if any(memory.memory.arguments is None for memory in compiled):
+        notes.append("A peak without inputs is what the compiler said when it gave up.")
+    if any(memory.target.startswith("cpu") for memory in compiled):
+        notes.append("The CPU's peak is estimated from the schedule, from above.")
+    return Table(
+        title="1. Does it fit? Bytes per device",
+        headers=("account", *(f"stage {fit.stage}" for fit in fits)),
+        rows=rows,
+        numbers=(1, 2, 3),
+        notes=notes,
     )
+
+
+def _moves_table(moves: Moves) -> Table:
+    """One row for each kind of collective of each program."""
+
+    def key(c: Collective) -> tuple[str, ...]:
+        unknown = "not said" if c in moves.unnamed else "activation"
+        role = c.role or ("scalar" if c.is_scalar else unknown)
+        return role, c.kind_and_slice, c.dtype, yes_no(c.in_loop), yes_no(c.asynchronous)
+
+    rows = [
+        (f"{program.kind} x{program.runs}", *kind, *sums, loop, overlapped)
+        for program in moves.programs
+        for (*kind, loop, overlapped), sums in grouped(program.ledger.collectives, key)
+    ]
+    notes = [
+        f"a device sends {moves.wire_bytes:,} bytes a step: {moves.wire_elements:,} elements, "
+        f"{moves.over_floor:.3f} x the floor of {moves.floor_elements:,}"
+    ]
+    if moves.unnamed:
+        notes.append(
+            "not said: libtpu split collectives over all slices into ones within a slice and "
+            "transfers between slices; the transfers are not counted"
+        )
+    notes += [
+        f"activation: {c.kind} {c.dtype}{list(c.shape)} {c.op_name} {c.source}".rstrip()
+        for c in moves.activations
+    ]
+    words = "program, serves, collective, dtype, tensors, bytes, sent, in loop, async"
+    return Table(
+        title=f"2. What moves on {moves.target}?",
+        headers=words.split(", "),
+        rows=rows,
+        numbers=(4, 5, 6),
+        notes=notes,
+    )
+
+
+def _refused_table(moves: Moves) -> Table:
+    """One row for each reason for which reduce-scatters were refused."""
+    groups: dict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)
+    for refused in moves.refused:
+        groups[refused.reason, refused.fix].append((refused.tensor, refused.bytes))
+    return Table(
+        title=f"   Reduce-scatters that {moves.target} refused",
+        headers=("tensors", "bytes", "the first", "why", "what restores it"),
+        rows=[
+            (str(len(found)), f"{sum(size for _, size in found):,}", found[0][0], *reason)
+            for reason, found in groups.items()
+        ],
+        numbers=(0, 1),
+    )
+
+
+def _time_table(explanation: Explanation) -> Table:
+    """One row for each chip."""
+    rows = [
+        (
+            line.target,
+            "compiled" if line.compiled else "floor",
+            *map(_time, (line.compute, line.memory, line.network)),
+            *(line.bound, f"{line.intensity:,.0f}", f"{line.hiding_tokens:,}"),
+        )
+        for line in explanation.rooflines
+    ]
+    words = "chip, from, compute, memory, network, bound by, flops/byte sent, network hides from"
+    return Table(
+        title="4. What does a step wait for? Least time of each part",
+        headers=words.split(", "),
+        rows=rows,
+        numbers=(2, 3, 4, 6, 7),
+        notes=(
+            "compiled: the TPU compiler's own counts; floor: the CPU program's matrix products and "
+            "the least that ZeRO moves. The last column is tokens a device and step.",
+            "Over ICI only: between slices the data-center network is slower.",
+        ),
+    )
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"

@@ -1,36 +1,20 @@
-"""A model's profile as text, arranged as DeepSpeed's print_model_profile arranges it."""
+"""A model's profile, arranged as DeepSpeed's print_model_profile arranges it."""
 
-import io
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from spmdzero.show._rich import Console, Table, box
-
-if TYPE_CHECKING:
-    from spmdzero.profiling.flops_profiler._profile import ModelProfile
+from spmdzero._display import page_of
+from spmdzero.profiling.flops_profiler import ModelProfile, ProfileReport, human
+from spmdzero.show._page import Lines, Page, Table
 
 _WIDTH = 78
 
 
-def human(value: float, unit: str = "") -> str:
-    """A number with two decimals and a decimal prefix: ``1.23 G``."""
-    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3)):
-        if value >= size:
-            return f"{value / size:.2f} {prefix}{unit}"
-    return f"{value:g} {unit}".rstrip()
-
-
-def report(
-    profile: "ModelProfile",
-    *,
-    facts: dict[str, str],
-    module_depth: int,
-    top_modules: int,
-    detailed: bool,
-) -> str:
-    """The whole report."""
-    summary = facts | {
+@page_of.register
+def report_page(report: ProfileReport) -> Page:
+    """Totals, the costliest classes at each depth, and each module."""
+    profile = report.profile
+    summary = report.facts | {
         "params per GPU:": human(profile.params),
         "fwd MACs per GPU:": human(profile.macs, "MACs"),
         "fwd flops per GPU:": human(profile.flops),
@@ -40,19 +24,19 @@ def report(
         _rule(" Flops Profiler "),
         *(f"{key:<62}  {value}" for key, value in summary.items()),
         _rule(" Aggregated Profile per GPU "),
-        f"Top {top_modules} modules in terms of params and MACs at different model depths:",
-        *_aggregated(profile, module_depth, top_modules),
+        f"Top {report.top_modules} modules in terms of params and MACs at different model depths:",
+        *_aggregated(profile, report.module_depth, report.top_modules),
     ]
-    if detailed:
-        lines += [_rule(" Detailed Profile per GPU "), *_detailed(profile)]
-    return "\n".join([*lines, "-" * _WIDTH])
+    if report.detailed:
+        lines += [_rule(" Detailed Profile per GPU "), _modules(profile).text()]
+    return Page((Lines([*lines, _rule("")]),))
 
 
 def _rule(title: str) -> str:
     return title.center(_WIDTH, "-")
 
 
-def _aggregated(profile: "ModelProfile", module_depth: int, top: int) -> Iterator[str]:
+def _aggregated(profile: ModelProfile, module_depth: int, top: int) -> Iterator[str]:
     params: dict[int, Counter[str]] = defaultdict(Counter)
     macs: dict[int, Counter[str]] = defaultdict(Counter)
     for module in profile.modules:
@@ -66,21 +50,19 @@ def _aggregated(profile: "ModelProfile", module_depth: int, top: int) -> Iterato
         yield f"    MACs        - {named_macs}"
 
 
-def _detailed(profile: "ModelProfile") -> list[str]:
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for heading in ("module", "class", "params", "% params", "MACs", "% MACs"):
-        table.add_column(
-            heading, justify="left" if heading in ("module", "class") else "right", no_wrap=True
-        )
-    for module in profile.modules:
-        table.add_row(
-            module.name or "(model)", module.kind,
-            f"{module.params:,}", _percent(module.params, profile.params),
-            f"{module.macs:,}", _percent(module.macs, profile.macs),
-        )  # fmt: skip
-    out = io.StringIO()
-    Console(file=out, width=160, color_system=None, markup=False, highlight=False).print(table)
-    return [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
+def _modules(profile: ModelProfile) -> Table:
+    return Table(
+        headers=("module", "class", "params", "% params", "MACs", "% MACs"),
+        rows=[
+            (
+                *(module.name or "(model)", module.kind),
+                *(f"{module.params:,}", _percent(module.params, profile.params)),
+                *(f"{module.macs:,}", _percent(module.macs, profile.macs)),
+            )
+            for module in profile.modules
+        ],
+        numbers=(2, 3, 4, 5),
+    )
 
 
 def _percent(part: int, whole: int) -> str:

@@ -1,118 +1,83 @@
-"""The ledger as text and as HTML."""
+"""Ledgers of collectives."""
 
-import io
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from html import escape
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
 
-from spmdzero.show._rich import Console, Table, box
-
-if TYPE_CHECKING:
-    from spmdzero.inspect._ledger import Collective, CollectiveLedger
-
-_GROUPED = ("role", "collective", "dtype", "tensors", "bytes", "wire bytes", "in loop")
-_SINGLE = ("role", "tensor", "collective", "dtype", "shape", "bytes", "wire bytes")
-_NUMERIC = ("tensors", "bytes", "wire bytes")
+from spmdzero._display import page_of
+from spmdzero.inspect import Collective, CollectiveLedger, LedgerDetails
+from spmdzero.show._page import Page, Table
 
 
-def ledger_text(ledger: "CollectiveLedger") -> str:
-    """One line for each role and kind."""
-    return _text(ledger, _GROUPED, _grouped(ledger))
-
-
-def details_text(ledger: "CollectiveLedger") -> str:
-    """One line for each collective."""
-    rows = (
-        (
-            _role(ledger, c),
-            c.tensor,
-            _kind(c),
-            c.dtype,
-            str(list(c.shape)),
-            f"{c.bytes:,}",
-            f"{c.wire_bytes:,}",
-        )
-        for c in ledger.collectives
-    )
-    return _text(ledger, _SINGLE, rows)
-
-
-def ledger_html(ledger: "CollectiveLedger") -> str:
-    """One row for each role and kind, as a table that needs nothing from outside."""
-    # No colour is set, so the notebook's own theme, light or dark, keeps the text readable.
-    cell = "padding:.2em .8em;text-align:left;border-bottom:1px solid rgba(128,128,128,.35)"
-    cell += ";white-space:nowrap"
-    head = "".join(f'<th style="{cell}">{escape(h)}</th>' for h in _GROUPED)
-    body = "".join(
-        "<tr>" + "".join(f'<td style="{cell}">{escape(v)}</td>' for v in row) + "</tr>"
-        for row in _grouped(ledger)
-    )
-    leaks = "".join(f"<li><code>{escape(leak)}</code></li>" for leak in _leaks(ledger))
-    return (
-        f"<div><p>{escape(summary(ledger))}</p>"
-        '<div style="overflow-x:auto"><table style="border-collapse:collapse">'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-        + (f"<ul>{leaks}</ul>" if leaks else "")
-        + "</div>"
+@page_of.register
+def ledger_page(ledger: CollectiveLedger) -> Page:
+    """One row for each role and kind."""
+    return _page(
+        ledger,
+        headers=("role", "collective", "dtype", "tensors", "bytes", "wire bytes", "in loop"),
+        rows=[
+            (*key, *sums, loop)
+            for (*key, loop), sums in grouped(
+                ledger.collectives,
+                lambda c: (_role(ledger, c), c.kind_and_slice, c.dtype, yes_no(c.in_loop)),
+            )
+        ],
+        numbers=(3, 4, 5),
     )
 
 
-def _text(
-    ledger: "CollectiveLedger", headings: Sequence[str], rows: Iterable[tuple[str, ...]]
-) -> str:
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in _NUMERIC else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    out = io.StringIO()
-    # In a notebook rich would display instead of writing to the file.
-    console = Console(
-        file=out,
-        width=160,
-        color_system=None,
-        markup=False,
-        highlight=False,
-        force_jupyter=False,
-    )
-    console.print(table)
-    lines = [summary(ledger), *out.getvalue().splitlines(), *_leaks(ledger)]
-    return "\n".join(line.rstrip() for line in lines if line.strip())
-
-
-def summary(ledger: "CollectiveLedger") -> str:
-    """How much moves, in one line."""
-    donated = "?" if ledger.aliased is None else ledger.aliased
-    return (
-        f"collectives: {len(ledger.collectives)}, {ledger.bytes:,} bytes, "
-        f"{ledger.wire_bytes:,} on the wire, per device; "
-        f"{donated} of {ledger.parameters} inputs donated"
+@page_of.register
+def details_page(details: LedgerDetails) -> Page:
+    """One row for each collective, the tensor that it serves included."""
+    ledger = details.ledger
+    return _page(
+        ledger,
+        headers=("role", "tensor", "collective", "dtype", "shape", "bytes", "wire bytes"),
+        rows=[
+            (
+                *(_role(ledger, c), c.tensor, c.kind_and_slice, c.dtype, str(list(c.shape))),
+                *(f"{c.bytes:,}", f"{c.wire_bytes:,}"),
+            )
+            for c in ledger.collectives
+        ],
+        numbers=(5, 6),
     )
 
 
-def _leaks(ledger: "CollectiveLedger") -> list[str]:
-    if not ledger.named:
-        return ["roles unknown: the HLO carries no op_name metadata"]
-    return [f"untagged: {c.kind} {c.dtype}{list(c.shape)} {c.op_name}" for c in ledger.activations]
+def grouped(
+    collectives: Iterable[Collective], key: Callable[[Collective], tuple[str, ...]]
+) -> Iterator[tuple[tuple[str, ...], tuple[str, str, str]]]:
+    """Each key, sorted, with the number, the bytes and the wire bytes of its collectives."""
+    groups: dict[tuple[str, ...], list[Collective]] = defaultdict(list)
+    for collective in collectives:
+        groups[key(collective)].append(collective)
+    for each, members in sorted(groups.items()):
+        total, wire = sum(c.bytes for c in members), sum(c.wire_bytes for c in members)
+        yield each, (str(len(members)), f"{total:,}", f"{wire:,}")
 
 
-def _role(ledger: "CollectiveLedger", collective: "Collective") -> str:
+def yes_no(flag: bool) -> str:
+    """A flag in a cell."""
+    return "yes" if flag else "no"
+
+
+def _page(
+    ledger: CollectiveLedger,
+    *,
+    headers: tuple[str, ...],
+    rows: list[tuple[str, ...]],
+    numbers: tuple[int, ...],
+) -> Page:
+    notes = ["roles unknown: the HLO carries no op_name metadata"]
+    if ledger.named:
+        notes = [
+            f"untagged: {c.kind} {c.dtype}{list(c.shape)} {c.op_name}" for c in ledger.activations
+        ]
+    return Page(
+        (Table(title=ledger.summary, headers=headers, rows=rows, numbers=numbers, notes=notes),)
+    )
+
+
+def _role(ledger: CollectiveLedger, collective: Collective) -> str:
     if collective.role:
         return collective.role
     return "unknown" if not ledger.named else "scalar" if collective.is_scalar else "untagged"
-
-
-def _kind(collective: "Collective") -> str:
-    sliced = collective.scattered and collective.kind == "all-reduce"
-    return f"{collective.kind} + slice" if sliced else collective.kind
-
-
-def _grouped(ledger: "CollectiveLedger") -> Iterator[tuple[str, ...]]:
-    groups: dict[tuple[str, str, str, str], list[Collective]] = defaultdict(list)
-    for c in ledger.collectives:
-        key = (_role(ledger, c), _kind(c), c.dtype, "yes" if c.in_loop else "no")
-        groups[key].append(c)
-    for (role, kind, dtype, loop), members in sorted(groups.items()):
-        total, wire = sum(c.bytes for c in members), sum(c.wire_bytes for c in members)
-        yield role, kind, dtype, str(len(members)), f"{total:,}", f"{wire:,}", loop

@@ -1,11 +1,12 @@
-"""The shards of a tensor as text and as a drawing."""
+"""The shards of a tensor, as lines and as a drawing."""
 
+from dataclasses import dataclass
 from html import escape
 from math import prod
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from spmdzero.inspect._shards import Shard, ShardView
+from spmdzero._display import page_of
+from spmdzero.inspect import Shard, ShardView
+from spmdzero.show._page import Lines, Page
 
 # A miniature's longer and shorter side in pixels, and the least that a thin part is drawn with.
 _LONG, _SHORT, _THIN = 72, 40, 1.5
@@ -13,40 +14,34 @@ _LONG, _SHORT, _THIN = 72, 40, 1.5
 _HUE_STEP = 137.5
 
 
-def shards_text(view: "ShardView") -> str:
-    """One line for each part, with the devices that hold it."""
-    lines = [summary(view)]
-    for part in view.parts:
-        devices = ", ".join(shard.device for shard in view.shards if shard.slices == part)
-        lines.append(f"  {_index(part, view.shape):<24} {devices}")
-    return "\n".join(lines)
+@page_of.register
+def shards_page(view: ShardView) -> Page:
+    """Each part with the devices that hold it."""
+    return Page((_Shards(view),))
 
 
-def shards_html(view: "ShardView") -> str:
-    """A miniature of the tensor for each device, its part filled; devices that agree share a hue.
+@dataclass(frozen=True)
+class _Shards:
+    view: ShardView
 
-    Inline SVG. Text and outlines take the page's own colour, and fills are half transparent, so
-    it reads on light and on dark.
-    """
-    parts = view.parts
-    figures = "".join(_figure(view, shard, parts.index(shard.slices)) for shard in view.shards)
-    return (
-        f'<div style="color:inherit"><p>{escape(summary(view))}</p>'
-        f'<div style="display:flex;flex-wrap:wrap;gap:12px">{figures}</div></div>'
-    )
+    def text(self) -> str:
+        """One line for each part, with the devices that hold it."""
+        lines = [self.view.summary]
+        for part in self.view.parts:
+            devices = ", ".join(s.device for s in self.view.shards if s.slices == part)
+            lines.append(f"  {_index(part, self.view.shape):<24} {devices}")
+        return "\n".join(lines)
 
+    def html(self) -> str:
+        """A miniature of the tensor for each device; devices that hold the same part share a hue.
 
-def summary(view: "ShardView") -> str:
-    """Shape, number of parts, and bytes per device, in one line."""
-    whole = prod(view.shape) * view.element_bytes
-    count, parts = len(view.shards), len(view.parts)
-    named = f"{view.dtype} {list(view.shape)}"
-    if parts == 1:
-        return f"{named}, whole on each of {count} devices: {whole:,} bytes per device"
-    return (
-        f"{named}, {parts} parts on {count} devices: "
-        f"{view.bytes_per_device:,} of {whole:,} bytes per device"
-    )
+        Inline SVG. Outlines take the page's own colour, and fills are half transparent, so it
+        reads on light and on dark.
+        """
+        parts = self.view.parts
+        figures = (_figure(self.view.shape, s, parts.index(s.slices)) for s in self.view.shards)
+        drawn = f'<div style="display:flex;flex-wrap:wrap;gap:12px">{"".join(figures)}</div>'
+        return f'<div style="color:inherit">{Lines([self.view.summary]).html()}{drawn}</div>'
 
 
 def _index(part: tuple[slice, ...], shape: tuple[int, ...]) -> str:
@@ -57,9 +52,9 @@ def _index(part: tuple[slice, ...], shape: tuple[int, ...]) -> str:
     return f"[{', '.join(written)}]"
 
 
-def _figure(view: "ShardView", shard: "Shard", part: int) -> str:
-    width, height, (x, y, w, h) = _geometry(view, shard)
-    index = escape(_index(shard.slices, view.shape))
+def _figure(shape: tuple[int, ...], shard: Shard, part: int) -> str:
+    width, height, (x, y, w, h) = _geometry(shape, shard)
+    index = escape(_index(shard.slices, shape))
     hue = f"hsl({part * _HUE_STEP % 360:.0f},65%,50%)"
     return (
         '<div style="text-align:center;font-size:85%">'
@@ -73,7 +68,7 @@ def _figure(view: "ShardView", shard: "Shard", part: int) -> str:
 
 
 def _geometry(
-    view: "ShardView", shard: "Shard"
+    shape: tuple[int, ...], shard: Shard
 ) -> tuple[int, int, tuple[float, float, float, float]]:
     """Width and height of the miniature, and where in it (x, y, width, height) the part lies.
 
@@ -82,17 +77,15 @@ def _geometry(
     """
     spans = [
         (own.start / length, own.stop / length) if length else (0.0, 1.0)
-        for own, length in zip(shard.slices, view.shape, strict=True)
+        for own, length in zip(shard.slices, shape, strict=True)
     ]
-    lengths = list(view.shape)
-    if len(spans) < 2:
-        spans, lengths = [(0.0, 1.0)] * (2 - len(spans)) + spans, [1] * (2 - len(lengths)) + lengths
+    missing = max(0, 2 - len(spans))
+    spans, lengths = [(0.0, 1.0)] * missing + spans, [1] * missing + list(shape)
     if len(spans) > 2:
         down = next((dim for dim, span in enumerate(spans) if span != (0.0, 1.0)), 0)
         lengths = [lengths[down], prod(lengths) // max(lengths[down], 1)]
         spans = [spans[down], (0.0, 1.0)]
-    tall = lengths[0] > lengths[1]
-    width, height = (_SHORT, _LONG) if tall else (_LONG, _SHORT)
+    width, height = (_SHORT, _LONG) if lengths[0] > lengths[1] else (_LONG, _SHORT)
     if lengths[0] == 1:
         height = _SHORT // 2
     (top, bottom), (left, right) = spans

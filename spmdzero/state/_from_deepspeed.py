@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 from spmdzero.formats import HostState, StoredTensor, TrainingState, format_of, open_state
 from spmdzero.optim import DeepSpeedSchedule
 from spmdzero.state._training import Training

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla import local_replicas, local_shards, local_slices, runtime
+from spmdzero.backend import arrays, runtime
 from spmdzero.formats import (
     Box,
     StoredTensor,
@@ -143,7 +143,7 @@ class _Latest:
     def shards(self, name: str, stored: torch.Tensor) -> list[torch.Tensor]:
         if name != self._name:
             self._shards = []
-            self._name, self._shards = name, local_shards(stored)
+            self._name, self._shards = name, arrays.local_shards(stored)
         return self._shards
 
 
@@ -157,9 +157,9 @@ def _on_devices(name: str, item: Held, latest: _Latest, *, turn: int) -> StoredT
             read=lambda box: item.stored.detach().cpu()[box_slices(box)].contiguous(),
             pieces=(whole_box(item.shape),) if mine else (),
         )
-    local = local_slices(item.stored)
+    local = arrays.local_slices(item.stored)
     parts = list(device_boxes(item.shape, item.placement, local))
-    first = local_replicas(item.stored)
+    first = arrays.local_replicas(item.stored)
     return StoredTensor(
         shape=item.shape,
         dtype=dtype,

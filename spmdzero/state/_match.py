@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 
 from spmdzero._names import listed
-from spmdzero.backend.torch_xla import local_slices
+from spmdzero.backend import arrays
 from spmdzero.errors import SpmdZeroCheckpointError
 from spmdzero.formats import Box, StoredTensor, TrainingState, box_shape
 from spmdzero.state._live import (
@@ -52,7 +52,7 @@ class Target:
     def boxes(self) -> list[tuple[Box, ...]]:
         """For each local device the parts that it holds."""
         held = self.held
-        return list(device_boxes(held.shape, held.placement, local_slices(held.stored)))
+        return list(device_boxes(held.shape, held.placement, arrays.local_slices(held.stored)))
 
 
 def needed_parts(targets: Iterable[Target]) -> dict[str, list[Box]]:
@@ -222,4 +222,4 @@ def _gradient(training: Training, state: TrainingState, name: str, item: Held) -
 
 
 def _misfit(state: TrainingState, reason: str, *, fix: str) -> SpmdZeroCheckpointError:
-    return SpmdZeroCheckpointError(file=state.source, reason=reason, newest=None, fix=fix)
+    return SpmdZeroCheckpointError(file=state.source, reason=reason, fix=fix)

@@ -3,8 +3,7 @@
 import torch
 from torch import nn
 
-from spmdzero.backend.torch_xla import refuse_gradient_hooks, runtime
-from spmdzero.backend.torch_xla.mesh import DeviceMesh
+from spmdzero.backend import Mesh, refuse_gradient_hooks, runtime
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.state._weights import WeightSource, aliases
 
@@ -12,7 +11,7 @@ Moved = dict[torch.Tensor, torch.Tensor]
 
 
 def move_module(
-    module: nn.Module, *, mesh: DeviceMesh, dtype: torch.dtype, source: WeightSource
+    module: nn.Module, *, mesh: Mesh, dtype: torch.dtype, source: WeightSource
 ) -> Moved:
     """Replicates parameters (cast to `dtype`) and buffers (as they are) on all devices.
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from spmdzero.backend.torch_xla import is_split, local_shapes, runtime
+from spmdzero.backend import arrays, runtime
 from spmdzero.data._generators import set_generators
 from spmdzero.errors import SpmdZeroCheckpointError
 from spmdzero.formats import Box, HostState, TrainingState
@@ -129,7 +129,7 @@ def _overwrite(training: Training, target: Target) -> int:
             parts[boxes] = _part(target, boxes)
     stored = target.held.stored
     training.mesh.overwrite(stored, [parts[boxes] for boxes in target.boxes])
-    return 0 if is_split(stored) else stored.nbytes
+    return 0 if arrays.is_split(stored) else stored.nbytes
 
 
 def _part(target: Target, boxes: tuple[Box, ...]) -> torch.Tensor:
@@ -138,7 +138,7 @@ def _part(target: Target, boxes: tuple[Box, ...]) -> torch.Tensor:
     if held.placement is None or held.placement.kind != "flat":
         (box,) = boxes
         return target.read(box).to(dtype)
-    (length,) = local_shapes(held.stored)[0]
+    (length,) = arrays.local_shapes(held.stored)[0]
     found = [target.read(box).reshape(-1).to(dtype) for box in boxes]
     flat = torch.cat(found) if found else torch.zeros(0, dtype=dtype)
     return F.pad(flat, (0, length - math.prod(flat.shape)))
@@ -158,7 +158,6 @@ def _progress(training: Training, host: HostState, options: LoadOptions) -> Iter
                 raise SpmdZeroCheckpointError(
                     file="the checkpoint",
                     reason="holds no state of a learning-rate schedule",
-                    newest=None,
                     fix="Load it with load_lr_scheduler_states=False",
                 )
             before = copy.deepcopy(schedule.state_dict())

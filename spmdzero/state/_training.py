@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from spmdzero.backend.torch_xla import DeviceMesh, GlobalForward, ReplicaRegion, runtime
+from spmdzero.backend import Forward, Mesh, Region, runtime
 from spmdzero.config import BatchSizes, SpmdZeroConfig
 from spmdzero.data._inputs import InputPlacer
 from spmdzero.data._loader import ZeroDataLoader
@@ -53,9 +53,9 @@ class Training:
     spmd_config: SpmdZeroConfig
     batch: BatchSizes
     plan: ShardingPlan
-    mesh: DeviceMesh
+    mesh: Mesh
     placer: InputPlacer
-    forward: ReplicaRegion | GlobalForward
+    forward: Region | Forward
     gradients: GradientStore
     optimizer: ZeroOptimizer | None
     lr_scheduler: Scheduler | None
@@ -76,9 +76,9 @@ class Training:
         return runtime.device()
 
     @functools.cached_property
-    def region(self) -> ReplicaRegion | None:
+    def region(self) -> Region | None:
         """Where the forward runs, None with a global forward."""
-        return self.forward if isinstance(self.forward, ReplicaRegion) else None
+        return self.forward if isinstance(self.forward, Region) else None
 
     @functools.cached_property
     def parameters(self) -> tuple[tuple[str, nn.Parameter], ...]:

@@ -6,8 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 
-from spmdzero.backend.torch_xla import global_norm, scope
-from spmdzero.backend.torch_xla.mesh import DeviceMesh
+from spmdzero.backend import Mesh, current, programs
 from spmdzero.optim import UpdateRule
 from spmdzero.step._folds import Folds
 from spmdzero.step._numbers import numbers_of_groups
@@ -48,7 +47,7 @@ class Boundary:
     """
 
     groups: tuple[MemberGroup, ...]
-    mesh: DeviceMesh
+    mesh: Mesh
     clip: float
     skips: bool
     scaled: bool
@@ -127,7 +126,7 @@ class Boundary:
                 spec = member.spec(self.mesh)
                 grad = gradients[member.name].float()
                 grad = self.mesh.mark(grad if scales is None else grad / scales.now, spec)
-                with scope(f"zero.direction/{member.name}"):
+                with programs.scope(f"zero.direction/{member.name}"):
                     direction, changed = group.rule.direction(
                         grad, member.slots_in(state), hyper, member.on(self.mesh)
                     )
@@ -157,7 +156,7 @@ class Boundary:
         ordered = tuple(specs[name] for name in gradients)
 
         def norm(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-            return [global_norm(list(zip(tensors, ordered, strict=True)), self.mesh)]
+            return [current().global_norm(list(zip(tensors, ordered, strict=True)), self.mesh)]
 
         (total,) = call(("norm", ordered), norm, list(gradients.values()))
         return total

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
-from spmdzero.backend.torch_xla import FoldedFunction, fold, no_stand_in_left
+from spmdzero.backend import FoldedFunction, compiler
 
 Function = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
@@ -27,13 +27,13 @@ class Folds:
 
         Args:
             key: functions of the same key do the same with tensors of the same shapes and dtypes.
-            function: see `spmdzero.backend.torch_xla.fold`.
+            function: see `spmdzero.backend.Compiler`.
             inputs: pending or not.
         """
         if not self.wanted:
             return function(inputs)
         form = key, tuple([(tensor.shape, tensor.dtype) for tensor in inputs])
         if form not in self._folded:
-            with no_stand_in_left():
-                self._folded[form] = fold(function, inputs)
+            with compiler.no_stand_in_left():
+                self._folded[form] = compiler.fold(function, inputs)
         return self._folded[form](inputs)

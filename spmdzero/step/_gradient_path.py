@@ -5,9 +5,7 @@ from collections.abc import Mapping
 
 import torch
 
-from spmdzero.backend.torch_xla import scope
-from spmdzero.backend.torch_xla.mesh import DeviceMesh
-from spmdzero.backend.torch_xla.reduction import GradientReduction, let_go_of_whole
+from spmdzero.backend import Mesh, Reduction, programs
 from spmdzero.plan import Placement, Role, ShardingPlan
 from spmdzero.precision import GradientScaling, dtype_named
 
@@ -28,8 +26,8 @@ class GradientPath:
     """
 
     plan: ShardingPlan
-    mesh: DeviceMesh
-    reduction: GradientReduction
+    mesh: Mesh
+    reduction: Reduction
     scaling: GradientScaling
     wire: Mapping[str, torch.dtype]
 
@@ -46,7 +44,7 @@ class GradientPath:
         grad, placement = self.in_dtype(name, local), self._waiting(name)
         if placement.kind == "partial":
             return self.reduction.partial(grad)
-        with scope(f"zero.gradient/{name}"):
+        with programs.scope(f"zero.gradient/{name}"):
             reduced = self.reduction.reduce_local(
                 _times(grad, self.scaling.before), placement, dtype=self.wire.get(name)
             )
@@ -54,9 +52,9 @@ class GradientPath:
 
     def of_batch(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """The whole batch's, `[*shape]` in global space; the compiler reduces it."""
-        with scope(f"zero.gradient/{name}"):
+        with programs.scope(f"zero.gradient/{name}"):
             stored = self.stored(name, _times(whole, self.scaling.whole))
-            return let_go_of_whole(stored, self._waiting(name))
+            return self.reduction.let_go_of_whole(stored, self._waiting(name))
 
     def stored(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """What waits when the step is to use exactly `whole`, `[*shape]`."""
@@ -97,7 +95,7 @@ class GradientPath:
             return self.mesh.stored_zeros(tensor.shape, final, dtype)
         if self._waiting(name).kind != "partial":
             return waiting
-        with scope(f"zero.gradient/{name}"):
+        with programs.scope(f"zero.gradient/{name}"):
             total = self.reduction.reduce_partial(
                 _times(waiting, self.scaling.before), final, dtype=self.wire.get(name)
             )

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla import write_stamp
-from spmdzero.backend.torch_xla.mesh import fresh
+from spmdzero.backend import arrays
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import ShardingPlan
 from spmdzero.step._autograd import set_autograd_grad
@@ -111,8 +110,8 @@ class GradientStore:
             whole, scale = self.path.whole(name, self._waiting(name)), self._loss_scale()
             if scale != 1:
                 whole = whole.float() / scale
-            whole = self.path.mesh.mark(fresh(whole))
-            self._handed[name] = whole, write_stamp(whole)
+            whole = self.path.mesh.mark(arrays.fresh(whole))
+            self._handed[name] = whole, arrays.write_stamp(whole)
         return self._handed[name][0]
 
     def write(self, name: str, whole: torch.Tensor) -> None:
@@ -135,7 +134,7 @@ class GradientStore:
     def _take_back(self, name: str) -> None:
         if name in self._handed:
             whole, stamp = self._handed.pop(name)
-            if write_stamp(whole) != stamp:
+            if arrays.write_stamp(whole) != stamp:
                 self.write(name, whole)
 
     def discard(self, name: str) -> None:

@@ -4,7 +4,7 @@ import logging
 
 import torch
 
-from spmdzero.backend.torch_xla import DeviceMesh
+from spmdzero.backend import Mesh
 from spmdzero.errors import NonFiniteError
 from spmdzero.step._numbers import step_number
 
@@ -36,7 +36,7 @@ class LossHealth:
         check: the argument.
     """
 
-    def __init__(self, *, mesh: DeviceMesh, check: bool) -> None:
+    def __init__(self, *, mesh: Mesh, check: bool) -> None:
         self._mesh, self.check = mesh, check
         self._first_bad = self._none_bad()
         self._finite = self._all_finite()

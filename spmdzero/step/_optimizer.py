@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend.torch_xla.mesh import DeviceMesh, PartitionSpec
+from spmdzero.backend import Mesh, PartitionSpec
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import UpdateRule
 from spmdzero.plan import Placement, Role, ShardingPlan
@@ -54,7 +54,7 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
         names: Mapping[torch.Tensor, str],
         rules: Sequence[UpdateRule],
         plan: ShardingPlan,
-        mesh: DeviceMesh,
+        mesh: Mesh,
         precision: PrecisionPolicy,
         gradients: GradientStore,
         clip: float,

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla import Passage
-from spmdzero.backend.torch_xla.mesh import DeviceMesh
+from spmdzero.backend import Mesh, Passage
 from spmdzero.step._boundary import Boundary
 from spmdzero.step._folds import Folds
 from spmdzero.step._gradient_path import GradientPath
@@ -36,7 +35,7 @@ class StepProgram:
         checks: whether a loss that is not finite keeps the step from applying.
     """
 
-    mesh: DeviceMesh
+    mesh: Mesh
     in_region: bool
     loss_of: Callable[[Any], torch.Tensor]
     path: GradientPath

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from spmdzero.backend.torch_xla import scope
-from spmdzero.backend.torch_xla.mesh import DeviceMesh, PartitionSpec, fresh
+from spmdzero.backend import Mesh, PartitionSpec, arrays, programs
 from spmdzero.optim import UpdateRule
 from spmdzero.plan import Placement
 
@@ -22,7 +21,7 @@ class MeshTensor:
         shape: the parameter's own shape.
     """
 
-    mesh: DeviceMesh
+    mesh: Mesh
     placement: Placement
     shape: tuple[int, ...]
 
@@ -45,7 +44,7 @@ class MeshTensor:
         """`[*shape]` in the form of the shards: each device keeps its own part."""
         # Unmarked, the compiler spreads what made `tensor` over the devices, and each of Muon's
         # matrix products becomes an all-reduce.
-        return self.mesh.store(self.mesh.mark(fresh(tensor)), self.placement)
+        return self.mesh.store(self.mesh.mark(arrays.fresh(tensor)), self.placement)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +65,7 @@ class Member:
     slots: tuple[str, ...]
     placement: Placement
 
-    def spec(self, mesh: DeviceMesh) -> PartitionSpec:
+    def spec(self, mesh: Mesh) -> PartitionSpec:
         """The sharding of its stored form."""
         return self.placement.partition_spec(self.shape, mesh.spec)
 
@@ -74,7 +73,7 @@ class Member:
         """Its slots among ``"<slot>/<name>"``."""
         return {slot: state[f"{slot}/{self.name}"] for slot in self.slots}
 
-    def on(self, mesh: DeviceMesh) -> MeshTensor:
+    def on(self, mesh: Mesh) -> MeshTensor:
         """The whole parameter behind its shards."""
         return MeshTensor(mesh=mesh, placement=self.placement, shape=self.shape)
 
@@ -96,7 +95,7 @@ class GroupUpdate:
     factors: tuple[str, ...]
     clips: bool
     skips: bool
-    mesh: DeviceMesh
+    mesh: Mesh
 
     def inputs(
         self,
@@ -161,13 +160,13 @@ class GroupUpdate:
         def keep(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
             return new if apply is None else torch.where(apply, new, old)
 
-        with scope(f"zero.update/{member.name}"):
+        with programs.scope(f"zero.update/{member.name}"):
             grad = mesh.mark(grad, spec)
             new_weights, new = rule.update(weights, grad, held, factors, member.on(mesh), keep)
             new_weights = keep(new_weights, weights)
         new = {**new, "master": new_weights}
         # Cast and mark first: the gather would otherwise move fp32.
         stored = mesh.mark(new_weights.to(member.dtype), spec)
-        with scope(f"zero.parameter/{member.name}"):
+        with programs.scope(f"zero.parameter/{member.name}"):
             gathered = mesh.gather(stored, placement, member.shape)
         return [gathered, *(new[slot].to(state[slot].dtype) for slot in member.slots)]

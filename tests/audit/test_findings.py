@@ -189,14 +189,12 @@ class TestHost:
         assert finding.name == "host-read-in-step"
         assert finding.subject.startswith(__file__)
 
-    def test_a_loss_read_once_in_a_while_is_not(self) -> None:
+    def test_a_loss_read_once_in_a_while_and_what_the_config_lets_the_engine_read_are_not(
+        self,
+    ) -> None:
         def now_and_then(engine: spmdzero.Engine, loss: torch.Tensor) -> None:
             if engine.global_steps == 2:
                 loss.item()
 
-        report = audit_loop(engine_of(Sound(), config()), steps=3, after=now_and_then)
-        assert report.findings == ()
-
-    def test_what_the_config_lets_the_engine_read_is_not(self) -> None:
         engine = engine_of(Sound(), config(spmd={"check_finite": True}))
-        assert spmdzero.audit(engine, batches(3)).findings == ()
+        assert audit_loop(engine, steps=3, after=now_and_then).findings == ()

@@ -1,6 +1,5 @@
 """Small runs to be saved and resumed: everything that a state can consist of, in little time."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -92,6 +91,8 @@ def whole_state(engine: spmdzero.Engine) -> dict[str, torch.Tensor]:
     return {name: tensor.whole() for name, tensor in live_state(engine._training).tensors.items()}
 
 
-def only_tag(folder: Path) -> Path:
-    (path,) = (path for path in folder.iterdir() if path.is_dir())
-    return path
+def assert_state(engine: spmdzero.Engine, expected: dict[str, torch.Tensor]) -> None:
+    """Every tensor of the engine's state is the expected one, bit for bit."""
+    found = whole_state(engine)
+    assert found.keys() == expected.keys()
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 import spmdzero
-from tests.checkpoint.runs import config, dataset, make_model, whole_state
+from tests.checkpoint.runs import assert_state, config, dataset, make_model, whole_state
 
 ROWS = 80  # five micro-batches of 8 devices x 2
 
@@ -37,10 +37,14 @@ class Stream(IterableDataset[Any]):
         return (data[index] for index in range(ROWS))
 
 
+def seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
 def start(data: Any, workers: int = 0, **more: Any) -> spmdzero.Engine:
-    torch.manual_seed(3)
-    random.seed(3)
-    np.random.seed(3)
+    seed_all(3)
     engine, _, loader, _ = spmdzero.initialize(
         model=make_model(), training_data=data, config=config(2, **more)
     )
@@ -50,8 +54,20 @@ def start(data: Any, workers: int = 0, **more: Any) -> spmdzero.Engine:
     return engine
 
 
-def by_hand(engine: spmdzero.Engine, epochs: range, stop: int | None = None) -> list[float]:
-    """Losses of whole epochs, in order, from wherever the loader stands."""
+def by_hand(
+    engine: spmdzero.Engine,
+    epochs: range,
+    stop: int | None = None,
+    after: Callable[[int], None] = lambda done: None,
+) -> list[float]:
+    """Losses of whole epochs, in order, from wherever the loader stands.
+
+    Args:
+        engine: what trains.
+        epochs: their numbers.
+        stop: leave the loop after so many micro-batches.
+        after: called after each one with how many there were.
+    """
     losses: list[float] = []
     loader = engine.training_dataloader
     assert loader is not None
@@ -62,6 +78,7 @@ def by_hand(engine: spmdzero.Engine, epochs: range, stop: int | None = None) -> 
             engine.backward(loss)
             engine.step()
             losses.append(loss.item())
+            after(len(losses))
             if len(losses) == stop:
                 return losses
     return losses
@@ -76,25 +93,27 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("stop", [3, 5, 7])
 @pytest.mark.parametrize(("data", "workers"), CASES.values(), ids=CASES)
 def test_the_rest_of_an_epoch_and_the_next_are_the_same(
-    data: Any, workers: int, stop: int, tmp_path: Path
+    data: Any, workers: int, tmp_path: Path
 ) -> None:
+    stops = (3, 5, 7)
     engine = start(data, workers)
-    undisturbed = by_hand(engine, range(3))
+
+    def save(done: int) -> None:
+        if done in stops:
+            engine.save_checkpoint(tmp_path, tag=str(done))
+
+    undisturbed = by_hand(engine, range(3), after=save)
     stopped = start(data, workers)
-    first = by_hand(stopped, range(3), stop=stop)
-    assert first == undisturbed[:stop]
-    stopped.save_checkpoint(tmp_path)
+    assert by_hand(stopped, range(3), stop=7) == undisturbed[:7]
+    stopped.save_checkpoint(tmp_path, tag="left")
     resumed = start(data, workers)
-    torch.manual_seed(99)
-    random.seed(99)
-    np.random.seed(99)
-    resumed.load_checkpoint(tmp_path)
-    # As scripts do: the epoch that was stopped comes first. Stopped at its end, it has no more.
-    rest = by_hand(resumed, range((stop - 1) // 5, 3))
-    assert rest == undisturbed[stop:]
+    for stop, tag in [*((stop, str(stop)) for stop in stops), (7, "left")]:
+        seed_all(99)
+        resumed.load_checkpoint(tmp_path, tag=tag)
+        # As scripts do: the epoch that was stopped comes first. At its end, it has no more.
+        assert by_hand(resumed, range((stop - 1) // 5, 3)) == undisturbed[stop:]
 
 
 def test_train_batch_goes_on_with_its_own_data(tmp_path: Path) -> None:
@@ -107,37 +126,7 @@ def test_train_batch_goes_on_with_its_own_data(tmp_path: Path) -> None:
     resumed.train_batch()
     resumed.load_checkpoint(tmp_path)
     assert [resumed.train_batch().item() for _ in range(4)] == undisturbed
-    for name, tensor in whole_state(resumed).items():
-        assert torch.equal(tensor, whole_state(engine)[name]), name
-
-
-def test_another_size_of_micro_batch_goes_on_at_the_same_sample(tmp_path: Path) -> None:
-    engine = start(dataset(ROWS))
-    by_hand(engine, range(1), stop=2)
-    engine.save_checkpoint(tmp_path)
-    other = start(dataset(ROWS), train_micro_batch_size_per_gpu=1)
-    other.load_checkpoint(tmp_path)
-    loader = other.training_dataloader
-    assert loader is not None
-    expected = start(dataset(ROWS), train_micro_batch_size_per_gpu=1).training_dataloader
-    assert expected is not None
-    whole = [batch[0].cpu() for batch in expected]
-    rest = [batch[0].cpu() for batch in loader]
-    assert len(whole) == 10
-    assert len(rest) == 6
-    assert all(torch.equal(a, b) for a, b in zip(rest, whole[4:], strict=True))
-
-
-def test_samples_that_are_seen_again_are_counted_aloud(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = start(dataset(ROWS), train_micro_batch_size_per_gpu=1)
-    by_hand(engine, range(1), stop=3)
-    engine.save_checkpoint(tmp_path)
-    other = start(dataset(ROWS))
-    other.load_checkpoint(tmp_path)
-    assert "after 24 samples" in caplog.text
-    assert "8 samples are seen again" in caplog.text
+    assert_state(resumed, whole_state(engine))
 
 
 def test_the_manifest_tells_the_position(tmp_path: Path) -> None:
@@ -145,9 +134,65 @@ def test_the_manifest_tells_the_position(tmp_path: Path) -> None:
     by_hand(engine, range(1), stop=2)
     engine.save_checkpoint(tmp_path, tag="t")
     (file,) = (tmp_path / "t").glob("manifest-*.json")
-    assert json.loads(file.read_text())["data_position"] == {
-        "epoch": 0,
-        "rows": 16,
-        "handed_out": 2,
-        "finished": False,
-    }
+    expected = {"epoch": 0, "rows": 16, "handed_out": 2, "finished": False}
+    assert json.loads(file.read_text())["data_position"] == expected
+
+
+def test_the_epoch_after_a_finished_one_trains_in_a_resumed_run(tmp_path: Path) -> None:
+    engine = start(Augmented())
+    by_hand(engine, range(1))
+    engine.save_checkpoint(tmp_path)
+    undisturbed = by_hand(engine, range(1, 2))
+    resumed = start(Augmented())
+    resumed.load_checkpoint(tmp_path)
+    assert by_hand(resumed, range(1, 2)) == undisturbed
+
+
+@pytest.mark.parametrize("captured", [True, False], ids=["train_batch", "loop"])
+def test_a_checkpoint_from_before_the_first_batch_goes_on_bit_for_bit(
+    captured: bool, tmp_path: Path
+) -> None:
+    def losses(engine: spmdzero.Engine) -> list[float]:
+        if captured:
+            return [engine.train_batch().item() for _ in range(3)]
+        return by_hand(engine, range(1), stop=3)
+
+    engine = start(Augmented())
+    engine.save_checkpoint(tmp_path)
+    undisturbed = losses(engine)
+    resumed = start(Augmented())
+    resumed.load_checkpoint(tmp_path)
+    assert losses(resumed) == undisturbed
+
+
+def test_a_failed_load_leaves_the_loader_as_it_was(tmp_path: Path) -> None:
+    engine = start(Augmented())
+    engine.save_checkpoint(tmp_path)
+    loader = engine.training_dataloader
+    assert loader is not None
+
+    def broken(**_: Any) -> None:
+        raise OSError("unreadable")
+
+    seen = 0
+    for batch in loader:
+        engine.backward(engine(*batch))
+        engine.step()
+        seen += 1
+        if seen == 2:
+            with pytest.raises(OSError, match="unreadable"):
+                engine.load_checkpoint(tmp_path, custom_load_fn=broken)
+    assert seen == 5
+    assert len(list(loader)) == 5
+
+
+def test_loading_the_module_alone_leaves_train_batch_where_it_is_in_its_epoch(
+    tmp_path: Path,
+) -> None:
+    engine = start(Augmented())
+    engine.train_batch()
+    engine.save_checkpoint(tmp_path)
+    engine.load_checkpoint(tmp_path, load_module_only=True)
+    engine.train_batch()
+    assert engine.training_dataloader is not None
+    assert engine.training_dataloader.state_dict()["handed_out"] == 2

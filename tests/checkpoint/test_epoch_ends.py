@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +9,10 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-import spmdzero
 from spmdzero.backend.torch_xla import DeviceMesh, RegionRules
 from spmdzero.data._inputs import InputPlacer
-from spmdzero.data._seeds import SeededBatches
 from spmdzero.engine import ReplicaBatchSampler, ZeroDataLoader
 from spmdzero.plan import MeshSpec
-from tests.checkpoint.test_data_position import Augmented, by_hand, start
 
 ROWS, EPOCH = 80, 5  # five micro-batches of 8 devices x 2
 MESH = DeviceMesh(MeshSpec((("fsdp", 8),)))
@@ -88,26 +84,21 @@ def test_an_epoch_that_was_chosen_but_not_begun_comes_whole() -> None:
         assert list(run.resumed()) == epoch(1)
 
 
-@pytest.mark.parametrize("handed_out", range(1, EPOCH + 1))
 @pytest.mark.parametrize("data", [None, Stream()], ids=["rows", "stream"])
-def test_inside_a_loop_the_rest_comes_or_a_whole_epoch_of_another_number(
-    data: Any, handed_out: int
-) -> None:
-    run = Run(data)
-    run.loader.set_epoch(3)
-    loop = iter(run)
-    done = list(islice(loop, handed_out))
-    resumed = run.resumed()
-    assert [*done, *resumed] == epoch(3, data)
-    assert list(resumed) == epoch(3, data)
-    resumed = run.resumed()
-    resumed.loader.set_epoch(3)
-    assert [*done, *resumed] == epoch(3, data)
-    for number in (2, 4):
+def test_inside_a_loop_the_rest_comes_or_a_whole_epoch_of_another_number(data: Any) -> None:
+    for handed_out in range(1, EPOCH + 1):
+        run = Run(data)
+        run.loader.set_epoch(3)
+        loop = iter(run)
+        done = list(islice(loop, handed_out))
         resumed = run.resumed()
-        resumed.loader.set_epoch(number)
-        assert list(resumed) == epoch(number, data)
-    assert [*done, *loop] == epoch(3, data)
+        assert [*done, *resumed] == epoch(3, data)
+        assert list(resumed) == epoch(3, data)
+        for number in (2, 3, 4):
+            resumed = run.resumed()
+            resumed.loader.set_epoch(number)
+            assert [*(done if number == 3 else []), *resumed] == epoch(number, data)
+        assert [*done, *loop] == epoch(3, data)
 
 
 def test_an_epoch_chosen_at_the_sampler_counts_as_well() -> None:
@@ -182,12 +173,28 @@ def test_an_interrupted_loop_that_trained_nothing_begins_again_where_it_was_resu
     assert [*done, *resumed] == epoch(0)
 
 
-@pytest.mark.parametrize(("micro", "left"), [(1, 0), (3, 0), (2, 0)])
-def test_the_end_of_an_epoch_is_its_end_in_other_micro_batches(micro: int, left: int) -> None:
+def test_the_end_of_an_epoch_is_its_end_in_other_micro_batches() -> None:
     run = Run(rows=70)  # four micro-batches and a short one
     loop = iter(run)
     assert len(list(islice(loop, EPOCH))[-1]) == 8
-    assert len(list(run.resumed(micro=micro))) == left
+    for micro in (1, 2, 3):
+        assert list(run.resumed(micro=micro)) == []
+
+
+def test_another_size_of_micro_batch_goes_on_at_the_same_sample(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = Run()
+    list(islice(run, 2))
+    whole = list(Run(micro=1))
+    assert len(whole) == 10
+    assert list(run.resumed(micro=1)) == whole[4:]
+    assert "seen again" not in caplog.text
+    run = Run(micro=1)
+    list(islice(run, 3))
+    assert list(run.resumed()) == epoch(0)[1:]
+    assert "after 24 samples" in caplog.text
+    assert "8 samples are seen again" in caplog.text
 
 
 def test_a_state_from_before_ends_were_noted_goes_on() -> None:
@@ -203,74 +210,12 @@ def test_a_state_from_before_ends_were_noted_goes_on() -> None:
 
 
 def test_two_iterations_at_once_keep_their_own_seeds_for_worker_processes() -> None:
-    batches = SeededBatches(
-        ReplicaBatchSampler(length=80, micro_batch=2, replicas=8, local_replicas=range(8))
-    )
+    batches = ReplicaBatchSampler(length=80, micro_batch=2, replicas=8, local_replicas=range(8))
+    batches.skip(0, seed=1)
     seeds = []
-    batches.seed = 1
     for rows in batches:
-        seeds.append(rows.seed)  # type: ignore[attr-defined]
-        batches.seed = 2
+        seeds.append(rows.seed)
+        batches.skip(0, seed=2)
         next(iter(batches))
-    batches.seed = 1
-    assert seeds == [rows.seed for rows in batches]  # type: ignore[attr-defined]
-
-
-def test_the_epoch_after_a_finished_one_trains_in_a_resumed_run(tmp_path: Path) -> None:
-    engine = start(Augmented())
-    by_hand(engine, range(1))
-    engine.save_checkpoint(tmp_path)
-    undisturbed = by_hand(engine, range(1, 2))
-    resumed = start(Augmented())
-    resumed.load_checkpoint(tmp_path)
-    assert by_hand(resumed, range(1, 2)) == undisturbed
-
-
-@pytest.mark.parametrize("captured", [True, False], ids=["train_batch", "loop"])
-def test_a_checkpoint_from_before_the_first_batch_goes_on_bit_for_bit(
-    captured: bool, tmp_path: Path
-) -> None:
-    def losses(engine: spmdzero.Engine) -> list[float]:
-        if captured:
-            return [engine.train_batch().item() for _ in range(3)]
-        return by_hand(engine, range(1), stop=3)
-
-    engine = start(Augmented())
-    engine.save_checkpoint(tmp_path)
-    undisturbed = losses(engine)
-    resumed = start(Augmented())
-    resumed.load_checkpoint(tmp_path)
-    assert losses(resumed) == undisturbed
-
-
-def test_a_failed_load_leaves_the_loader_as_it_was(tmp_path: Path) -> None:
-    engine = start(Augmented())
-    engine.save_checkpoint(tmp_path)
-    loader = engine.training_dataloader
-    assert loader is not None
-
-    def broken(**_: Any) -> None:
-        raise OSError("unreadable")
-
-    seen = 0
-    for batch in loader:
-        engine.backward(engine(*batch))
-        engine.step()
-        seen += 1
-        if seen == 2:
-            with pytest.raises(OSError, match="unreadable"):
-                engine.load_checkpoint(tmp_path, custom_load_fn=broken)
-    assert seen == EPOCH
-    assert len(list(loader)) == EPOCH
-
-
-def test_loading_the_module_alone_leaves_train_batch_where_it_is_in_its_epoch(
-    tmp_path: Path,
-) -> None:
-    engine = start(Augmented())
-    engine.train_batch()
-    engine.save_checkpoint(tmp_path)
-    engine.load_checkpoint(tmp_path, load_module_only=True)
-    engine.train_batch()
-    assert engine.training_dataloader is not None
-    assert engine.training_dataloader.state_dict()["handed_out"] == 2
+    batches.skip(2, seed=1)
+    assert seeds[2:] == [rows.seed for rows in batches]

@@ -15,7 +15,11 @@ import spmdzero
 from spmdzero.errors import SpmdZeroCheckpointError
 from spmdzero.formats import BackgroundSaver, Retention, complete_tags, latest_tag, newest_complete
 from tests.checkpoint.files import interrupted, number_in, save
-from tests.checkpoint.runs import config, start, train, whole_state
+from tests.checkpoint.runs import assert_state, config, start, train, whole_state
+
+NEEDING_SPACE = ("mkdir", "open", "write", "fsync", "replace")
+NO_SPACE = OSError(28, "No space left on device", "the disk")
+ASYNC = {"checkpoint": {"async": True, "keep_last": 2}}
 
 
 def in_a_child(act: Callable[[], None]) -> str:
@@ -61,18 +65,19 @@ def test_a_full_disk_fails_and_leaves_no_remains(tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("operation", ["write", "fsync", "replace", "mkdir", "open"])
-def test_no_space_at_any_operation_leaves_what_was_there(folder: Path, operation: str) -> None:
+def test_no_space_at_any_operation_leaves_what_was_there(folder: Path) -> None:
     seen: list[str] = []
     with interrupted(lambda _, name: seen.append(name)):
         save(folder / "count", 1)
-    for point in (index for index, name in enumerate(seen) if name == operation):
+    for point, operation in enumerate(seen):
+        if operation not in NEEDING_SPACE:
+            continue
         root = folder / f"{operation} {point}"
         save(root, 1)
 
         def fail(count: int, name: str, point: int = point) -> None:
             if count == point:
-                raise OSError(28, "No space left on device", "the disk")
+                raise NO_SPACE
 
         with interrupted(fail), pytest.raises(SpmdZeroCheckpointError, match="No space left"):
             save(root, 2)
@@ -99,10 +104,10 @@ def test_a_failed_save_deletes_nothing_of_a_newer_format(folder: Path) -> None:
         seen: list[str] = []
 
         def fail(_: int, name: str, seen: list[str] = seen) -> None:
-            if name in ("mkdir", "open", "write", "fsync", "replace"):
+            if name in NEEDING_SPACE:
                 seen.append(name)
                 if len(seen) > len(failed):
-                    raise OSError(28, "No space left on device", "the disk")
+                    raise NO_SPACE
 
         with interrupted(fail), contextlib.suppress(SpmdZeroCheckpointError):
             save(folder, 2, tag="step1")
@@ -130,12 +135,6 @@ def test_a_folder_that_can_not_be_written_is_named(tmp_path: Path) -> None:
     assert "Permission denied" in said
     assert str(tmp_path / "runs") in said
     unchanged(tmp_path / "runs")
-
-
-def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
-    (tmp_path / "runs").write_text("")
-    with pytest.raises(SpmdZeroCheckpointError, match="runs"):
-        save(tmp_path / "runs", 1)
 
 
 def test_a_second_saver_in_the_same_folder_is_refused_while_the_first_saves(
@@ -186,8 +185,7 @@ def test_retention_keeps_the_newest_and_every_nth_and_what_latest_never_named(
 
 
 def test_retention_never_deletes_what_latest_names(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    for number in (2, 3):
+    for number in (1, 2, 3):
         save(tmp_path, number)
     (tmp_path / "latest").write_text("step1")
     save(tmp_path, 4, latest=False, retention=Retention(last=1))
@@ -208,9 +206,6 @@ def test_background_saves_run_one_at_a_time_and_in_order() -> None:
         saver.start(lambda number=number: job(number))
     saver.wait()
     assert ended == list(range(8))
-
-
-ASYNC = {"checkpoint": {"async": True, "keep_last": 2}}
 
 
 @pytest.fixture(scope="module")
@@ -241,8 +236,7 @@ def test_an_asynchronous_save_holds_the_state_of_its_call(
         engine.wait_checkpoint()
     assert not all(torch.equal(t, before[name]) for name, t in whole_state(engine).items())
     engine.load_checkpoint(tmp_path)
-    after = whole_state(engine)
-    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    assert_state(engine, before)
 
 
 def test_the_failure_of_an_asynchronous_save_is_raised_by_the_next_call(

@@ -14,29 +14,16 @@ from tests.checkpoint.files import interrupted, killed_at, number_in, save
 Scene = Callable[[Path], None]
 
 
-def first_save(folder: Path) -> None:
-    save(folder, 1)
-
-
-def next_save(folder: Path) -> None:
-    save(folder, 3)
-
-
-def same_tag_again(folder: Path) -> None:
-    save(folder, 3, tag="step2")
-
-
-def with_retention(folder: Path) -> None:
-    save(folder, 3, retention=Retention(last=1))
-
-
 # What is done, and how many checkpoints are in the folder before.
 SCENES: dict[str, tuple[Scene, int]] = {
-    "the first save": (first_save, 0),
-    "the next save": (next_save, 2),
-    "the same tag again": (same_tag_again, 2),
-    "a save that deletes older ones": (with_retention, 2),
-    "a save after a killed one": (next_save, 2),
+    "the first save": (lambda folder: save(folder, 1), 0),
+    "the next save": (lambda folder: save(folder, 3), 2),
+    "the same tag again": (lambda folder: save(folder, 3, tag="step2"), 2),
+    "a save that deletes older ones": (
+        lambda folder: save(folder, 3, retention=Retention(last=1)),
+        2,
+    ),
+    "a save after a killed one": (lambda folder: save(folder, 3), 2),
 }
 
 

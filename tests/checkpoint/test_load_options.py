@@ -8,11 +8,21 @@ import torch
 
 import spmdzero
 from spmdzero.backend.torch_xla import local_shards, runtime
-from tests.checkpoint.runs import config, make_model, micro_batch, start, train, whole_state
+from tests.checkpoint.runs import (
+    assert_state,
+    config,
+    make_model,
+    micro_batch,
+    start,
+    train,
+    whole_state,
+)
+
+Saved = tuple[Path, dict[str, torch.Tensor]]
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     folder = tmp_path_factory.mktemp("saved")
     engine = start(config(2, bf16={"enabled": True}))
     train(engine, range(3))
@@ -23,40 +33,33 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, tor
 
 
 @pytest.fixture(scope="module")
-def other(saved: tuple[Path, dict[str, torch.Tensor]]) -> spmdzero.Engine:
+def other(saved: Saved) -> spmdzero.Engine:
     engine = start(config(2, bf16={"enabled": True}))
     train(engine, range(30, 32))
     return engine
 
 
-def test_latest_is_loaded_unless_a_tag_is_named(
-    saved: tuple[Path, dict[str, torch.Tensor]], other: spmdzero.Engine
-) -> None:
+def test_latest_is_loaded_unless_a_tag_is_named(saved: Saved, other: spmdzero.Engine) -> None:
     folder, state = saved
     assert other.load_checkpoint(folder) == (str(folder / "second"), {"name": "second"})
-    assert all(torch.equal(found, state[name]) for name, found in whole_state(other).items())
-    assert other.load_checkpoint(folder, tag="first") == (
-        str(folder / "first"),
-        {"name": "first"},
-    )
+    assert_state(other, state)
+    first = other.load_checkpoint(folder, tag="first")
+    assert first == (str(folder / "first"), {"name": "first"})
     assert other.global_steps == 3
 
 
 def test_after_a_load_the_next_step_is_the_program_that_was_compiled_before(
-    saved: tuple[Path, dict[str, torch.Tensor]], other: spmdzero.Engine
+    saved: Saved, other: spmdzero.Engine
 ) -> None:
     other.load_checkpoint(saved[0])
     before = runtime.compile_count()
     micro_batch(other, 40)
     assert runtime.compile_count() == before
-    for name, tensor in other.named_tensors().items():
-        if name == "exp_avg/odd.weight":
-            assert {tuple(shard.shape) for shard in local_shards(tensor)} == {(7, 3)}
+    shards = local_shards(other.named_tensors()["exp_avg/odd.weight"])
+    assert {tuple(shard.shape) for shard in shards} == {(7, 3)}
 
 
-def test_module_only_leaves_everything_else(
-    saved: tuple[Path, dict[str, torch.Tensor]], other: spmdzero.Engine
-) -> None:
+def test_module_only_leaves_everything_else(saved: Saved, other: spmdzero.Engine) -> None:
     folder, state = saved
     other.load_checkpoint(folder, tag="first")
     micro_batch(other, 41)
@@ -75,34 +78,25 @@ def test_module_only_leaves_everything_else(
             assert torch.equal(found, before[name]), name
 
 
-def test_without_optimizer_states_counters_and_schedule_are_taken_over(
-    saved: tuple[Path, dict[str, torch.Tensor]], other: spmdzero.Engine
+def test_without_optimizer_states_counters_are_taken_over_and_the_schedule_if_asked(
+    saved: Saved, other: spmdzero.Engine
 ) -> None:
     folder, _ = saved
     other.load_checkpoint(folder, tag="first")
     micro_batch(other, 42)
     moments = {k: v for k, v in whole_state(other).items() if k.startswith("exp_avg")}
-    other.load_checkpoint(folder, load_optimizer_states=False)
+    schedule = other.lr_scheduler.state_dict()
+    without = {"load_optimizer_states": False}
+    other.load_checkpoint(folder, load_lr_scheduler_states=False, **without)
+    assert other.lr_scheduler.state_dict() == schedule
+    other.load_checkpoint(folder, **without)
     assert other.global_steps == 5
     assert other.lr_scheduler.state_dict()["last_batch_iteration"] == 4
     after = whole_state(other)
     assert all(torch.equal(after[name], moment) for name, moment in moments.items())
 
 
-def test_the_schedule_can_stay(
-    saved: tuple[Path, dict[str, torch.Tensor]], other: spmdzero.Engine
-) -> None:
-    folder, _ = saved
-    other.load_checkpoint(folder, tag="first")
-    schedule = other.lr_scheduler.state_dict()
-    other.load_checkpoint(folder, load_lr_scheduler_states=False)
-    assert other.lr_scheduler.state_dict() == schedule
-    assert other.global_steps == 5
-
-
-def test_a_custom_function_loads_the_module(
-    saved: tuple[Path, dict[str, torch.Tensor]], other: spmdzero.Engine
-) -> None:
+def test_a_custom_function_loads_the_module(saved: Saved, other: spmdzero.Engine) -> None:
     folder, state = saved
     seen: dict[str, torch.Tensor] = {}
 
@@ -118,7 +112,7 @@ def test_a_custom_function_loads_the_module(
 
 
 def test_a_custom_function_that_fails_leaves_the_module_as_it_was(
-    saved: tuple[Path, dict[str, torch.Tensor]], other: spmdzero.Engine
+    saved: Saved, other: spmdzero.Engine
 ) -> None:
     other.load_checkpoint(saved[0])
     before = whole_state(other)
@@ -130,7 +124,7 @@ def test_a_custom_function_that_fails_leaves_the_module_as_it_was(
 
     with pytest.raises(KeyError, match="renamed"):
         other.load_checkpoint(saved[0], tag="first", custom_load_fn=load)
-    assert all(torch.equal(found, before[name]) for name, found in whole_state(other).items())
+    assert_state(other, before)
 
 
 class Longer(torch.nn.Module):
@@ -148,7 +142,7 @@ class Longer(torch.nn.Module):
 
 
 def test_another_model_is_loaded_where_it_fits_and_the_rest_is_reported(
-    saved: tuple[Path, dict[str, torch.Tensor]], caplog: pytest.LogCaptureFixture
+    saved: Saved, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder, state = saved
     engine, *_ = spmdzero.initialize(model=Longer(), config=config(2, bf16={"enabled": True}))
@@ -158,7 +152,7 @@ def test_another_model_is_loaded_where_it_fits_and_the_rest_is_reported(
     assert caught.value.newest == "first"
     assert "tail.weight" in str(caught.value)
     assert "head.weight" in str(caught.value)
-    assert all(torch.equal(found, before[name]) for name, found in whole_state(engine).items())
+    assert_state(engine, before)
     with caplog.at_level(logging.WARNING, "spmdzero"):
         engine.load_checkpoint(folder, load_module_strict=False, load_optimizer_states=False)
     assert engine.load_report is not None
@@ -169,7 +163,7 @@ def test_another_model_is_loaded_where_it_fits_and_the_rest_is_reported(
 
 
 def test_another_optimizer_is_refused_by_the_states_that_it_lacks(
-    saved: tuple[Path, dict[str, torch.Tensor]],
+    saved: Saved,
 ) -> None:
     sgd = {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}}
     engine = start(
@@ -206,21 +200,15 @@ def test_nothing_saved_yet_returns_nothing(
     assert "latest" in caplog.text
 
 
-@pytest.mark.parametrize("tag", ["a/b", ".hidden", ""])
-def test_a_tag_that_is_no_name_of_a_folder_is_refused(
-    other: spmdzero.Engine, tmp_path: Path, tag: str
-) -> None:
-    with pytest.raises(spmdzero.SpmdZeroUsageError, match="a folder"):
-        other.save_checkpoint(tmp_path, tag=tag)
-
-
 class NotData:
     pass
 
 
-def test_a_client_state_that_would_run_code_when_it_is_read_is_refused(
-    other: spmdzero.Engine, tmp_path: Path
-) -> None:
+def test_what_can_not_be_saved_is_refused_by_name(other: spmdzero.Engine, tmp_path: Path) -> None:
+    for tag in ("a/b", ".hidden", ""):
+        with pytest.raises(spmdzero.SpmdZeroUsageError, match="a folder"):
+            other.save_checkpoint(tmp_path, tag=tag)
+    # It would run code when it is read.
     with pytest.raises(spmdzero.SpmdZeroUsageError, match=r"client_state\['args'\]\[1\].*NotData"):
         other.save_checkpoint(tmp_path, client_state={"step": 1, "args": [2, NotData()]})
     assert not list(tmp_path.glob("*/*"))

@@ -1,14 +1,15 @@
 """Any mesh to any mesh, any stage to any stage: the state is the same, bit for bit."""
 
-import itertools
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.checkpoint.reshape import on_devices
-from tests.checkpoint.runs import config, start, train, whole_state
+from tests.checkpoint.runs import assert_state, config, start, train, whole_state
+from tests.support.processes import run_module
 
 State = dict[str, torch.Tensor]
 MESHES: list[dict[str, int]] = [
@@ -39,6 +40,17 @@ def differing(first: State, second: State) -> list[str]:
     return [name for name, tensor in first.items() if not torch.equal(tensor, second[name])]
 
 
+def on_devices(devices: int, source: Path, target: Path, settings: dict[str, Any]) -> State:
+    """The state that a new process on so many devices loads from one folder and saves again."""
+    file = target.with_suffix(".pt")
+    run_module(
+        "tests.checkpoint.test_reshape",
+        *(str(source), str(target), json.dumps(settings), str(file)),
+        devices=devices,
+    )
+    return torch.load(file, weights_only=True)
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, State]:
     """After two steps, and one micro-batch of two in the third."""
@@ -49,16 +61,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, State]:
     return folder, whole_state(engine)
 
 
-@pytest.mark.parametrize(
-    ("stage", "mesh"),
-    [
-        pair
-        for pair in itertools.product((0, 1, 2), MESHES)
-        # Those of the middle axes at the stages that shard most differently are enough by default.
-        if pair[0] != 1 or pair[1] == MESHES[0]
-    ],
-    ids=str,
-)
+# The meshes of the middle axes at the stages that shard most differently are enough.
+PLACES = [(0, mesh) for mesh in MESHES] + [(1, MESHES[0])] + [(2, mesh) for mesh in MESHES]
+
+
+@pytest.mark.parametrize(("stage", "mesh"), PLACES, ids=str)
 def test_a_state_is_the_same_at_every_stage_on_every_mesh_and_back(
     saved: tuple[Path, State], stage: int, mesh: dict[str, int], tmp_path: Path
 ) -> None:
@@ -77,7 +84,7 @@ def test_a_state_is_the_same_at_every_stage_on_every_mesh_and_back(
     engine.save_checkpoint(tmp_path)
     back = start(settings(2, gas=2))
     back.load_checkpoint(tmp_path)
-    assert differing(whole_state(back), state) == []
+    assert_state(back, state)
 
 
 def test_summands_of_another_mesh_become_their_sum(tmp_path: Path) -> None:
@@ -105,35 +112,41 @@ def test_fp32_becomes_bf16_with_fp32_masters_and_fp32_again(stage: int, tmp_path
     half.save_checkpoint(tmp_path / "bf16")
     again = start(settings(2))
     again.load_checkpoint(tmp_path / "bf16")
-    assert differing(whole_state(again), whole_state(engine)) == []
+    assert_state(again, whole_state(engine))
 
 
-def test_eight_devices_to_two_and_back(tmp_path: Path) -> None:
-    _chain(tmp_path, [2], stage=2)
+CHAINS = [([2], 2), ([4, 2, 1], 0), ([4, 2, 1], 1), ([4, 2, 1], 2), ([3, 7], 2)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", [0, 1, 2])
-def test_eight_devices_to_four_to_two_to_one_and_back(tmp_path: Path, stage: int) -> None:
-    _chain(tmp_path, [4, 2, 1], stage=stage)
-
-
-@pytest.mark.slow
-def test_three_devices_pad_what_eight_do_not(tmp_path: Path) -> None:
-    _chain(tmp_path, [3, 7], stage=2)
-
-
-def _chain(folder: Path, counts: list[int], *, stage: int) -> None:
+@pytest.mark.parametrize(
+    ("counts", "stage"),
+    [pytest.param(*case, marks=[pytest.mark.slow] * (case != CHAINS[0])) for case in CHAINS],
+    ids=str,
+)
+def test_eight_devices_to_others_and_back(tmp_path: Path, counts: list[int], stage: int) -> None:
     engine = start(settings(2))
     train(engine, range(2))
-    source = folder / "8"
+    source = tmp_path / "8"
     engine.save_checkpoint(source)
     state = whole_state(engine)
     for devices in counts:
-        target = folder / str(devices)
+        target = tmp_path / str(devices)
         found = on_devices(devices, source, target, settings(stage))
         assert differing(found, state) == [], devices
         source = target
     back = start(settings(2))
     back.load_checkpoint(source)
-    assert differing(whole_state(back), state) == []
+    assert_state(back, state)
+
+
+def main() -> None:
+    """`CPU_NUM_DEVICES=2 python -m tests.checkpoint.test_reshape FROM TO SETTINGS STATE.pt`"""
+    source, target, settings, file = sys.argv[1:]
+    engine = start(json.loads(settings))
+    engine.load_checkpoint(source)
+    torch.save(whole_state(engine), file)
+    engine.save_checkpoint(target)
+
+
+if __name__ == "__main__":
+    main()

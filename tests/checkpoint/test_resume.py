@@ -9,21 +9,30 @@ import torch
 
 import spmdzero
 from spmdzero.backend.torch_xla import runtime
-from tests.checkpoint.runs import batch, config, start, train, whole_state
+from tests.checkpoint.runs import assert_state, batch, config, start, train, whole_state
 
+FP16: dict[str, Any] = {"enabled": True, "hysteresis": 1}
 CASES: dict[str, dict[str, Any]] = {
     "stage 2": config(2),
-    "stage 2, in the middle of a step": config(2, gas=2, spmd={"min_shard_elements": 64}),
+    "stage 2, in the middle of a step": config(2, gas=2),
     "stage 1, in the middle of a step": config(1, gas=3),
     "stage 0, in the middle of a step": config(0, gas=2),
     "bf16, in the middle of a step": config(1, gas=2, bf16={"enabled": True}),
-    "fp16": config(2, fp16={"enabled": True, "initial_scale_power": 40, "hysteresis": 1}),
+    "fp16": config(2, fp16=FP16 | {"initial_scale_power": 40}),
     "two mesh axes": config(
         1, gas=2, spmd={"min_shard_elements": 64, "mesh": {"data": 2, "fsdp": 4}}
     ),
     "global forward": config(2, gas=2, spmd={"min_shard_elements": 64, "forward": "global"}),
 }
+# In whole steps, which are replayed and not traced.
+CAPTURED: dict[str, dict[str, Any]] = {
+    "stage 2": config(2),
+    "stage 1, two micro-batches": config(1, gas=2),
+    "bf16": config(2, bf16={"enabled": True}),
+    "fp16, that skips steps": config(2, fp16=FP16 | {"initial_scale_power": 34}),
+}
 STOP, END = 5, 8
+COUNTERS = ("global_steps", "micro_steps", "global_samples", "skipped_steps", "cur_scale")
 
 
 @pytest.mark.parametrize("settings", CASES.values(), ids=CASES)
@@ -32,10 +41,11 @@ def test_a_resumed_run_has_the_losses_and_the_state_of_one_that_never_stopped(
 ) -> None:
     engine = start(settings)
     train(engine, range(STOP))
+    skipped = engine.skipped_steps
     assert engine.save_checkpoint(tmp_path, client_state={"seen": STOP}) is True
     undisturbed = train(engine, range(STOP, END))
-    after = whole_state(engine)
-
+    if "fp16" in settings:
+        assert engine.skipped_steps > skipped > 0
     resumed = start(settings)
     # Something else in every state, and in the middle of a step.
     train(resumed, range(20, 21))
@@ -44,47 +54,59 @@ def test_a_resumed_run_has_the_losses_and_the_state_of_one_that_never_stopped(
     assert path == str(tmp_path / f"global_step{STOP // settings['gradient_accumulation_steps']}")
     assert client_state == {"seen": STOP}
     assert train(resumed, range(STOP, END)) == undisturbed
-    for name, tensor in whole_state(resumed).items():
-        assert torch.equal(tensor, after[name]), name
-    for counter in ("global_steps", "micro_steps", "global_samples", "skipped_steps", "cur_scale"):
+    assert_state(resumed, whole_state(engine))
+    for counter in COUNTERS:
         assert getattr(resumed, counter) == getattr(engine, counter), counter
     assert resumed.get_lr() == engine.get_lr()
 
 
-def test_the_fp16_case_above_has_skipped_steps_before_and_after_it_stops() -> None:
-    engine = start(CASES["fp16"])
-    train(engine, range(STOP))
-    before = engine.skipped_steps
-    assert before > 0
-    train(engine, range(STOP, END))
-    assert engine.skipped_steps > before
+def train_steps(engine: spmdzero.Engine, steps: range) -> list[float]:
+    count = engine.gradient_accumulation_steps()
+    data = (batch(number) for number in range(steps.start * count, steps.stop * count))
+    return [loss.item() for loss in [engine.train_batch(data) for _ in steps]]
+
+
+@pytest.mark.parametrize("settings", CAPTURED.values(), ids=CAPTURED)
+def test_replayed_steps_go_on_from_a_checkpoint_as_if_nothing_had_happened(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    # More than the micro-batches of a kind that are traced before it is replayed.
+    stop, end = 6, 12
+    engine = start(settings)
+    train_steps(engine, range(stop))
+    assert engine.capture.replayed
+    engine.save_checkpoint(tmp_path)
+    undisturbed = train_steps(engine, range(stop, end))
+    after = whole_state(engine)
+    # Into the engine itself, whose programs are at hand, and into one that has captured nothing.
+    for resumed in (engine, start(settings)):
+        resumed.load_checkpoint(tmp_path)
+        replayed = resumed.capture.replayed
+        assert train_steps(resumed, range(stop, end)) == undisturbed
+        assert resumed.capture.replayed > replayed, resumed.capture
+        assert resumed.capture.reason is None, resumed.capture
+        assert_state(resumed, after)
 
 
 def test_steps_that_were_skipped_hold_a_resumed_schedule_back_too(tmp_path: Path) -> None:
     settings = config(2, bf16={"enabled": True, "check_grad_overflow": True})
 
     def go_on(engine: spmdzero.Engine) -> tuple[list[float], list[float]]:
+        with torch.no_grad():
+            # The infinite input is in the running mean.
+            running = engine.module.body[1].running
+            engine.mesh.mark(running.zero_())
+            runtime.sync()
         return train(engine, range(4, 7)), engine.get_lr()
 
     engine = start(settings)
     train(engine, range(2))
-    x = torch.full((16, 12), math.inf)
-    loss = engine(x, torch.zeros(16))
-    engine.backward(loss)
+    engine.backward(engine(torch.full((16, 12), math.inf), torch.zeros(16)))
     engine.step()
     engine.save_checkpoint(tmp_path)
-    with torch.no_grad():
-        # The infinite input is in the running mean.
-        engine.module.body[1].running.zero_()
-        engine.mesh.mark(engine.module.body[1].running)
-        runtime.sync()
     undisturbed = go_on(engine)
     resumed = start(settings)
     resumed.load_checkpoint(tmp_path)
-    with torch.no_grad():
-        resumed.module.body[1].running.zero_()
-        resumed.mesh.mark(resumed.module.body[1].running)
-        runtime.sync()
     assert go_on(resumed) == undisturbed
     assert resumed.skipped_steps == engine.skipped_steps == 1
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from spmdzero import SpmdZeroUsageError
-from spmdzero.cli._load import load_object
-from spmdzero.cli._shapes import make_batch
+from spmdzero.cli._arguments import load_object, make_batch
 from spmdzero.explain import Explanation
 from tests.support.processes import environment
 from tests.support.trajectory import ROOT
@@ -97,52 +96,37 @@ def test_without_strict_findings_are_told_and_the_status_is_0(folder: Path) -> N
     assert "✗ stray-activation-collective" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
+def test_a_mistake_ends_with_one_message_and_status_2(folder: Path) -> None:
+    for arguments, expected in (
         (["net:Nothing", "ds.json", "-b", "8x64"], "net has no function Nothing"),
         (["net:Net", "ds.json", "-b", "9x64"], "9 rows"),
         (["net:Net", "ds.json", "-b", "8x64", "--tpu", "v5e"], "no TPU topology"),
-    ],
-    ids=["model", "batch", "topology"],
-)
-def test_a_mistake_ends_with_one_message_and_status_2(
-    folder: Path, arguments: list[str], expected: str
-) -> None:
-    done = run(folder, *arguments)
-    assert done.returncode == 2
-    assert expected in done.stderr
-    assert "Traceback" not in done.stderr
+    ):
+        done = run(folder, *arguments)
+        assert done.returncode == 2
+        assert expected in done.stderr
+        assert "Traceback" not in done.stderr
 
 
-class TestBatch:
-    def test_named_shapes_are_keyword_inputs(self) -> None:
-        batch = make_batch(["x=8x128:int64", "mask=8x128:bool", "scale=8:bfloat16"])
-        assert {name: (list(t.shape), t.dtype) for name, t in batch.items()} == {
-            "x": ([8, 128], torch.int64),
-            "mask": ([8, 128], torch.bool),
-            "scale": ([8], torch.bfloat16),
-        }
+def test_a_batch_is_made_of_shapes_that_have_names_or_have_none() -> None:
+    batch = make_batch(["x=8x128:int64", "mask=8x128:bool", "scale=8:bfloat16"])
+    assert {name: (list(t.shape), t.dtype) for name, t in batch.items()} == {
+        "x": ([8, 128], torch.int64),
+        "mask": ([8, 128], torch.bool),
+        "scale": ([8], torch.bfloat16),
+    }
+    (image, label) = make_batch(["8x3x32x32", "8:int64"])
+    assert (tuple(image.shape), image.dtype) == ((8, 3, 32, 32), torch.float32)
+    assert (tuple(label.shape), label.dtype) == ((8,), torch.int64)
 
-    def test_shapes_without_names_are_positional_floats(self) -> None:
-        (image, label) = make_batch(["8x3x32x32", "8:int64"])
-        assert (tuple(image.shape), image.dtype) == ((8, 3, 32, 32), torch.float32)
-        assert (tuple(label.shape), label.dtype) == ((8,), torch.int64)
 
-    @pytest.mark.parametrize("text", ["8xx3", "x=", "8:complex128x", "8:nn"])
-    def test_anything_else_is_refused(self, text: str) -> None:
-        with pytest.raises(SpmdZeroUsageError):
+def test_what_is_no_batch_or_no_object_is_refused() -> None:
+    for text in ("8xx3", "x=", "8:complex128x", "8:nn", "x=8x8"):
+        with pytest.raises(SpmdZeroUsageError, match=r"write a shape|no torch dtype|name all"):
             make_batch([text, "8x8"])
-
-    def test_names_for_some_inputs_only_are_refused(self) -> None:
-        with pytest.raises(SpmdZeroUsageError, match="name all inputs"):
-            make_batch(["x=8x8", "8x8"])
-
-
-@pytest.mark.parametrize("name", ["net", "net:", "no_such_module:f", "os:no_such_function"])
-def test_a_name_that_leads_nowhere_is_refused(name: str) -> None:
-    with pytest.raises(SpmdZeroUsageError, match=r"write module|No module named|no function"):
-        load_object(name)
+    for name in ("net", "net:", "no_such_module:f", "os:no_such_function"):
+        with pytest.raises(SpmdZeroUsageError, match=r"write module|No module named|no function"):
+            load_object(name)
 
 
 @pytest.mark.slow

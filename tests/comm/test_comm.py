@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from spmdzero.comm import _alone
 
 import spmdzero
 from spmdzero import comm
+from spmdzero.backend import _alone
 from tests.support.processes import environment
 
 ROOT = Path(__file__).resolve().parents[2]

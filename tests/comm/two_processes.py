@@ -7,8 +7,8 @@ from unittest import mock
 import torch
 
 from spmdzero import comm
-from spmdzero.backend.torch_xla import runtime
-from spmdzero.state._hosts import everyones, together
+from spmdzero.backend import processes, runtime
+from spmdzero.state._together import everyones, together
 
 
 def main() -> None:
@@ -98,7 +98,7 @@ def main() -> None:
         with together(Path("runs"), doing="saved"):
             found["none fails"] = True
     try:
-        comm.connect(dist_init_required=None)
+        processes.connect(required=None)
     except Exception as error:
         found["not connected"] = [type(error).__name__, str(error)]
     print(json.dumps(found))

@@ -10,13 +10,11 @@ from param_meanings import MEANINGS
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from spmdzero.config import NO_MEANING
+from spmdzero.config import NO_MEANING, OPTIMIZERS, SCHEDULES, Section
 from spmdzero.config._deprecated import DEPRECATED, SECOND_SPELLINGS
 from spmdzero.config._keys import REMOVED
 from spmdzero.config._models import SECTIONS
 from spmdzero.config._off import OFF_ONLY, OffSection, OffValue
-from spmdzero.config._params import OPTIMIZERS, SCHEDULES
-from spmdzero.config._types import Section
 
 PAGE = Path(__file__).parents[2] / "docs" / "config.md"
 

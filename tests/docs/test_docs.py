@@ -15,10 +15,9 @@ import pytest
 import render_config
 from pages import PAGES, ROOT, blocks, named, page_environment, save_files
 
-from spmdzero.config import NO_MEANING, load_config
+from spmdzero.config import NO_MEANING, OPTIMIZERS, SCHEDULES, load_config
 from spmdzero.config._models import SECTIONS
 from spmdzero.config._off import OFF_ONLY
-from spmdzero.config._params import OPTIMIZERS, SCHEDULES
 
 # A line of output that no page would print by itself.
 NEXT_BLOCK = "\x1e"

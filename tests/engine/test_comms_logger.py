@@ -42,29 +42,34 @@ def engine() -> spmdzero.Engine:
     return engine
 
 
+Sent = collections.Counter[tuple[str, int]]
+
+
+def sent_by(engine: spmdzero.Engine) -> Sent:
+    """How often one step sends a message of an operation and a size."""
+    found = Sent()
+    for message, count in comms.messages(engine).items():
+        found[message.operation, message.bytes] += count
+    return found
+
+
+def totals() -> Sent:
+    """What `log_summary` counts of all engines of this process, other tests' among them."""
+    counts = spmdzero.comm.log_summary(return_dict=True)
+    assert counts is not None
+    return Sent({(name, size): n for name, sizes in counts.items() for size, n in sizes.items()})
+
+
 def test_stage_2_sends_each_gradient_once_a_micro_batch_and_each_parameter_once_a_step(
     engine: spmdzero.Engine,
 ) -> None:
-    sent = {(m.operation, m.bytes): count for m, count in comms.messages(engine).items()}
-    assert sent[("reduce_scatter", BYTES)] == 3
-    assert sent[("all_gather", BYTES)] == 1
-
-
-def test_the_summary_has_a_line_for_each_kind_of_message(engine: spmdzero.Engine) -> None:
+    assert sent_by(engine)["reduce_scatter", BYTES] == 3
+    assert sent_by(engine)["all_gather", BYTES] == 1
     header, *rows = comms.summary(engine).splitlines()
     assert header.split() == ["Comm.", "Op", "dtype", "Message", "Size", "Count", "per", "step"]
     assert [row.split() for row in rows if row.startswith("reduce_scatter")] == [
         ["reduce_scatter", "f32", "64", "KB", "3"]
     ]
-
-
-def totals() -> collections.Counter[tuple[str, int]]:
-    """What `log_summary` counts of all engines of this process, other tests' among them."""
-    counts = spmdzero.comm.log_summary(return_dict=True)
-    assert counts is not None
-    return collections.Counter(
-        {(name, size): count for name, sizes in counts.items() for size, count in sizes.items()}
-    )
 
 
 def test_comm_log_summary_counts_what_the_engines_logged(
@@ -73,9 +78,7 @@ def test_comm_log_summary_counts_what_the_engines_logged(
     before = totals()
     other = engine_with()
     train_one_step(other)
-    sent = collections.Counter[tuple[str, int]]()
-    for message, count in comms.messages(other).items():
-        sent[message.operation, message.bytes] += count
+    sent = sent_by(other)
     assert sent["all_gather", BYTES] == 1
     assert totals() - before == sent
     with caplog.at_level(logging.INFO, logger="spmdzero"):
@@ -87,9 +90,6 @@ def test_comm_log_summary_counts_what_the_engines_logged(
     gc.collect()
     assert gone() is None
     assert totals() - before == sent
-
-
-def test_comm_log_summary_has_no_times(engine: spmdzero.Engine) -> None:
     with pytest.raises(SpmdZeroUsageError, match="could time them"):
         spmdzero.comm.log_summary(show_straggler=True)
 
@@ -120,16 +120,12 @@ def test_another_number_of_micro_batches_is_counted_anew() -> None:
             engine.backward(engine(*data).square().mean())
             engine.step()
 
-    def reduced() -> int:
-        sent = {(m.operation, m.bytes): count for m, count in comms.messages(engine).items()}
-        return sent[("reduce_scatter", BYTES)]
-
     train()
-    assert reduced() == 1
+    assert sent_by(engine)["reduce_scatter", BYTES] == 1
     before = totals()
     engine.set_train_batch_size(2 * ROWS)
     train()
     train()
-    assert reduced() == 2
+    assert sent_by(engine)["reduce_scatter", BYTES] == 2
     # In the place of what it sent before.
     assert totals() - before == {("reduce_scatter", BYTES): 1, ("all_reduce", 4): 1}

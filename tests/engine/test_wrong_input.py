@@ -28,74 +28,102 @@ def make_engine(**more: Any) -> spmdzero.Engine:
     return engine
 
 
-def test_batch_sizes_that_do_not_multiply_name_all_numbers() -> None:
-    with pytest.raises(SpmdZeroConfigError, match=r"33.*2.*8") as caught:
-        make_engine(train_batch_size=33)
-    assert caught.value.key == "train_batch_size"
+@pytest.fixture(scope="module")
+def engine() -> spmdzero.Engine:
+    return make_engine()
 
 
-def test_wrong_row_count_names_both_numbers() -> None:
-    engine = make_engine()
+def refused(match: str, *, model: Any = None, **more: Any) -> Exception:
+    """What `initialize` says to a model, or to its other arguments."""
+    arguments = {"model": nn.Linear(4, 3) if model is None else model, "config": config()} | more
+    with pytest.raises((SpmdZeroConfigError, SpmdZeroUsageError), match=match) as caught:
+        spmdzero.initialize(**arguments)
+    return caught.value
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    r"33.*2.*8": {"train_batch_size": 33},
+    r"ZeRO-1 and ZeRO-2.*stage 2.*FSDPv2": {"zero_optimization": {"stage": 3}},
+    "zero_optimization.offload_optimizer.*[Uu]se|device": {
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+    },
+    "gradient_clipping": {"gradient_cliping": 1.0},
+    "forward has no input named nope": {"spmd": {"batch_dim": {"nope": 1}}},
+    "communication_data_type": {
+        "communication_data_type": "bf16",
+        "spmd": {"forward": "global"},
+    },
+}
+
+
+@pytest.mark.parametrize("match", CONFIGS)
+def test_a_config_that_can_not_be_honoured_names_its_key_and_what_to_do(match: str) -> None:
+    error = refused(match, config=config(**CONFIGS[match]))
+    assert isinstance(error, SpmdZeroConfigError)
+    assert error.key.split(".")[0] in CONFIGS[match]
+    if "zero_optimization" in CONFIGS[match]:
+        assert error.fix
+
+
+def test_a_config_file_that_is_missing_or_malformed_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "ds_config.json"
+    refused(str(file), config=str(file))
+    file.write_text('{\n  "train_batch_size": 16,\n  "bf16": {"enabled": tru}\n}')
+    refused(r"line 3.*column 23", config=str(file))
+
+
+def test_a_model_that_can_not_be_trained_is_refused_with_the_reason() -> None:
+    # Fake, so that it needs no such device.
+    elsewhere = FakeTensor(FakeTensorMode(), torch.empty(3, 4, device="meta"), torch.device("cuda"))
+    away, hooked, other = nn.Linear(4, 3), nn.Linear(4, 3), nn.Linear(4, 3)
+    away.weight = nn.Parameter(elsewhere)
+    hooked.weight.register_hook(lambda grad: grad * 0)
+    refused(r"weight is on cuda.*Build it on the CPU", model=away)
+    refused("bfloat16, but the config asks for fp32", model=nn.Linear(4, 3).bfloat16())
+    refused("needs a torch.nn.Module, got str", model="gpt2")
+    refused("weight has a gradient hook", model=hooked)
+    refused("nothing to train", model=nn.Linear(4, 3).requires_grad_(False))
+    used_up = other.parameters()
+    list(used_up)
+    refused("nothing to train", model=other, model_parameters=used_up)
+    refused(r"not model.named_parameters\(\)", model_parameters=other.named_parameters())
+    refused("not a parameter of the model", model_parameters=other.parameters())
+
+
+def test_a_schedule_that_could_change_nothing() -> None:
+    model = nn.Linear(4, 3)
+    stray = torch.optim.SGD(model.parameters(), lr=0.1)
+    given: dict[str, Any] = {"model": model}
+    given["lr_scheduler"] = torch.optim.lr_scheduler.StepLR(stray, 2)
+    refused("bound to an optimizer that was not passed", **given)
+    without = {"train_micro_batch_size_per_gpu": 2}
+    refused("schedule without an optimizer", config=without, **given)
+
+
+def test_wrong_row_counts_name_both_numbers(engine: spmdzero.Engine) -> None:
     with pytest.raises(SpmdZeroUsageError, match=r"has 12 rows.*16 = .*\(2\) x 8 local devices"):
         engine(torch.zeros(12, 4))
-
-
-def test_evaluation_takes_other_row_counts_that_devices_can_share() -> None:
-    engine = make_engine().eval()
+    engine.eval()
     with torch.no_grad():
+        # Evaluation takes other counts that the devices can share.
         assert engine(torch.zeros(24, 4)).shape == (24, 3)
         with pytest.raises(SpmdZeroUsageError, match="12 rows, which 8 local devices can't share"):
             engine(torch.zeros(12, 4))
+    engine.train()
 
 
-def test_missing_file_is_named(tmp_path: Path) -> None:
-    missing = tmp_path / "ds_config.json"
-    with pytest.raises(SpmdZeroConfigError, match=str(missing)):
-        spmdzero.initialize(model=nn.Linear(4, 3), config=str(missing))
-
-
-def test_malformed_json_names_line_and_column(tmp_path: Path) -> None:
-    broken = tmp_path / "ds_config.json"
-    broken.write_text('{\n  "train_batch_size": 16,\n  "bf16": {"enabled": tru}\n}')
-    with pytest.raises(SpmdZeroConfigError, match=r"line 3.*column 23"):
-        spmdzero.initialize(model=nn.Linear(4, 3), config=str(broken))
-
-
-@pytest.mark.parametrize(
-    "zero",
-    [{"stage": 3}, {"stage": 2, "offload_optimizer": {"device": "cpu"}}],
-    ids=["stage 3", "offload"],
-)
-def test_stage_3_and_offload_are_refused_with_an_alternative(zero: dict[str, Any]) -> None:
-    with pytest.raises(SpmdZeroConfigError, match=r"[Uu]se|device|stage 2") as caught:
-        make_engine(zero_optimization=zero)
-    assert "zero_optimization" in caught.value.key
-    assert caught.value.fix
-
-
-def test_stage_3_says_that_spmdzero_is_zero_1_and_2() -> None:
-    with pytest.raises(SpmdZeroConfigError, match=r"ZeRO-1 and ZeRO-2.*stage 2.*FSDPv2"):
-        make_engine(zero_optimization={"stage": 3})
-
-
-def test_an_unknown_key_gets_a_did_you_mean() -> None:
-    with pytest.raises(SpmdZeroConfigError, match="gradient_clipping"):
-        make_engine(gradient_cliping=1.0)
-
-
-def test_backward_without_forward() -> None:
-    engine = make_engine()
-    with pytest.raises(SpmdZeroUsageError, match="without a forward"):
-        engine.backward(torch.tensor(1.0))
+def test_calls_in_another_order_say_which_comes_first(engine: spmdzero.Engine) -> None:
     with torch.no_grad():
         loss = engine(torch.zeros(16, 4)).mean()
-    with pytest.raises(SpmdZeroUsageError, match="without a forward"):
-        engine.backward(loss)
-
-
-def test_step_before_backward() -> None:
+    for no_loss in (torch.tensor(1.0), loss):
+        with pytest.raises(SpmdZeroUsageError, match="without a forward"):
+            engine.backward(no_loss)
     with pytest.raises(SpmdZeroUsageError, match=r"before engine.backward\(loss\)"):
-        make_engine().step()
+        engine.step()
+    with pytest.raises(SpmdZeroUsageError, match=r"scalar loss, got \[16, 3\].*loss.mean\(\)"):
+        engine.backward(engine(torch.ones(16, 4)))
+    with pytest.raises(SpmdZeroUsageError, match=r"got list: make an iterator with iter"):
+        engine.train_batch([torch.zeros(16, 4)])  # type: ignore[arg-type]
 
 
 def test_step_without_an_optimizer() -> None:
@@ -108,60 +136,18 @@ def test_step_without_an_optimizer() -> None:
         engine.step()
 
 
-def test_a_loss_that_is_no_scalar() -> None:
-    engine = make_engine()
-    with pytest.raises(SpmdZeroUsageError, match=r"scalar loss, got \[16, 3\].*loss.mean\(\)"):
-        engine.backward(engine(torch.ones(16, 4)))
-
-
-def test_a_model_on_another_device() -> None:
-    # Fake, so that it needs no such device.
-    elsewhere = FakeTensor(FakeTensorMode(), torch.empty(3, 4, device="meta"), torch.device("cuda"))
-    model = nn.Linear(4, 3)
-    model.weight = nn.Parameter(elsewhere)
-    with pytest.raises(SpmdZeroUsageError, match=r"weight is on cuda.*Build it on the CPU"):
-        spmdzero.initialize(model=model, config=config())
-
-
-def test_a_bf16_model_under_an_fp32_config() -> None:
-    with pytest.raises(SpmdZeroUsageError, match=r"bfloat16, but the config asks for fp32"):
-        spmdzero.initialize(model=nn.Linear(4, 3).bfloat16(), config=config())
-
-
-def test_an_fp32_input_of_a_bf16_model_names_the_cast() -> None:
-    engine = make_engine(bf16={"enabled": True})
-    with pytest.raises(spmdzero.ReplicaRegionError, match=r"bfloat16 and float32. Cast the input"):
-        engine(torch.ones(16, 4))
-
-
-def test_a_wrong_shape_names_the_line_and_the_operation() -> None:
-    engine = make_engine()
+def test_an_error_inside_of_forward_names_the_line_and_the_cast() -> None:
     with pytest.raises(spmdzero.ReplicaRegionError, match=r"test_wrong_input.py:\d+.*addmm"):
-        engine(torch.ones(16, 5))
+        make_engine()(torch.ones(16, 5))
+    with pytest.raises(spmdzero.ReplicaRegionError, match=r"bfloat16 and float32. Cast the input"):
+        make_engine(bf16={"enabled": True})(torch.ones(16, 4))
 
 
-def test_no_module() -> None:
-    with pytest.raises(SpmdZeroUsageError, match=r"needs a torch.nn.Module, got str"):
-        spmdzero.initialize(model="gpt2", config=config())  # type: ignore[arg-type]
-
-
-def test_a_parameter_of_another_model() -> None:
-    with pytest.raises(SpmdZeroUsageError, match="not a parameter of the model"):
-        spmdzero.initialize(
-            model=nn.Linear(4, 3), model_parameters=nn.Linear(4, 3).parameters(), config=config()
-        )
-
-
-def test_a_schedule_that_could_change_nothing() -> None:
-    model = nn.Linear(4, 3)
-    stray = torch.optim.SGD(model.parameters(), lr=0.1)
-    schedule = torch.optim.lr_scheduler.StepLR(stray, 2)
-    with pytest.raises(SpmdZeroUsageError, match="bound to an optimizer that was not passed"):
-        spmdzero.initialize(model=model, lr_scheduler=schedule, config=config())
-    with pytest.raises(SpmdZeroUsageError, match="schedule without an optimizer"):
-        spmdzero.initialize(
-            model=model, lr_scheduler=schedule, config={"train_micro_batch_size_per_gpu": 2}
-        )
+def test_a_gradient_hook_is_refused_since_it_would_never_run() -> None:
+    engine = make_engine()
+    engine.module.weight.register_hook(lambda grad: grad * 0)
+    with pytest.raises(SpmdZeroUsageError, match="weight has a gradient hook"):
+        engine(torch.ones(16, 4))
 
 
 def test_data_that_ends_in_mid_step_leaves_an_engine_that_can_go_on() -> None:
@@ -172,41 +158,6 @@ def test_data_that_ends_in_mid_step_leaves_an_engine_that_can_go_on() -> None:
     assert (engine.micro_steps, engine.global_steps) == (0, 0)
     engine.train_batch(iter([torch.ones(16, 4)] * 3))
     assert (engine.micro_steps, engine.global_steps) == (3, 1)
-
-
-def test_train_batch_of_a_list_says_iter() -> None:
-    with pytest.raises(SpmdZeroUsageError, match=r"got list: make an iterator with iter"):
-        make_engine().train_batch([torch.zeros(16, 4)])  # type: ignore[arg-type]
-
-
-def test_nothing_to_train() -> None:
-    used_up = nn.Linear(4, 3).parameters()
-    list(used_up)
-    with pytest.raises(SpmdZeroUsageError, match="nothing to train"):
-        spmdzero.initialize(model=nn.Linear(4, 3), model_parameters=used_up, config=config())
-    frozen = nn.Linear(4, 3).requires_grad_(False)
-    with pytest.raises(SpmdZeroUsageError, match="nothing to train"):
-        spmdzero.initialize(model=frozen, config=config())
-
-
-def test_named_parameters_instead_of_parameters() -> None:
-    model = nn.Linear(4, 3)
-    with pytest.raises(SpmdZeroUsageError, match=r"not model.named_parameters\(\)"):
-        spmdzero.initialize(model=model, model_parameters=model.named_parameters(), config=config())
-
-
-@pytest.mark.parametrize("early", [True, False], ids=["before", "after"])
-def test_a_gradient_hook_is_refused_since_it_would_never_run(early: bool) -> None:
-    model = nn.Linear(4, 3)
-    if early:
-        model.weight.register_hook(lambda grad: grad * 0)
-        with pytest.raises(SpmdZeroUsageError, match="weight has a gradient hook"):
-            spmdzero.initialize(model=model, config=config())
-        return
-    engine, *_ = spmdzero.initialize(model=model, config=config())
-    engine.module.weight.register_hook(lambda grad: grad * 0)
-    with pytest.raises(SpmdZeroUsageError, match="weight has a gradient hook"):
-        engine(torch.ones(16, 4))
 
 
 @pytest.mark.parametrize("as_buffer", [False, True], ids=["attribute", "new buffer"])
@@ -233,19 +184,14 @@ def test_plateau_asks_for_its_metric_before_the_update() -> None:
     assert engine.global_steps == 1
 
 
-def test_names_in_the_spmd_section_that_match_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(SpmdZeroConfigError, match="forward has no input named nope"):
-        make_engine(spmd={"batch_dim": {"nope": 1}})
+def test_an_output_that_is_named_and_not_there_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     engine = make_engine(spmd={"outputs": {"los": "sum"}})
     with caplog.at_level("WARNING", logger="spmdzero"):
         engine(torch.ones(16, 4))
         engine(torch.ones(16, 4))
     assert len([r for r in caplog.records if "names los" in r.message]) == 1
-
-
-def test_a_global_forward_refuses_another_communication_dtype() -> None:
-    with pytest.raises(SpmdZeroConfigError, match="communication_data_type"):
-        make_engine(communication_data_type="bf16", spmd={"forward": "global"})
 
 
 def test_a_global_forward_says_that_autocast_leaves_the_wire_alone(

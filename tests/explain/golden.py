@@ -106,8 +106,7 @@ def rows(ledger: Any) -> list[list[Any]]:
     """Role, kind, dtype, number of tensors and elements of each group of collectives."""
     groups: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
     for c in ledger.collectives:
-        kind = f"{c.kind} + slice" if c.scattered and c.kind == "all-reduce" else c.kind
-        group = groups[c.role, kind, c.dtype]
+        group = groups[c.role, c.kind_and_slice, c.dtype]
         group[0] += 1
         group[1] += math.prod(c.shape)
     return [[*key, *counts] for key, counts in sorted(groups.items())]

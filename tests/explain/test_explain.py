@@ -2,14 +2,13 @@
 
 import json
 import re
-import sys
 from typing import Any
 
 import pytest
 import torch
 
 import spmdzero
-from spmdzero import Explanation, SpmdZeroRuntimeError, SpmdZeroUsageError
+from spmdzero import Explanation, SpmdZeroUsageError
 from spmdzero.plan import Role
 from tests.audit.models import GrowsByItself, ReadsValue, batches
 from tests.audit.models import config as audited_config
@@ -47,59 +46,37 @@ def test_the_model_stays_as_it_was(explained: tuple[Explanation, torch.nn.Module
         assert torch.equal(parameter, fresh[name])
 
 
-class TestFit:
-    def test_the_compiler_counts_the_states_of_the_plan(self, explanation: Explanation) -> None:
-        for fit in explanation.fits:
-            (cpu,) = fit.compiled
-            assert cpu.target == "cpu:8"
-            # Beside the states, an input is the batch, or a scalar such as the learning rate.
-            assert fit.states <= cpu.memory.arguments <= 1.03 * fit.states
-            assert cpu.memory.peak > cpu.memory.arguments
-            assert (cpu.hbm_bytes, cpu.fits) == (None, None)
-
-    def test_paper_and_deepspeed_stand_beside_it(self, explanation: Explanation) -> None:
-        papers = [fit.paper for fit in explanation.fits]
-        assert papers == [16 * PSI, round(5.5 * PSI), round(3.75 * PSI)]
-        # 2Ψ + 18Ψ/N (DeepSpeed's runtime/zero/stage_1_and_2.py).
-        estimates = [fit.deepspeed for fit in explanation.fits]
-        assert estimates == [None, None, 2 * PSI + int(18 * PSI / 8)]
-
-    def test_stage_2_shards_the_accumulator_and_stage_1_does_not(
-        self, explanation: Explanation
-    ) -> None:
-        accumulators = [fit.plan[Role.ACCUMULATOR] for fit in explanation.fits]
-        assert accumulators[0] == accumulators[1] > 4 * accumulators[2]
+def test_compilers_paper_and_deepspeed_count_the_same_states(explanation: Explanation) -> None:
+    for fit in explanation.fits:
+        (cpu,) = fit.compiled
+        assert cpu.target == "cpu:8"
+        # Beside the states, an input is the batch, or a scalar such as the learning rate.
+        assert fit.states <= cpu.memory.arguments <= 1.03 * fit.states
+        assert cpu.memory.peak > cpu.memory.arguments
+        assert (cpu.hbm_bytes, cpu.fits) == (None, None)
+    papers = [fit.paper for fit in explanation.fits]
+    assert papers == [16 * PSI, round(5.5 * PSI), round(3.75 * PSI)]
+    # 2Ψ + 18Ψ/N (DeepSpeed's runtime/zero/stage_1_and_2.py).
+    estimates = [fit.deepspeed for fit in explanation.fits]
+    assert estimates == [None, None, 2 * PSI + int(18 * PSI / 8)]
+    # Stage 2 shards the accumulator.
+    accumulators = [fit.plan[Role.ACCUMULATOR] for fit in explanation.fits]
+    assert accumulators[0] == accumulators[1] > 4 * accumulators[2]
 
 
-class TestMoves:
-    def test_a_step_runs_each_micro_batch_and_then_the_boundary(
-        self, explanation: Explanation
-    ) -> None:
-        moves = explanation.moves_on("cpu:8")
-        assert [(p.kind, p.runs) for p in moves.programs] == [("micro", 1), ("boundary", 1)]
-
-    def test_bytes_of_a_step_are_those_of_its_programs(self, explanation: Explanation) -> None:
-        moves = explanation.moves_on("cpu:8")
-        assert moves.wire_bytes == sum(p.runs * p.ledger.wire_bytes for p in moves.programs)
-
-    def test_the_cpus_all_reduces_are_a_third_over_stage_2s_floor(
-        self, explanation: Explanation
-    ) -> None:
-        # Two reductions of 2Ψ and a gather of Ψ, where two of Ψ and the gather were enough.
-        assert explanation.moves_on("cpu:8").over_floor == pytest.approx(5 / 3, rel=0.03)
-
-    def test_no_activation_moves_and_every_large_gradient_is_listed_as_refused(
-        self, explanation: Explanation
-    ) -> None:
-        moves = explanation.moves_on("cpu:8")
-        assert moves.activations == ()
-        large = {n for n, p in make_model().named_parameters() if p.numel() >= 2048}
-        assert {refused.tensor for refused in moves.refused} == large
-        assert all("CPU compiler" in refused.reason for refused in moves.refused)
-
-    def test_another_target_is_refused(self, explanation: Explanation) -> None:
-        with pytest.raises(SpmdZeroUsageError, match="only for cpu:8"):
-            explanation.moves_on("v5e:2x4")
+def test_a_step_moves_what_its_programs_move_and_no_activation(explanation: Explanation) -> None:
+    moves = explanation.moves_on("cpu:8")
+    # Each micro-batch, and then the boundary.
+    assert [(p.kind, p.runs) for p in moves.programs] == [("micro", 1), ("boundary", 1)]
+    assert moves.wire_bytes == sum(p.runs * p.ledger.wire_bytes for p in moves.programs)
+    # Two reductions of 2Ψ and a gather of Ψ, where two of Ψ and the gather were enough.
+    assert moves.over_floor == pytest.approx(5 / 3, rel=0.03)
+    assert moves.activations == ()
+    large = {n for n, p in make_model().named_parameters() if p.numel() >= 2048}
+    assert {refused.tensor for refused in moves.refused} == large
+    assert all("CPU compiler" in refused.reason for refused in moves.refused)
+    with pytest.raises(SpmdZeroUsageError, match="only for cpu:8"):
+        explanation.moves_on("v5e:2x4")
 
 
 def test_every_chip_has_its_times(explanation: Explanation) -> None:
@@ -109,37 +86,29 @@ def test_every_chip_has_its_times(explanation: Explanation) -> None:
     assert {line.bound for line in explanation.rooflines} == {"network"}
 
 
-class TestForms:
-    def test_json_reads_back_as_the_same_explanation(self, explanation: Explanation) -> None:
-        assert Explanation.from_json(explanation.to_json()) == explanation
-        assert json.loads(explanation.to_json())["stage"] == 2
+def test_json_reads_back_as_the_same_explanation_and_other_json_is_refused(
+    explanation: Explanation,
+) -> None:
+    assert Explanation.from_json(explanation.to_json()) == explanation
+    assert json.loads(explanation.to_json())["stage"] == 2
+    with pytest.raises(SpmdZeroUsageError, match="not the JSON text of an explanation"):
+        Explanation.from_json("{}")
 
-    def test_other_json_is_refused(self) -> None:
-        with pytest.raises(SpmdZeroUsageError, match="not the JSON text of an explanation"):
-            Explanation.from_json("{}")
 
-    def test_text_answers_the_four_questions_in_order(self, explanation: Explanation) -> None:
-        text = str(explanation)
-        headings = re.findall(r"^\d\. .*?\?", text, re.MULTILINE)
-        assert headings == [
-            "1. Does it fit?",
-            "2. What moves on cpu:8?",
-            "3. What is wrong?",
-            "4. What does a step wait for?",
-        ]
-        assert f"{16 * PSI:,}" in text
-
-    def test_page_needs_nothing_from_outside_and_sets_no_colour(
-        self, explanation: Explanation
-    ) -> None:
-        page = explanation.to_html()
-        assert page.startswith("<!doctype html>")
-        assert explanation._repr_html_() in page
-        assert not re.search(r"<(script|link|img|iframe)\b|\burl\(", page)
-        assert "color-scheme: light dark" in page
-        # Besides the translucent greys and mid-lightness hues of findings, which this page lacks.
-        assert set(re.findall(r"(?<!-)\bcolor\s*:\s*(\w+)", page)) == {"inherit"}
-        assert "background" not in page
+def test_text_answers_the_four_questions_in_order(explanation: Explanation) -> None:
+    text = str(explanation)
+    assert re.findall(r"^\d\. .*?\?", text, re.MULTILINE) == [
+        "1. Does it fit?",
+        "2. What moves on cpu:8?",
+        "3. What is wrong?",
+        "4. What does a step wait for?",
+    ]
+    assert f"{16 * PSI:,}" in text
+    # Its tables and findings are those of tests/unit/test_show.py.
+    page = explanation.to_html()
+    assert page.startswith("<!doctype html>")
+    assert explanation._repr_html_() in page
+    assert "color-scheme: light dark" in page
 
 
 def test_a_leak_is_a_problem_and_an_activation_with_its_name() -> None:
@@ -189,10 +158,3 @@ def test_an_engine_explains_its_own_stage_by_training_one_step() -> None:
 def test_a_topology_of_another_size_is_refused_with_the_command_that_takes_it() -> None:
     with pytest.raises(SpmdZeroUsageError, match=r"4 chips and this process 8 devices.*explain"):
         spmdzero.explain(make_model(), config(), make_batch(0, 0), tpu=["v5e:2x2"])
-
-
-def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As importlib.util.find_spec sees a package that is not there.
-    monkeypatch.setitem(sys.modules, "libtpu", None)
-    with pytest.raises(SpmdZeroRuntimeError, match=re.escape("pip install 'spmdzero[tpu]'")):
-        spmdzero.explain(make_model(), config(), make_batch(0, 0), tpu=["v5e:2x4"])

@@ -2,8 +2,6 @@
 
 import math
 
-import pytest
-
 from spmdzero.explain import CHIPS, Topology
 from spmdzero.explain._moves import floor_elements
 from spmdzero.explain._refused import refused_scatters
@@ -40,14 +38,10 @@ def reduction(tensor: str, shape: tuple[int, ...], kind: str = "all-reduce") -> 
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
-def test_floor_is_two_psi_of_what_is_trained(stage: int) -> None:
-    psi = WEIGHT + BIAS + 512
-    assert floor_elements(plan(stage)) == 2 * psi * 7 // 8
-
-
-def test_stage_2_reduces_once_a_micro_batch_and_gathers_once() -> None:
+def test_floor_is_two_psi_of_what_is_trained_and_at_stage_2_one_more_a_micro_batch() -> None:
     sharded, whole = WEIGHT + BIAS, 512
+    for stage in (0, 1, 2):
+        assert floor_elements(plan(stage)) == 2 * (sharded + whole) * 7 // 8
     # (K+1)Ψ(N-1)/N; the small tensor stays whole, so each of its reductions is an all-reduce.
     assert floor_elements(plan(2, micro_batches=4)) == (5 * sharded + 8 * whole) * 7 // 8
     assert floor_elements(plan(1, micro_batches=4)) == floor_elements(plan(1))
@@ -85,13 +79,11 @@ def test_a_gradient_that_the_plan_keeps_whole_is_not_refused() -> None:
 
 
 def test_a_step_is_bound_by_the_longest_of_its_three_times() -> None:
-    def bound(**given: float) -> str:
-        counts = {"flops": 1.0, "matmul_flops": 1.0, "bytes_accessed": 1.0, "wire_bytes": 1.0}
-        return roofline(CHIPS["v5e"], target="v5e:2x4", tokens=64, **(counts | given)).bound
-
-    assert bound(flops=1e12) == "compute"
-    assert bound(bytes_accessed=1e12) == "memory"
-    assert bound(wire_bytes=1e12) == "network"
+    longest = {"flops": "compute", "bytes_accessed": "memory", "wire_bytes": "network"}
+    for count, bound in longest.items():
+        counts = dict.fromkeys(longest, 1.0) | {count: 1e12}
+        line = roofline(CHIPS["v5e"], target="v5e:2x4", tokens=64, matmul_flops=1.0, **counts)
+        assert line.bound == bound
 
 
 def test_network_hides_from_the_tokens_that_make_compute_as_long() -> None:

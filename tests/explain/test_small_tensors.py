@@ -1,18 +1,16 @@
-"""Biases and norms: what their gradients cost on the wire, by each compiler."""
+"""What the TPU's compiler makes of gradients that this process traces for its CPUs."""
 
 import re
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-import spmdzero
-from spmdzero.explain._aot import compile_for_tpu
-from spmdzero.explain._chips import Topology
+from spmdzero.explain import Topology, compile_for_tpu
 from spmdzero.explain._trace import TracedProgram, trace_step
 from spmdzero.inspect import CollectiveLedger
+from tests.audit.models import Sound, batches, config, engine_of
 
 WIDTH, BLOCKS = 256, 3
 # Of a block: weight and bias of the norm, bias of the linear layer.
@@ -31,13 +29,7 @@ class Blocks(nn.Module):
 
 @pytest.fixture(scope="module")
 def program() -> TracedProgram:
-    config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 1,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-        "zero_optimization": {"stage": 2},
-    }
-    engine, *_ = spmdzero.initialize(model=Blocks(), config=config)
-    (program,) = trace_step(engine, torch.ones(8, WIDTH))
+    (program,) = trace_step(engine_of(Blocks(), config()), torch.ones(8, WIDTH))
     return program
 
 
@@ -61,3 +53,17 @@ def test_a_small_tensor_is_summed_once_and_never_gathered(program: TracedProgram
 def test_the_tpus_compiler_sums_all_small_tensors_at_once(program: TracedProgram) -> None:
     made = compile_for_tpu(program.annotated, Topology.parse("v5e:2x4"))
     assert vectors_of_sums(made.hlo) == [SMALL]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_no_gradient_is_divided_by_one_on_a_tpu(mesh: object, dtype: torch.dtype) -> None:
+    engine = engine_of(Sound(), config(bf16={"enabled": dtype == torch.bfloat16}))
+    (program,) = trace_step(engine, batches(1, dtype)[0])
+    # XLA's CPU compiler needs it.
+    divided = r"zero\.gradient/a\.weight[^/]*/aten__div"
+    assert re.search(divided.encode(), program.annotated.proto)
+    made = compile_for_tpu(program.annotated, Topology.parse("v5e:2x4"))
+    assert made.hlo is not None
+    operations = re.findall(r'op_name="([^"]*)"', made.hlo)
+    assert any("zero.gradient/a.weight" in name for name in operations)
+    assert not [name for name in operations if re.search(divided, name)]

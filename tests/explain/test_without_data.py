@@ -13,7 +13,7 @@ from torch import nn
 
 import spmdzero
 from spmdzero import Explanation, SpmdZeroUsageError, replicated
-from spmdzero.explain._made_up import with_values
+from spmdzero.explain._without_data import with_values
 from tests.support import contract
 from tests.support.processes import environment, run_python
 from tests.support.trajectory import ROOT

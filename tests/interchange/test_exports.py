@@ -75,9 +75,6 @@ def test_save_16bit_model_is_the_module_in_the_dtypes_it_trains_in(
     saved = torch.load(tmp_path / "new" / "weights.bin", weights_only=True)
     assert_equal(saved, {n: t.detach().cpu() for n, t in engine.module.state_dict().items()})
     assert saved["head.weight"].data_ptr() == saved["embed.weight"].data_ptr()
-
-
-def test_save_16bit_model_leaves_frozen_parameters_out(engine: Any, tmp_path: Path) -> None:
     engine.save_fp16_model(tmp_path)
     engine.save_16bit_model(tmp_path, "trained.bin", exclude_frozen_parameters=True)
     every = torch.load(tmp_path / "pytorch_model.bin", weights_only=True)
@@ -85,36 +82,37 @@ def test_save_16bit_model_leaves_frozen_parameters_out(engine: Any, tmp_path: Pa
     assert every.keys() - trained.keys() == {"place", "up.bias"}
 
 
-@pytest.mark.parametrize("universal", [True, False])
 def test_what_is_written_for_deepspeed_is_the_engines_state(
-    engine: Any, folder: Path, tmp_path: Path, universal: bool
+    engine: Any, folder: Path, tmp_path: Path
 ) -> None:
-    engine.save_deepspeed_checkpoint(tmp_path, "tag", universal=universal, ranks=3)
-    latest = tmp_path / ("latest_universal" if universal else "latest")
-    written = deepspeed.read(tmp_path / latest.read_text())
     native = spmdzero.formats.open_state(folder, "global_step2")
-    assert written.tensors.keys() == native.tensors.keys()
-    for name, tensor in native.tensors.items():
-        assert torch.equal(written.tensors[name].whole(), tensor.whole()), name
-    assert written.host.tied == {"head.weight": "embed.weight"}
-    assert written.host.applied == 2
+    for latest in ("latest_universal", "latest"):
+        universal = latest != "latest"
+        engine.save_deepspeed_checkpoint(tmp_path, "tag", universal=universal, ranks=3)
+        written = deepspeed.read(tmp_path / (tmp_path / latest).read_text())
+        assert written.tensors.keys() == native.tensors.keys()
+        for name, tensor in native.tensors.items():
+            assert torch.equal(written.tensors[name].whole(), tensor.whole()), name
+        assert written.host.tied == {"head.weight": "embed.weight"}
+        assert written.host.applied == 2
 
 
-@pytest.mark.parametrize("to", ["native", "universal", "deepspeed"])
 def test_an_engine_goes_on_the_same_from_every_conversion(
-    engine: Any, folder: Path, tmp_path: Path, to: str
+    engine: Any, folder: Path, tmp_path: Path
 ) -> None:
-    convert(folder, tmp_path / "there", "--to", to, "--ranks", "2")
-    tag = "global_step2_universal" if to == "universal" else "global_step2"
-    losses = []
-    for source, name in ((folder, "global_step2"), (tmp_path / "there", tag)):
-        engine.load_checkpoint(source, name)
+    def go_on(source: Path, tag: str) -> tuple[float, float, list[float]]:
+        engine.load_checkpoint(source, tag)
         loss = engine(*make_batch(2, 0))
         engine.backward(loss)
         engine.step()
-        losses.append((loss.item(), engine(*make_batch(3, 0)).item(), engine.get_lr()))
+        return loss.item(), engine(*make_batch(3, 0)).item(), engine.get_lr()
+
+    expected = go_on(folder, "global_step2")
+    for to in ("native", "universal", "deepspeed"):
+        convert(folder, tmp_path / to, "--to", to, "--ranks", "2")
+        tag = "global_step2_universal" if to == "universal" else "global_step2"
+        assert go_on(tmp_path / to, tag) == expected
     engine.load_checkpoint(folder)
-    assert losses[0] == losses[1]
     assert engine.global_steps == 2
 
 
@@ -210,26 +208,22 @@ def test_inspect_says_what_is_in_a_checkpoint(folder: Path) -> None:
     assert "exp_avg/embed.weight" in table
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["inspect", "{empty}"], "no folder of checkpoints"),
-        (["inspect", "{folder}", "--tag", "other"], "other"),
-        (["convert", "{folder}", "{empty}", "--to", "zip"], "write one of native"),
-        (["convert", "{folder}", "{empty}", "--to", "deepspeed"], "--ranks"),
-        (["convert", "{folder}", "{empty}", "--to", "fp32", "--max-shard-size", "x"], "5GB"),
-        (["convert", "{folder}", "{empty}", "--to", "dcp", "--dtype", "int8"], "bf16"),
-        (["convert", "{folder}", "{folder}", "--to", "deepspeed", "--ranks", "2"], "replaced"),
-    ],
-)
-def test_a_wrong_command_line_ends_in_one_sentence(
-    folder: Path, tmp_path: Path, arguments: list[str], reason: str
-) -> None:
-    filled = [text.format(folder=folder, empty=tmp_path) for text in arguments]
-    done = RUNNER.invoke(app, filled)
-    assert done.exit_code == 2
-    assert reason in done.output
-    assert isinstance(done.exception, SystemExit)
+def test_a_wrong_command_line_ends_in_one_sentence(folder: Path, tmp_path: Path) -> None:
+    for line, reason in {
+        "inspect {empty}": "no folder of checkpoints",
+        "inspect {folder} --tag other": "other",
+        "convert {folder} {empty} --to zip": "write one of native",
+        "convert {folder} {empty} --to deepspeed": "--ranks",
+        "convert {folder} {empty} --to fp32 --max-shard-size x": "5GB",
+        "convert {folder} {empty} --to dcp --dtype int8": "bf16",
+        "convert {folder} {folder} --to deepspeed --ranks 2": "replaced",
+    }.items():
+        done = RUNNER.invoke(
+            app, [text.format(folder=folder, empty=tmp_path) for text in line.split()]
+        )
+        assert done.exit_code == 2, line
+        assert reason in done.output
+        assert isinstance(done.exception, SystemExit)
 
 
 def test_an_engines_own_model_is_not_overwritten(engine: Any, folder: Path) -> None:

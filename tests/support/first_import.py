@@ -50,10 +50,13 @@ def changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 def modules() -> list[str]:
     """The public modules of the packages that DeepSpeed has too."""
+    from spmdzero.compat import _old_paths
+
     root = Path(__file__).parents[2] / "spmdzero"
     paths = [path.relative_to(root).with_suffix("") for path in root.rglob("*.py")]
     names = (".".join(path.parts).removesuffix(".__init__") for path in paths)
-    return sorted(name for name in names if name.split(".")[0] in DEEPSPEEDS and "._" not in name)
+    scripts = {*names, *_old_paths._SAME, *_old_paths._MADE}
+    return sorted(name for name in scripts if name.split(".")[0] in DEEPSPEEDS and "._" not in name)
 
 
 def reachable(package: Any, path: str) -> bool:

@@ -1,5 +1,6 @@
 """The engine's config getters return what real DeepSpeed's return for the same JSON."""
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,18 @@ def test_the_recording_holds_more_than_a_hundred_getters_and_tells_the_configs_a
     }
     assert len(RECORDED["defaults"]) > 100
     assert len(differing) > 30
+
+
+def test_every_getter_says_what_it_returns() -> None:
+    for name in (name for name in RECORDED["defaults"] if hasattr(spmdzero.Engine, name)):
+        getter = inspect.getattr_static(spmdzero.Engine, name)
+        if inspect.isfunction(getter):
+            assert getter.__doc__
+            assert getter.__name__ == name
+            assert inspect.signature(getter).return_annotation is not inspect.Signature.empty
+    assert spmdzero.Engine.zero_reduce_scatter.__doc__ == (
+        "The config's ``zero_optimization.reduce_scatter``."
+    )
 
 
 def test_batch_info_is_three_numbers(engines: dict[str, spmdzero.Engine]) -> None:

@@ -12,6 +12,7 @@ from spmdzero.backend.torch_xla._manual import leave_stacked
 from spmdzero.state._placed_module import move_module
 
 ROWS = 16  # two for each of the eight devices
+X = torch.arange(ROWS * 4.0).reshape(ROWS, 4)
 
 
 class Probe:
@@ -78,6 +79,10 @@ def run(function: Callable[..., Any], mesh: DeviceMesh, x: torch.Tensor, **rules
     with torch.no_grad():
         output = probe(probe.batch(x))
     return output.cpu()
+
+
+def exactly(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:

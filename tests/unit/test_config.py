@@ -7,10 +7,7 @@ import pydantic
 import pytest
 import torch
 
-from spmdzero.config import NO_MEANING, SpmdZeroConfig, load_config
-from spmdzero.config._load import _parse
-from spmdzero.config._models import SECTIONS
-from spmdzero.config._params import OPTIMIZERS, torch_schedule_params
+from spmdzero.config import SpmdZeroConfig, load_config
 from spmdzero.errors import SpmdZeroConfigError
 
 # A file as DeepSpeed's tutorials write them, with switched-off features and communication knobs.
@@ -142,30 +139,14 @@ def test_torch_adam_has_a_meaning():
     assert load_config(adam).no_meaning == ()
 
 
-@pytest.mark.parametrize(
-    "spmd",
-    [{"reduction": "explicit"}, {"outputs": {"0": "mean"}}],
-    ids=["reduction", "outputs"],
-)
-def test_a_global_forward_refuses_what_belongs_to_the_region(spmd):
-    with pytest.raises(SpmdZeroConfigError, match="region") as caught:
-        load_config({"spmd": {"forward": "global"} | spmd})
-    assert caught.value.key == f"spmd.{next(iter(spmd))}"
-
-
-@pytest.mark.parametrize("key", NO_MEANING)
-def test_every_key_without_meaning_is_one_that_its_section_takes(key):
-    section, _, name = key.rpartition(".")
-    model = OPTIMIZERS["Adam"] if section == "optimizer.params" else SECTIONS[section]
-    assert name in model.json_keys()
-
-
-@pytest.mark.parametrize(
-    ("given", "canonical"),
-    [("adam", "Adam"), ("ADAMW", "AdamW"), ("sgd", "SGD"), ("MUON", "Muon"), ("lion", "Lion")],
-)
-def test_optimizer_names_are_read_in_any_case(given, canonical):
-    assert load_config({"optimizer": {"type": given}}).optimizer.type == canonical
+def test_optimizer_names_are_read_in_any_case():
+    for given, canonical in (
+        ("adam", "Adam"),
+        ("ADAMW", "AdamW"),
+        ("sgd", "SGD"),
+        ("mUoN", "Muon"),
+    ):
+        assert load_config({"optimizer": {"type": given}}).optimizer.type == canonical
 
 
 def test_missing_or_null_parameters_are_no_parameters():
@@ -173,20 +154,20 @@ def test_missing_or_null_parameters_are_no_parameters():
     assert load_config({"optimizer": {"type": "SGD", "params": None}}).optimizer.params == {}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
+def test_parameter_names_of_every_torch_schedule_are_known():
+    base = torch.optim.lr_scheduler.LRScheduler
+    names = [
         name
         for name, found in vars(torch.optim.lr_scheduler).items()
         if isinstance(found, type)
-        and issubclass(found, torch.optim.lr_scheduler.LRScheduler)
-        and found is not torch.optim.lr_scheduler.LRScheduler
-        and not name.startswith("_")
-    ],
-)
-def test_parameter_names_of_every_torch_schedule_are_known(name):
-    with pytest.raises(SpmdZeroConfigError, match="has no key 'no_such_parameter'"):
-        _parse(torch_schedule_params(name), {"no_such_parameter": 1}, at="scheduler.params")
+        and issubclass(found, base)
+        and found is not base
+        and name[0] != "_"
+    ]
+    assert len(names) > 10
+    for name in names:
+        with pytest.raises(SpmdZeroConfigError, match="has no key 'no_such_parameter'"):
+            load_config({"scheduler": {"type": name, "params": {"no_such_parameter": 1}}})
 
 
 def test_a_torch_schedule_is_accepted_with_its_parameters():
@@ -221,6 +202,6 @@ OFF = [
 ]
 
 
-@pytest.mark.parametrize("given", OFF, ids=json.dumps)
-def test_what_is_present_but_off_is_accepted(given):
-    assert isinstance(load_config(given), SpmdZeroConfig)
+def test_what_is_present_but_off_is_accepted():
+    for given in OFF:
+        assert isinstance(load_config(given), SpmdZeroConfig)

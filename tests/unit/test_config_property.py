@@ -11,11 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spmdzero.config import SpmdZeroConfig, load_config, resolve_batch_sizes
+from spmdzero.config import OPTIMIZERS, SCHEDULES, SpmdZeroConfig, load_config, resolve_batch_sizes
 from spmdzero.config._keys import NO_MEANING, REMOVED
 from spmdzero.config._models import SECTIONS
 from spmdzero.config._off import OFF_ONLY
-from spmdzero.config._params import OPTIMIZERS, SCHEDULES
 from spmdzero.errors import SpmdZeroConfigError
 
 _SCALARS = (

@@ -19,18 +19,11 @@ def resolve(*, devices, train=None, micro=None, accumulation=None):
     return resolve_batch_sizes(config, dp_world_size=devices)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"train": 64, "micro": 4, "accumulation": 2},
-        {"train": 64, "micro": 4},
-        {"train": 64, "accumulation": 2},
-        {"micro": 4, "accumulation": 2},
-    ],
-    ids=str,
-)
-def test_two_of_the_three_numbers_give_the_third(given):
-    assert resolve(devices=8, **given) == BatchSizes(train=64, micro=4, accumulation=2)
+def test_two_of_the_three_numbers_give_the_third():
+    given = {"train": 64, "micro": 4, "accumulation": 2}
+    for missing in (None, "train", "micro", "accumulation"):
+        left = {name: value for name, value in given.items() if name != missing}
+        assert resolve(devices=8, **left) == BatchSizes(train=64, micro=4, accumulation=2)
 
 
 def test_one_number_alone_means_no_accumulation():
@@ -68,39 +61,19 @@ def test_every_case_is_resolved_exactly_when_the_numbers_divide():
                 assert sizes.accumulation == 1
 
 
-@pytest.mark.parametrize(
-    ("given", "equation", "fix"),
-    [
-        (
-            {"train": 33, "micro": 4},
-            "train_batch_size (33) = micro (4) x accumulation (1) x devices (8)",
-            "multiple of 32, such as 32 or 64",
-        ),
-        (
-            {"train": 33},
-            "train_batch_size (33) = micro (4) x accumulation (1) x devices (8)",
-            "multiple of 8, such as 32 or 40",
-        ),
-        (
-            {"train": 33, "accumulation": 2},
-            "train_batch_size (33) = micro (2) x accumulation (2) x devices (8)",
-            "multiple of 16, such as 32 or 48",
-        ),
-        (
-            {"train": 4, "micro": 4},
-            "train_batch_size (4) = micro (4) x accumulation (0) x devices (8)",
-            "such as 32.",
-        ),
-        (
-            {"train": 33, "micro": 4, "accumulation": 2},
-            "train_batch_size (33) = micro (4) x accumulation (2) x devices (8)",
-            "Write train_batch_size 64",
-        ),
-    ],
-    ids=str,
-)
-def test_a_mismatch_names_all_numbers_and_what_to_write(given, equation, fix):
-    with pytest.raises(SpmdZeroConfigError) as caught:
-        resolve(devices=8, **given)
-    assert equation in caught.value.reason
-    assert fix in caught.value.fix
+def test_a_mismatch_names_all_numbers_and_what_to_write():
+    rows = [
+        ((33, 4, None), (4, 1), "multiple of 32, such as 32 or 64"),
+        ((33, None, None), (4, 1), "multiple of 8, such as 32 or 40"),
+        ((33, None, 2), (2, 2), "multiple of 16, such as 32 or 48"),
+        ((4, 4, None), (4, 0), "such as 32."),
+        ((33, 4, 2), (4, 2), "Write train_batch_size 64"),
+    ]
+    for (train, micro, accumulation), (as_micro, as_accumulation), fix in rows:
+        with pytest.raises(SpmdZeroConfigError) as caught:
+            resolve(devices=8, train=train, micro=micro, accumulation=accumulation)
+        assert (
+            f"train_batch_size ({train}) = micro ({as_micro}) x accumulation ({as_accumulation}) "
+            "x devices (8)"
+        ) in caught.value.reason
+        assert fix in caught.value.fix

@@ -31,6 +31,8 @@ def files() -> dict[str, Path]:
 
 
 FILES = files()
+# torch_xla's device, as code names it: docstrings write ``"xla"``.
+DEVICE = re.compile(r"""(?<!`)"xla(:\d+)?"(?!`)""")
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -86,6 +88,15 @@ def test_only_its_backend_imports_torch_xla() -> None:
     ]
     assert users
     assert [m for m in users if not m.startswith("spmdzero.backend.torch_xla")] == []
+
+
+def test_one_file_chooses_a_backend_and_nothing_above_knows_which() -> None:
+    above = {m: p for m, p in FILES.items() if not m.startswith("spmdzero.backend.torch_xla")}
+    users = [m for m, p in above.items() if any("backend.torch_xla" in n for n in imports(p))]
+    assert users == ["spmdzero.backend._current"]
+    named = [m for m, path in above.items() if DEVICE.search(path.read_text())]
+    # `spmdzero.xla` is a path that scripts import.
+    assert named == ["spmdzero.compat._old_paths"]
 
 
 def test_private_torch_xla_calls_live_in_one_package() -> None:

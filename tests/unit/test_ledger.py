@@ -1,45 +1,17 @@
-"""The collective ledger, read from programs that the compiler in use really produced.
+"""The collective ledger, read from what compilers print and from what an engine ran.
 
-Run as a script with a directory, this file compiles and runs the programs on four virtual CPU
-devices and writes one executed HLO module for each; the tests do that once, in a subprocess.
+What an engine's programs hold at each stage is in tests/engine/test_compiled_program.py.
 """
 
-import contextlib
 import json
-import os
-import subprocess
-import sys
-from dataclasses import FrozenInstanceError, replace
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
+import torch
 
+import spmdzero
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.inspect import Collective, CollectiveLedger
-from tests.support.processes import environment
-
-DEVICES, ROWS, COLUMNS = 4, 32, 16
-WEIGHT, BIAS = 4 * ROWS * COLUMNS, 4 * ROWS  # bytes of the fp32 layer that the programs train
-
-
-@pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Program name -> the optimised HLO that ran; ``aliased`` -> the runtime's own counts."""
-    folder = tmp_path_factory.mktemp("hlo")
-    done = subprocess.run(
-        [sys.executable, __file__, str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(PYTHONPATH=os.pathsep.join(sys.path)),
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return {path.stem: path.read_text() for path in folder.glob("*.txt")}
-
-
-@pytest.fixture
-def annotated(programs: dict[str, str]) -> CollectiveLedger:
-    return CollectiveLedger.from_hlo(programs["annotated"])
 
 
 def by_tensor(collectives: tuple[Collective, ...]) -> dict[str, Collective]:
@@ -48,90 +20,40 @@ def by_tensor(collectives: tuple[Collective, ...]) -> dict[str, Collective]:
     return named
 
 
-def test_annotated_gradient_is_an_all_reduce_of_which_each_device_keeps_its_part(annotated):
-    gradients = by_tensor(annotated.of_role("gradient"))
-    assert {name: (c.kind, c.bytes) for name, c in gradients.items()} == {
-        "weight": ("all-reduce", WEIGHT),
-        "bias": ("all-reduce", BIAS),
-    }
-    assert all(c.scattered and c.group_size == DEVICES for c in gradients.values())
+class Squares(torch.nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input).square().mean()
 
 
-def test_updated_parameter_is_gathered_whole_and_named(annotated):
-    gathers = by_tensor(annotated.of_role("parameter"))
-    assert {name: (c.kind, c.shape, c.bytes) for name, c in gathers.items()} == {
-        "weight": ("all-gather", (ROWS, COLUMNS), WEIGHT),
-        "bias": ("all-gather", (ROWS,), BIAS),
-    }
+def test_reduce_scatter_and_gather_move_the_floor_and_all_reduce_half_as_much_again():
+    rows, columns, devices = 32, 16, 8
+    psi = rows * columns + rows
 
-
-def test_loss_and_norm_are_scalars_that_every_device_keeps(annotated):
-    scalars = annotated.of_role("loss") + annotated.of_role("norm")
-    assert {c.role for c in scalars} == {"loss", "norm"}
-    assert all((c.kind, c.shape, c.scattered) == ("all-reduce", (), False) for c in scalars)
-
-
-def test_step_without_a_leak_has_no_activation(annotated):
-    assert annotated.activations == ()
-    assert not any(c.in_loop for c in annotated.collectives)
-
-
-@pytest.mark.parametrize("program", ["annotated", "explicit", "replicated"])
-def test_donated_inputs_are_the_ones_that_the_runtime_aliased(programs, program):
-    ledger = CollectiveLedger.from_hlo(programs[program])
-    # weight, bias and a momentum for each are updated in place.
-    assert ledger.aliased == json.loads(programs["aliased"])[program] == 4
-    assert ledger.parameters > ledger.aliased
-
-
-def test_aliased_count_of_the_caller_wins_over_the_header(programs):
-    text = programs["annotated"]
-    assert CollectiveLedger.from_hlo(text, aliased=0).aliased == 0
-
-
-def test_explicit_reduce_scatter_counts_its_unsharded_side(programs):
-    gradients = by_tensor(CollectiveLedger.from_hlo(programs["explicit"]).of_role("gradient"))
-    assert {name: (c.kind, c.shape, c.bytes, c.scattered) for name, c in gradients.items()} == {
-        "weight": ("reduce-scatter", (ROWS, COLUMNS), WEIGHT, True),
-        "bias": ("reduce-scatter", (ROWS,), BIAS, True),
-    }
-
-
-def test_reduce_scatter_and_gather_move_the_floor_and_all_reduce_half_as_much_again(programs):
-    def wire(program: str) -> int:
-        ledger = CollectiveLedger.from_hlo(programs[program])
-        return sum(c.wire_bytes for c in ledger.collectives if c.role in ("gradient", "parameter"))
+    def sent(reduction: str) -> int:
+        config = {
+            "train_micro_batch_size_per_gpu": 1,
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+            "zero_optimization": {"stage": 2},
+            "spmd": {"reduction": reduction, "min_shard_elements": 0},
+        }
+        engine, *_ = spmdzero.initialize(model=Squares(columns, rows), config=config)
+        with spmdzero.record_ledgers(engine) as ledgers:
+            engine.train_batch(iter([torch.ones(devices, columns)]))
+        moved = [c for c in ledgers.boundary.collectives if c.role in ("gradient", "parameter")]
+        # Of the unsharded side: both tensors whole, and gathered whole.
+        assert sum(c.bytes for c in moved) == 2 * 4 * psi
+        assert all(c.group_size == devices and not c.in_loop for c in moved)
+        return sum(c.wire_bytes for c in moved)
 
     # ZeRO, arXiv 1910.02054, section 7.1: a reduce-scatter and an all-gather of Ψ elements.
-    floor = 2 * (WEIGHT + BIAS) * (DEVICES - 1) // DEVICES
-    assert wire("explicit") == floor
-    assert wire("annotated") == floor * 3 // 2
+    floor = 2 * 4 * psi * (devices - 1) // devices
+    assert sent("explicit") == floor
+    assert sent("annotated") == floor * 3 // 2
 
 
-def test_stage0_all_reduce_is_not_scattered(programs):
-    gradients = CollectiveLedger.from_hlo(programs["replicated"]).of_role("gradient")
-    assert [(c.kind, c.scattered) for c in gradients] == [("all-reduce", False)] * 2
-
-
-def test_layer_norm_by_propagation_leaks_the_whole_batch(programs):
-    (leak,) = CollectiveLedger.from_hlo(programs["leak"]).activations
-    batch, seq, width = 8, 4, 16
-    assert (leak.kind, leak.bytes) == ("all-gather", 4 * batch * seq * width)
-    assert "norm" in leak.op_name
-
-
-def test_collectives_of_gradient_accumulation_run_in_a_loop(programs):
-    ledger = CollectiveLedger.from_hlo(programs["loop"])
-    assert {c.shape for c in ledger.collectives if c.in_loop} == {(), (COLUMNS, COLUMNS)}
-
-
-def test_without_metadata_nothing_is_called_a_leak(programs):
-    # The loop program was compiled without IR debug.
-    ledger = CollectiveLedger.from_hlo(programs["loop"])
+def test_without_metadata_nothing_is_called_a_leak():
     with pytest.raises(SpmdZeroUsageError, match="no op_name metadata"):
-        _ = ledger.activations
-    assert "roles unknown" in str(ledger)
-    assert "untagged" not in str(ledger)
+        _ = CollectiveLedger.from_hlo(LOOP).activations
 
 
 # What libtpu prints: layouts with tiles, iota replica groups, a fusion around the reduction that
@@ -263,6 +185,11 @@ def test_tensor_of_a_combined_collective_is_left_open_when_nothing_tells_it():
     assert {c.tensor for c in CollectiveLedger.from_hlo(text).of_role("gradient")} == {"w", ""}
 
 
+def test_donated_inputs_are_counted_in_the_header_unless_the_caller_counted_them(tpu):
+    assert (tpu.aliased, tpu.parameters) == (1, 3)
+    assert CollectiveLedger.from_hlo(TPU, aliased=0).aliased == 0
+
+
 def test_kinds_and_totals_cover_every_collective(tpu):
     assert tpu.by_kind() == {
         "reduce-scatter": 2,
@@ -276,61 +203,29 @@ def test_kinds_and_totals_cover_every_collective(tpu):
     assert tpu.wire_bytes == sum(c.wire_bytes for c in tpu.collectives)
 
 
-@pytest.mark.parametrize(
-    ("op_name", "expected"),
-    [
-        ("zero.gradient/4.bias.127/aten__sum", ("gradient", "4.bias")),
-        ("zero.parameter/0.weight.32/aten__add.2/aten__add", ("parameter", "0.weight")),
-        ("zero.loss.10/aten__mse_loss", ("loss", "")),
-        ("outer.1/zero.loss.10/zero.norm.2/aten__sum", ("norm", "")),
-        ("zero.parameter/blocks.0.1.7/aten__add", ("parameter", "blocks.0.1")),
-        ("nonzero.gradient/x.1/aten__sum", ("", "")),
-        ("zero.3/conv.5/aten__sum", ("", "")),
-    ],
-)
-def test_tag_is_the_innermost_scope_without_its_number(op_name, expected):
-    text = TPU.replace("zero.parameter/w.20/xla__custom_sharding", op_name)
-    (gather,) = (c for c in CollectiveLedger.from_hlo(text).collectives if c.kind == "all-gather")
-    assert (gather.role, gather.tensor, gather.op_name) == (*expected, op_name)
+TAGS = {
+    "zero.gradient/4.bias.127/aten__sum": ("gradient", "4.bias"),
+    "zero.parameter/0.weight.32/aten__add.2/aten__add": ("parameter", "0.weight"),
+    "zero.loss.10/aten__mse_loss": ("loss", ""),
+    "outer.1/zero.loss.10/zero.norm.2/aten__sum": ("norm", ""),
+    "zero.parameter/blocks.0.1.7/aten__add": ("parameter", "blocks.0.1"),
+    "nonzero.gradient/x.1/aten__sum": ("", ""),
+    "zero.3/conv.5/aten__sum": ("", ""),
+}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "size"), [("f32", 4), ("f8e4m3fn", 1), ("pred", 1), ("s4", 0.5), ("c64", 8)]
-)
-def test_bytes_follow_the_element_type(dtype, size):
-    text = TPU.replace("bf16[", f"{dtype}[")
-    assert by_tensor(CollectiveLedger.from_hlo(text).of_role("gradient"))["b"].bytes == 128 * size
+def test_tag_is_the_innermost_scope_without_its_number():
+    for op_name, expected in TAGS.items():
+        text = TPU.replace("zero.parameter/w.20/xla__custom_sharding", op_name)
+        ledger = CollectiveLedger.from_hlo(text)
+        (gather,) = (c for c in ledger.collectives if c.kind == "all-gather")
+        assert (gather.role, gather.tensor, gather.op_name) == (*expected, op_name)
 
 
-def test_details_have_one_line_for_each_collective_in_order(annotated):
-    # A summary, headings and a rule stand before them.
-    lines = annotated.details().splitlines()[3:]
-    for line, collective in zip(lines, annotated.collectives, strict=True):
-        shown = line.split()
-        assert shown[0] == collective.role
-        assert collective.tensor in shown or collective.tensor == ""
-        assert f"{collective.bytes:,}" in shown
-        assert str(list(collective.shape)) in line
-
-
-def test_text_names_totals_and_each_untagged_collective(tpu):
-    text = str(tpu)
-    assert "1 of 3 inputs donated" in text
-    assert text.count("untagged: ") == len(tpu.activations) == 3
-    assert "\x1b" not in text
-
-
-def test_repr_is_one_line_with_the_totals(tpu):
-    first = str(tpu).splitlines()[0]
-    assert repr(tpu) == f"CollectiveLedger({first})"
-
-
-def test_html_escapes_names_and_sets_no_colour(tpu):
-    text = TPU.replace("channel_id=9,", 'metadata={op_name="<script>"}, channel_id=9,')
-    html = CollectiveLedger.from_hlo(text)._repr_html_()
-    assert "&lt;script&gt;" in html
-    assert "<script>" not in html
-    assert "color:" not in html
+def test_bytes_follow_the_element_type():
+    for dtype, size in {"f32": 4, "f8e4m3fn": 1, "pred": 1, "s4": 0.5, "c64": 8}.items():
+        ledger = CollectiveLedger.from_hlo(TPU.replace("bf16[", f"{dtype}["))
+        assert by_tensor(ledger.of_role("gradient"))["b"].bytes == 128 * size, dtype
 
 
 def test_json_holds_every_field(tpu):
@@ -339,137 +234,8 @@ def test_json_holds_every_field(tpu):
     assert replace(tpu, **{**loaded, "collectives": tuple(rebuilt)}) == tpu
 
 
-def test_ledger_is_frozen(tpu):
-    with pytest.raises(FrozenInstanceError):
-        tpu.aliased = 3
-
-
-def test_text_that_is_not_a_module_is_refused():
+def test_text_that_is_no_whole_module_is_refused():
     with pytest.raises(SpmdZeroUsageError, match="not one HLO module"):
         CollectiveLedger.from_hlo("func.func @main() {\n}\n")
-
-
-def test_unknown_number_of_devices_is_refused():
     with pytest.raises(SpmdZeroUsageError, match=r"%all-reduce\.8 spans"):
         CollectiveLedger.from_hlo(TPU.replace("num_partitions=8, ", ""))
-
-
-def compile_programs(folder: Path) -> None:
-    """Run each program and write the HLO that it executed to ``folder``."""
-    dump = folder / "dump"
-    os.environ |= {
-        "PJRT_DEVICE": "CPU",
-        "CPU_NUM_DEVICES": str(DEVICES),
-        "XLA_FLAGS": f"--xla_dump_to={dump} --xla_dump_hlo_as_text",
-    }
-    import numpy as np
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-    import torch_xla.debug.metrics as metrics
-    import torch_xla.distributed.spmd as spmd
-    import torch_xla.runtime as runtime
-    from torch.nn import functional as F
-    from torch_xla.experimental.gradient_accumulation import gradient_accumulation
-
-    runtime.use_spmd()
-    backend, device = torch_xla._XLAC, torch_xla.device()
-    mesh = spmd.Mesh(np.arange(DEVICES), (DEVICES,), ("fsdp",))
-    aliased: dict[str, int] = {}
-
-    def mark(tensor, *spec):
-        spec += (None,) * (tensor.dim() - len(spec))
-        backend._xla_mark_sharding(tensor, mesh.get_op_sharding(spec))
-        return tensor
-
-    @contextlib.contextmanager
-    def tag(name):
-        scope = backend.profiler.scope_pusher(name)
-        yield
-        del scope
-
-    def settle():
-        torch_xla.sync()
-        xm.wait_device_ops()
-
-    def executed(name):
-        before = set(dump.glob("*cpu_after_optimizations.txt"))
-        settle()
-        (text,) = set(dump.glob("*cpu_after_optimizations.txt")) - before
-        (folder / f"{name}.txt").write_text(text.read_text())
-        # Absent until the first compilation that aliases, then one sample for each compilation.
-        counts = metrics.metric_data("InputOutputAliasCount")
-        aliased[name] = int(counts[2][-1][1]) if counts else 0
-
-    def leave(partial, spec, shape):
-        partial = partial.clone()
-        manual = backend.OpSharding([], [], [], spmd.ShardingType.MANUAL)
-        backend._mark_manual_sharding(partial, manual)
-        sharding = mesh.get_op_sharding(spec + (None,) * (len(shape) - len(spec)))
-        return backend._spmd_shard_to_full_shape(partial, sharding, shape, partial.dtype)
-
-    def enter(tensor, *spec):
-        return backend._spmd_full_to_shard_shape(mark(tensor.clone(), *spec))
-
-    def train(name, reduced):
-        layer = torch.nn.Linear(COLUMNS, ROWS).to(device)
-        params = {k: mark(p.detach()) for k, p in layer.named_parameters()}
-        moments = {k: mark(torch.zeros(p.shape, device=device), "fsdp") for k, p in params.items()}
-        x = mark(torch.randn(2 * DEVICES, COLUMNS).to(device), "fsdp")
-        settle()
-        local = {k: enter(p).requires_grad_() for k, p in params.items()}
-        rows = F.linear(enter(x, "fsdp"), local["weight"], local["bias"])
-        partial = torch.autograd.grad(rows.pow(2).sum(), list(local.values()))
-        with tag("zero.loss"):
-            loss = mark(leave(rows.detach(), ("fsdp",), torch.Size((2 * DEVICES, ROWS))).mean())
-        gradients = {}
-        for (k, p), g in zip(params.items(), partial, strict=True):
-            with tag(f"zero.gradient/{k}"):
-                gradients[k] = reduced(g, p.shape)
-        with tag("zero.norm"):
-            norm = mark(sum(g.pow(2).sum() for g in gradients.values()).sqrt())
-        for k, p in params.items():
-            moment = mark(moments[k].mul_(0.9).add_(gradients[k]), "fsdp")
-            with tag(f"zero.parameter/{k}"):
-                mark(p.add_(mark(moment * -0.1, "fsdp")))
-        executed(name)
-        return loss, norm
-
-    def annotated(g, shape):
-        whole = leave(g[None], ("fsdp",), torch.Size((DEVICES, *shape)))
-        return mark(whole.sum(0), "fsdp")
-
-    def explicit(g, shape):
-        group = [list(range(DEVICES))]
-        shard = backend._xla_spmd_reduce_scatter("sum", g, 1.0, 0, DEVICES, group)
-        return mark(leave(shard, ("fsdp",), shape), "fsdp")
-
-    def replicated(g, shape):
-        whole = leave(g[None], ("fsdp",), torch.Size((DEVICES, *shape)))
-        # The elementwise reader keeps the sum whole: each device needs all of it.
-        return mark(mark(whole.sum(0)).sign())
-
-    backend._set_ir_debug(True)
-    kept = [train(f.__name__, f) for f in (annotated, explicit, replicated)]
-
-    norm = torch.nn.LayerNorm(16).to(device)
-    for p in norm.parameters():
-        mark(p)
-    x = mark(torch.randn(8, 4, 16).to(device), "fsdp")
-    settle()
-    kept.append(norm(x))
-    executed("leak")
-
-    backend._set_ir_debug(False)
-    layer = torch.nn.Linear(COLUMNS, COLUMNS, bias=False).to(device)
-    mark(layer.weight)
-    x = mark(torch.randn(3, 8, COLUMNS).to(device), None, "fsdp")
-    settle()
-    kept.append(gradient_accumulation(lambda t: F.mse_loss(layer(t), t.flip(1)), [x], layer))
-    mark(layer.weight.grad, "fsdp")
-    executed("loop")
-    (folder / "aliased.txt").write_text(json.dumps(aliased))
-
-
-if __name__ == "__main__":
-    compile_programs(Path(sys.argv[1]))

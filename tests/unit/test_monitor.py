@@ -14,11 +14,10 @@ from spmdzero.monitor import MonitorMaster
 from tests.support.processes import environment
 
 
-def master(folder: Path, **section: Any) -> MonitorMaster:
-    csv = {"enabled": True, "output_path": str(folder), "job_name": "job"}
-    return MonitorMaster(
-        load_config({"train_micro_batch_size_per_gpu": 1, "csv_monitor": csv | section})
-    )
+def master(folder: Path, *, writes: bool = True, **section: Any) -> MonitorMaster:
+    csv = {"enabled": True, "output_path": str(folder), "job_name": "job"} | section
+    config = load_config({"train_micro_batch_size_per_gpu": 1, "csv_monitor": csv})
+    return MonitorMaster(config, writes=writes)
 
 
 def test_a_continued_run_appends_below_one_header(tmp_path: Path) -> None:
@@ -52,9 +51,7 @@ def test_an_event_that_must_be_read_is_held_and_later_events_stay_behind_it(
 
 def test_nothing_is_made_where_no_monitor_is_on_or_another_process_writes(tmp_path: Path) -> None:
     assert not master(tmp_path, enabled=False).enabled
-    csv = {"enabled": True, "output_path": str(tmp_path)}
-    config = load_config({"train_micro_batch_size_per_gpu": 1, "csv_monitor": csv})
-    silent = MonitorMaster(config, writes=False)
+    silent = master(tmp_path, writes=False)
     silent.write_events([("loss", 1.0, 8)])
     silent.close()
     assert not list(tmp_path.iterdir())
@@ -115,16 +112,14 @@ def test_wandb_logs_to_the_configs_project_at_sample_counts(tmp_path: Path) -> N
     assert seen == ["fish", "red", "sea", 0.25, 24]
 
 
-@pytest.mark.parametrize(
-    ("section", "package"), [("tensorboard", "tensorboard"), ("wandb", "wandb")]
-)
 def test_a_missing_package_is_an_error_that_names_the_extra(
-    section: str, package: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == package]:
-        monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
-    monkeypatch.setitem(sys.modules, package, None)
-    config = load_config({"train_micro_batch_size_per_gpu": 1, section: {"enabled": True}})
-    with pytest.raises(SpmdZeroConfigError, match=rf"spmdzero\[{section}\]"):
-        MonitorMaster(config)
+    for section in ("tensorboard", "wandb"):
+        for name in [name for name in sys.modules if name.split(".")[0] == section]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, section, None)
+        config = load_config({"train_micro_batch_size_per_gpu": 1, section: {"enabled": True}})
+        with pytest.raises(SpmdZeroConfigError, match=rf"spmdzero\[{section}\]"):
+            MonitorMaster(config)

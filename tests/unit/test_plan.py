@@ -1,9 +1,14 @@
 import json
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+from spmdzero.config import load_config
+from spmdzero.engine import initialize
+from spmdzero.engine._plan_of import plan_of
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroError, SpmdZeroUsageError
 from spmdzero.plan import MeshSpec, ParamSpec, Role, ShardingPlan
 
@@ -160,6 +165,22 @@ def test_two_parameters_of_one_name_are_refused():
 def test_unknown_dtypes_are_refused(overrides):
     with pytest.raises(SpmdZeroUsageError, match="unknown dtype"):
         build(param(), **overrides)
+
+
+def test_the_plan_of_a_config_and_a_model_is_the_engines_and_needs_no_device():
+    model = {"type": "Muon", "params": {"lr": 0.1}}
+    spmd = {"mesh": {"data": 2, "fsdp": 4}, "min_shard_elements": 16}
+    for more in (
+        {},
+        {"optimizer": model, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}},
+        {"optimizer": {"type": "RMSprop"}, "gradient_accumulation_steps": 2, "spmd": spmd},
+    ):
+        allowed = {"train_micro_batch_size_per_gpu": 2, "zero_allow_untested_optimizer": True}
+        with torch.device("meta"):
+            shapes = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 8, bias=False))
+        found = plan_of(load_config(allowed | more), shapes, devices=8)
+        module = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 8, bias=False))
+        assert found == initialize(model=module, config=allowed | more)[0].plan
 
 
 plans = st.builds(

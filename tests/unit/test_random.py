@@ -16,6 +16,7 @@ WIDTH = 2048  # a replica draws 2 x WIDTH numbers
 COUNT = ROWS * WIDTH
 ZEROS = torch.zeros(ROWS, WIDTH)
 Function = Callable[[torch.Tensor], torch.Tensor]
+Draws = dict[str, list[torch.Tensor]]
 
 
 def like(x: torch.Tensor) -> torch.Tensor:
@@ -63,7 +64,7 @@ DRAWS: dict[str, tuple[Function, float, float]] = {
 
 
 @pytest.fixture(scope="module")
-def draws(mesh: DeviceMesh) -> dict[str, list[torch.Tensor]]:
+def draws(mesh: DeviceMesh) -> Draws:
     """name -> the numbers `[8, 2 x width]` of two calls and, seeded again, of the first."""
     result = {}
     for name, (function, _, _) in DRAWS.items():
@@ -75,41 +76,29 @@ def draws(mesh: DeviceMesh) -> dict[str, list[torch.Tensor]]:
     return result
 
 
-@pytest.mark.parametrize("name", DRAWS)
-def test_replicas_draw_independent_numbers(draws: dict[str, list[torch.Tensor]], name: str) -> None:
-    values = draws[name][0]
-    correlations = torch.corrcoef(values)[torch.triu(torch.ones(8, 8), 1) == 1]
-    # Of n independent pairs the correlation has a deviation of 1/sqrt(n); 28 pairs, 5 sigma.
-    assert correlations.abs().max() < 5 / math.sqrt(values.shape[1])
+def correlation(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Of independent numbers, in standard deviations: 1 / sqrt(n)."""
+    pair = torch.stack([one.flatten(), other.flatten()])
+    return (torch.corrcoef(pair)[0, 1].abs() * math.sqrt(one.numel())).item()
 
 
-@pytest.mark.parametrize("name", DRAWS)
-def test_calls_draw_independent_numbers(draws: dict[str, list[torch.Tensor]], name: str) -> None:
-    first, second, _ = draws[name]
-    pair = torch.stack([first.flatten(), second.flatten()])
-    assert torch.corrcoef(pair)[0, 1].abs() < 5 / math.sqrt(first.numel())
+def test_replicas_and_calls_draw_independent_numbers_that_a_seed_repeats(draws: Draws) -> None:
+    for name, (first, second, again) in draws.items():
+        correlations = torch.corrcoef(first)[torch.triu(torch.ones(8, 8), 1) == 1]
+        assert correlations.abs().max() < 5 / math.sqrt(first.shape[1]), name
+        assert correlation(first, second) < 5, name
+        assert torch.equal(first, again), name
+        assert not torch.equal(first, second), name
 
 
-@pytest.mark.parametrize("name", DRAWS)
-def test_torch_manual_seed_repeats_the_numbers(
-    draws: dict[str, list[torch.Tensor]], name: str
-) -> None:
-    first, second, again = draws[name]
-    assert torch.equal(first, again)
-    assert not torch.equal(first, second)
-
-
-@pytest.mark.parametrize("name", DRAWS)
-def test_mean_and_variance_are_the_distributions(
-    draws: dict[str, list[torch.Tensor]], name: str
-) -> None:
-    _, mean, variance = DRAWS[name]
-    values = torch.cat([draws[name][0].flatten(), draws[name][1].flatten()])
-    n = values.numel()
-    assert abs(values.mean().item() - mean) < 5 * math.sqrt(variance / n)
-    # Squared distances from the true mean, less the squared error of the sample's own mean.
-    spread = ((values - mean) ** 2).var().item() / n
-    assert abs(values.var().item() - variance) < 5 * math.sqrt(spread) + 25 * variance / n
+def test_mean_and_variance_are_the_distributions(draws: Draws) -> None:
+    for name, (_, mean, variance) in DRAWS.items():
+        values = torch.cat(draws[name][:2]).flatten()
+        n = values.numel()
+        assert abs(values.mean().item() - mean) < 5 * math.sqrt(variance / n), name
+        # Squared distances from the true mean, less the squared error of the sample's own mean.
+        spread = 5 * math.sqrt(((values - mean) ** 2).var().item() / n) + 25 * variance / n
+        assert abs(values.var().item() - variance) < spread, name
 
 
 QUANTILES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -121,38 +110,38 @@ QUANTILES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", QUANTILES)
-def test_the_whole_distribution_is_right(draws: dict[str, list[torch.Tensor]], name: str) -> None:
-    values = torch.cat([draws[name][0].flatten(), draws[name][1].flatten()]).sort().values
-    n = values.numel()
-    expected = (torch.arange(n) + 0.5) / n
-    # Kolmogorov and Smirnov: the largest gap exceeds 2.5 / sqrt(n) once in 130,000 draws.
-    assert (QUANTILES[name](values) - expected).abs().max() < 2.5 / math.sqrt(n)
+def test_the_whole_distribution_is_right(draws: Draws) -> None:
+    for name, quantile in QUANTILES.items():
+        values = torch.cat(draws[name][:2]).flatten().sort().values
+        n = values.numel()
+        expected = (torch.arange(n) + 0.5) / n
+        # Kolmogorov and Smirnov: the largest gap exceeds 2.5 / sqrt(n) once in 130,000 draws.
+        assert (quantile(values) - expected).abs().max() < 2.5 / math.sqrt(n), name
 
 
-@pytest.mark.parametrize("name", ["randint", "randint, low", "random_", "multinomial"])
-def test_every_integer_comes_equally_often(draws: dict[str, list[torch.Tensor]], name: str) -> None:
-    values = torch.cat(draws[name][:2]).flatten()
-    classes, counts = values.unique(return_counts=True)
-    low, size = {"randint, low": (5, 10), "multinomial": (0, 3)}.get(name, (0, 10))
-    assert classes.tolist() == list(range(low, low + size))
-    expected = values.numel() / size
-    assert (counts - expected).abs().max() < 5 * math.sqrt(expected)
+def test_every_integer_comes_equally_often(draws: Draws) -> None:
+    ten = range(10)
+    integers = {"randint": ten, "randint, low": range(5, 15), "random_": ten}
+    for name, possible in (integers | {"multinomial": range(3)}).items():
+        values = torch.cat(draws[name][:2]).flatten()
+        classes, counts = values.unique(return_counts=True)
+        assert classes.tolist() == list(possible), name
+        expected = values.numel() / len(possible)
+        assert (counts - expected).abs().max() < 5 * math.sqrt(expected), name
 
 
-def test_neighbours_are_uncorrelated(draws: dict[str, list[torch.Tensor]]) -> None:
+def test_neighbours_are_uncorrelated(draws: Draws) -> None:
+    values = draws["rand"][0]
     for lag in (1, 2, 8, 64):
-        values = draws["rand"][0]
-        pair = torch.stack([values[:, :-lag].flatten(), values[:, lag:].flatten()])
-        assert torch.corrcoef(pair)[0, 1].abs() < 5 / math.sqrt(values.numel())
+        assert correlation(values[:, :-lag], values[:, lag:]) < 5
 
 
 def test_two_seeds_give_independent_numbers(mesh: DeviceMesh) -> None:
     values = []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        values.append(run(torch.rand_like, mesh, ZEROS).flatten())
-    assert torch.corrcoef(torch.stack(values))[0, 1].abs() < 5 / math.sqrt(COUNT)
+        values.append(run(torch.rand_like, mesh, ZEROS))
+    assert correlation(*values) < 5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -244,32 +233,23 @@ def test_randperm_is_a_permutation_of_its_own_on_each_replica(mesh: DeviceMesh) 
 # -- what is refused -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x, g: like(x).normal_(generator=g),
-        lambda x, g: torch.bernoulli(x + 0.5, generator=g),
-        lambda x, g: like(x).uniform_(generator=g),
-    ],
-    ids=["normal_", "bernoulli", "uniform_"],
-)
-def test_a_generator_is_refused(
-    mesh: DeviceMesh, function: Callable[[torch.Tensor, torch.Generator], torch.Tensor]
-) -> None:
-    with pytest.raises(ReplicaRegionError, match=r"torch\.Generator.*torch\.manual_seed"):
-        run(lambda x: function(x, torch.Generator()), mesh, ZEROS)
+REFUSED: dict[str, tuple[Function, str]] = {
+    "normal_": (lambda x: like(x).normal_(generator=torch.Generator()), "torch.manual_seed"),
+    "bernoulli": (
+        lambda x: torch.bernoulli(x + 0.5, generator=torch.Generator()), "torch.manual_seed",
+    ),
+    "uniform_": (lambda x: like(x).uniform_(generator=torch.Generator()), "torch.manual_seed"),
+    "poisson": (torch.poisson, "does not know how to make them differ"),
+    "cauchy_": (lambda x: like(x).cauchy_(), "does not know how to make them differ"),
+    "rrelu": (lambda x: F.rrelu(x, training=True), "does not know how to make them differ"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "function",
-    [torch.poisson, lambda x: like(x).cauchy_(), lambda x: F.rrelu(x, training=True)],
-    ids=["poisson", "cauchy_", "rrelu"],
-)
-def test_an_unknown_random_operation_is_refused_with_the_known_ones(
-    mesh: DeviceMesh, function: Function
-) -> None:
-    with pytest.raises(ReplicaRegionError, match=r"does not know how to make them differ.*randn"):
-        run(function, mesh, ZEROS)
+def test_a_generator_and_an_unknown_random_operation_are_refused(mesh: DeviceMesh) -> None:
+    for name, (function, says) in REFUSED.items():
+        with pytest.raises(ReplicaRegionError) as caught:
+            run(function, mesh, ZEROS)
+        assert says in str(caught.value), name
 
 
 def test_drawing_on_the_cpu_is_left_to_torch(mesh: DeviceMesh) -> None:

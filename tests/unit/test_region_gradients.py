@@ -1,5 +1,7 @@
 """What the replica region computes is what torch computes on one device with the whole batch."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -55,30 +57,22 @@ TOKENS = numbers(ROWS, 6, 32)
 LABELS = torch.randint(0, 10, (ROWS, 6), generator=torch.Generator().manual_seed(1))
 
 
-def test_loss_inside_the_model_and_its_gradients_equal_torch(
-    mesh: DeviceMesh, encoder: Encoder
+@pytest.mark.parametrize("inside", [True, False], ids=["loss inside", "loss outside"])
+def test_the_loss_and_its_gradients_equal_torch(
+    mesh: DeviceMesh, encoder: Encoder, inside: bool
 ) -> None:
+    def loss_of(model: Any, x: Any, labels: Any, targets: torch.Tensor) -> torch.Tensor:
+        if inside:
+            return model(x, labels=labels)
+        return F.cross_entropy(model(x).flatten(0, 1), targets.flatten())
+
     probe = Probe(encoder, mesh)
-    loss = probe(probe.batch(TOKENS), probe.batch(LABELS))
+    labels = probe.batch(LABELS)
+    loss = loss_of(probe, probe.batch(TOKENS), labels, labels.tensor)
     probe.backward(loss)
-    expected = encoder(TOKENS, LABELS)
+    expected = loss_of(encoder, TOKENS, LABELS, LABELS)
     assert_same_sums(loss.detach(), expected.detach())
     assert_same_sums(probe.gradients, torch_gradients(encoder, expected))
-
-
-def test_loss_outside_the_model_and_its_gradients_equal_torch(
-    mesh: DeviceMesh, encoder: Encoder
-) -> None:
-    probe = Probe(encoder, mesh)
-    labels = probe.batch(LABELS).tensor
-    logits = probe(probe.batch(TOKENS))
-    assert logits.shape == (ROWS, 6, 10)
-    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-    probe.backward(loss)
-    expected = encoder(TOKENS)
-    assert_same_sums(logits.detach(), expected.detach())
-    expected_loss = F.cross_entropy(expected.flatten(0, 1), LABELS.flatten())
-    assert_same_sums(probe.gradients, torch_gradients(encoder, expected_loss))
 
 
 def test_a_loss_outside_over_unevenly_masked_rows_is_the_global_mean(
@@ -117,14 +111,6 @@ def test_batch_dim_1_models_equal_torch(mesh: DeviceMesh) -> None:
     expected = encoder(tokens)
     assert_same_sums(logits.detach(), expected.detach())
     assert_same_sums(probe.gradients, torch_gradients(encoder, expected.square().mean()))
-
-
-def test_keyword_arguments_enter_like_positional_ones(
-    mesh: DeviceMesh, classifier: Classifier
-) -> None:
-    probe = Probe(classifier, mesh)
-    loss = probe(x=probe.batch(TOKENS), labels=probe.batch(LABELS))
-    assert_same_sums(loss.detach(), classifier(TOKENS, LABELS).detach())
 
 
 def test_the_gradient_of_a_batch_input_is_its_rows_own(

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from region_harness import ROWS, Apply, Probe, numbers, run
+from region_harness import ROWS, Apply, Probe, X, exactly, numbers, run
 from torch import nn
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import SequenceClassifierOutput
@@ -14,7 +14,6 @@ from spmdzero.backend.torch_xla import DeviceMesh, RegionRules, map_tensors, rep
 from spmdzero.data._inputs import InputPlacer
 from spmdzero.errors import ReplicaRegionError
 
-X = torch.arange(ROWS * 4.0).reshape(ROWS, 4)
 PER_REPLICA = X.reshape(8, 2, 4)  # replica r holds rows 2r and 2r + 1
 
 
@@ -40,10 +39,6 @@ def apply(function: Any, mesh: DeviceMesh, *args: Any, **rules: Any) -> Any:
     placed = [probe.batch(a) if isinstance(a, torch.Tensor) else a for a in args]
     with torch.no_grad():
         return map_tensors(probe(*placed), lambda _, t: t.cpu())
-
-
-def exactly(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 # -- inputs --------------------------------------------------------------------------------

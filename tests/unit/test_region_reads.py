@@ -9,22 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from region_harness import ROWS, Apply, Probe, run
+from region_harness import Apply, Probe, X, exactly, run
 from torch import nn
 
+from spmdzero._user_line import user_line
 from spmdzero.backend.torch_xla import DeviceMesh
-from spmdzero.backend.torch_xla._place import place
 from spmdzero.errors import ReplicaRegionError
 
-X = torch.arange(ROWS * 4.0).reshape(ROWS, 4)
 Function = Callable[[torch.Tensor], torch.Tensor]
-
-
-def exactly(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
-
-
-# -- values that agree ---------------------------------------------------------------------
+# name -> a function of a replica's rows, and what it makes of all rows
+Works = dict[str, tuple[Function, torch.Tensor]]
 
 
 def by_branch(x: torch.Tensor) -> torch.Tensor:
@@ -36,7 +30,7 @@ def by_print(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-READS: dict[str, tuple[Function, torch.Tensor]] = {
+READS: Works = {
     "item": (lambda x: x * (x > -1).sum().item(), X * 8),
     "float": (lambda x: x * float((x > -1).all()), X),
     "int": (lambda x: x * int((x > -1).sum()), X * 8),
@@ -50,29 +44,131 @@ READS: dict[str, tuple[Function, torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", READS)
-def test_a_value_on_which_the_replicas_agree_is_read(mesh: DeviceMesh, name: str) -> None:
-    function, expected = READS[name]
-    exactly(run(function, mesh, X), expected)
+def integer_index(x: torch.Tensor) -> torch.Tensor:
+    return x[:, torch.tensor([2, 0, 1, 3], device=x.device)]
 
 
-# -- values that differ --------------------------------------------------------------------
-
-DISAGREEMENTS: dict[str, Function] = {
-    "item": lambda x: x * x.sum().item(),
-    "float": lambda x: x * float(x.mean()),
-    "bool": lambda x: x if (x > 20).any() else x + 1,
-    "tolist": lambda x: x * x[0].tolist()[0],
-    "equal": lambda x: x + 1 if torch.equal(x, x.clamp(max=20)) else x,
-    "cpu": lambda x: x + x.cpu().sum().to(x.device),
-    "nan on some replicas": lambda x: x * (x - 20).sqrt().sum().item(),
+INDICES: Works = {
+    "masked_fill_": (
+        lambda x: x.clone().masked_fill_(x > 30, 0.5),
+        torch.where(X > 30, torch.full_like(X, 0.5), X),
+    ),
+    "integer index": (integer_index, integer_index(X)),
+    "list index": (lambda x: x[:, [2, 0, 1, 3]], integer_index(X)),
+    "topk": (lambda x: x.topk(4).values, X.flip(1)),
+}
+CONSTANTS: Works = {
+    "torch.tensor of a scalar": (lambda x: x * torch.tensor(2.0, device=x.device), X * 2),
+    "torch.tensor of a list": (
+        lambda x: x + torch.tensor([1.0, 2, 3, 4], device=x.device),
+        X + torch.arange(1.0, 5),
+    ),
+    "new_tensor": (lambda x: x + x.new_tensor([1.0, 2, 3, 4]), X + torch.arange(1.0, 5)),
+    "arange": (lambda x: x + torch.arange(1.0, 5, device=x.device), X + torch.arange(1.0, 5)),
+    "zeros, ones, full": (
+        lambda x: x + torch.ones(2, 4, device=x.device) + x.new_full((4,), 3) + x.new_zeros(4),
+        X + 4,
+    ),
+    "ones.tril": (
+        lambda x: x + torch.ones(2, 4, device=x.device).tril(),
+        X + torch.ones(2, 4).tril().repeat(8, 1),
+    ),
+    "a CPU tensor, .to(device)": (
+        lambda x: x + torch.arange(4.0).to(x.device),
+        X + torch.arange(4),
+    ),
+    "a CPU tensor, .to(tensor)": (lambda x: x + torch.arange(4).to(x), X + torch.arange(4)),
+    "a CPU tensor that is not contiguous": (
+        lambda x: x + torch.arange(8.0).reshape(4, 2).T.to(x.device),
+        X + torch.arange(8.0).reshape(4, 2).T.repeat(8, 1),
+    ),
+    "a CPU scalar": (lambda x: x + torch.tensor(3.0), X + 3),
+    "one_hot": (
+        lambda x: x + F.one_hot(torch.arange(2, device=x.device), 4),
+        X + torch.eye(4)[:2].repeat(8, 1),
+    ),
 }
 
 
-@pytest.mark.parametrize("name", DISAGREEMENTS)
-def test_a_value_on_which_the_replicas_disagree_is_an_error(mesh: DeviceMesh, name: str) -> None:
-    with pytest.raises(ReplicaRegionError, match=r"the replicas disagree on it.*torch\.where"):
-        run(DISAGREEMENTS[name], mesh, X)
+def _written(tensor: torch.Tensor) -> torch.Tensor:
+    """`[2, 4]`, zeros and nines, written through views of what a forward made."""
+    view = tensor[:, 1:]
+    tensor[0] = 0
+    tensor[1].fill_(9)
+    view[:, :2] = 9
+    tensor[:, 3:] *= 0
+    tensor[:, :1].zero_()
+    return tensor
+
+
+MADE: dict[str, Callable[[torch.device], torch.Tensor]] = {
+    "zeros": lambda device: torch.zeros(2, 4, device=device),
+    "full": lambda device: torch.full((2, 4), 2.0, device=device),
+    "empty": lambda device: torch.empty(2, 4, device=device),
+    "arange": lambda device: torch.arange(8.0, device=device).view(2, 4),
+    "rand": lambda device: torch.rand(2, 4, device=device),
+    "randperm": lambda device: torch.randperm(8, device=device).view(2, 4).float(),
+    "tensor": lambda device: torch.tensor([[1.0, 2, 3, 4]] * 2, device=device),
+    "from the CPU": lambda device: torch.ones(2, 4).to(device),
+    "eye": lambda device: torch.eye(2, 4, device=device),
+}
+
+
+def test_what_a_forward_may_read_index_and_make_works(mesh: DeviceMesh) -> None:
+    written = {
+        f"written through views of {name}": (
+            lambda x, make=make: 0 * x + _written(make(x.device)),
+            _written(torch.ones(2, 4)).repeat(8, 1),
+        )
+        for name, make in MADE.items()
+    }
+    works = READS | INDICES | CONSTANTS | written
+    probe = Probe(Apply(lambda x: {name: f(x) for name, (f, _) in works.items()}), mesh)
+    with torch.no_grad():
+        output = probe(probe.batch(X))
+    for name, (_, expected) in works.items():
+        assert torch.equal(output[name].cpu(), expected), name
+
+
+# -- what is refused -----------------------------------------------------------------------
+
+DISAGREES = r"the replicas disagree on it.*torch\.where"
+DYNAMIC = r"depends on data.*Use torch\.where"
+LACKING = r'no lowering of aten.*"forward": "global"'
+REFUSED: dict[str, tuple[Function, str]] = {
+    "item": (lambda x: x * x.sum().item(), DISAGREES),
+    "float": (lambda x: x * float(x.mean()), DISAGREES),
+    "bool": (lambda x: x if (x > 20).any() else x + 1, DISAGREES),
+    "tolist": (lambda x: x * x[0].tolist()[0], DISAGREES),
+    "equal": (lambda x: x + 1 if torch.equal(x, x.clamp(max=20)) else x, DISAGREES),
+    "cpu": (lambda x: x + x.cpu().sum().to(x.device), DISAGREES),
+    "nan on some replicas": (lambda x: x * (x - 20).sqrt().sum().item(), DISAGREES),
+    "nonzero": (lambda x: x + x.nonzero().sum(), DYNAMIC),
+    "boolean mask": (lambda x: x + x[x > 3].sum(), DYNAMIC),
+    "masked_select": (lambda x: x + torch.masked_select(x, x > 3).sum(), DYNAMIC),
+    "unique": (lambda x: x + torch.unique(x).sum(), DYNAMIC),
+    "where with one argument": (lambda x: x + torch.where(x > 3)[0].sum(), DYNAMIC),
+    "boolean mask of rows": (lambda x: x + x[x[:, 0] > 3].sum(), DYNAMIC),
+    "masked assignment of many values": (lambda x: _assign(x, x[0, :2]), DYNAMIC),
+    "histc": (lambda x: x + torch.histc(x).sum(), LACKING),
+    "fft": (lambda x: x + torch.fft.rfft(x).abs().sum(), LACKING),
+    "median": (lambda x: x + x.median(), LACKING),
+}
+
+
+def _assign(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x[x > 3] = value
+    return x
+
+
+def test_what_can_not_be_done_per_replica_is_refused_with_the_way_out(mesh: DeviceMesh) -> None:
+    for name, (function, says) in REFUSED.items():
+        with pytest.raises(ReplicaRegionError) as caught:
+            run(function, mesh, X)
+        assert re.search(says, str(caught.value)), name
+    # And the region works again after an error.
+    exactly(run(lambda x: x * 2, mesh, X), X * 2)
 
 
 class Branching(nn.Module):
@@ -113,12 +209,6 @@ def _line_of(comment: str) -> int:
     return next(i for i, line in enumerate(lines, 1) if line.endswith(comment))
 
 
-def test_the_region_works_again_after_an_error(mesh: DeviceMesh) -> None:
-    with pytest.raises(ReplicaRegionError):
-        run(DISAGREEMENTS["item"], mesh, X)
-    exactly(run(lambda x: x * 2, mesh, X), X * 2)
-
-
 def test_a_backward_hook_that_reads_a_value_is_checked_too(mesh: DeviceMesh) -> None:
     def hooked(x: torch.Tensor) -> torch.Tensor:
         y = x * probe.module.weight
@@ -129,161 +219,6 @@ def test_a_backward_hook_that_reads_a_value_is_checked_too(mesh: DeviceMesh) -> 
     loss = probe(probe.batch(X)).sum()
     with pytest.raises(ReplicaRegionError, match="the replicas disagree"):
         probe.backward(loss)
-
-
-# -- shapes that depend on data, operations without a lowering ---------------------------
-
-DYNAMIC: dict[str, Function] = {
-    "nonzero": lambda x: x + x.nonzero().sum(),
-    "boolean mask": lambda x: x + x[x > 3].sum(),
-    "masked_select": lambda x: x + torch.masked_select(x, x > 3).sum(),
-    "unique": lambda x: x + torch.unique(x).sum(),
-    "where with one argument": lambda x: x + torch.where(x > 3)[0].sum(),
-    "boolean mask of rows": lambda x: x + x[x[:, 0] > 3].sum(),
-    "masked assignment of many values": lambda x: _assign(x, x[0, :2]),
-}
-
-
-def _assign(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    x = x.clone()
-    x[x > 3] = value
-    return x
-
-
-@pytest.mark.parametrize("name", DYNAMIC)
-def test_a_shape_that_depends_on_data_is_refused(mesh: DeviceMesh, name: str) -> None:
-    with pytest.raises(ReplicaRegionError, match=r"depends on data.*Use torch\.where"):
-        run(DYNAMIC[name], mesh, X)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: x + torch.histc(x).sum(),
-        lambda x: x + torch.fft.rfft(x).abs().sum(),
-        lambda x: x + x.median(),
-    ],
-    ids=["histc", "fft", "median"],
-)
-def test_an_operation_that_xla_lacks_is_refused_with_the_way_out(
-    mesh: DeviceMesh, function: Function
-) -> None:
-    with pytest.raises(ReplicaRegionError, match=r'no lowering of aten.*"forward": "global"'):
-        run(function, mesh, X)
-
-
-# -- what only looks dangerous ---------------------------------------------------------------
-
-
-def masked_assignment(x: torch.Tensor) -> torch.Tensor:
-    x = x.clone()
-    x[x > 30] = 0.5
-    return x
-
-
-def row_assignment(x: torch.Tensor) -> torch.Tensor:
-    x = x.clone()
-    x[x[:, 0] > 30] = 0.5
-    return x
-
-
-def integer_index(x: torch.Tensor) -> torch.Tensor:
-    return x[:, torch.tensor([2, 0, 1, 3], device=x.device)]
-
-
-HARMLESS: dict[str, tuple[Function, torch.Tensor]] = {
-    "x[mask] = value": (masked_assignment, masked_assignment(X)),
-    "x[row mask] = value": (row_assignment, row_assignment(X)),
-    "masked_fill_": (lambda x: x.clone().masked_fill_(x > 30, 0.5), masked_assignment(X)),
-    "integer index": (integer_index, integer_index(X)),
-    "list index": (lambda x: x[:, [2, 0, 1, 3]], integer_index(X)),
-    "topk": (lambda x: x.topk(4).values, X.flip(1)),
-    "amin of all dims": (
-        lambda x: x - x.amin(),
-        X - X.reshape(8, -1).amin(1).repeat_interleave(2)[:, None],
-    ),
-    "amax of all dims": (
-        lambda x: x - x.amax(),
-        X - X.reshape(8, -1).amax(1).repeat_interleave(2)[:, None],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", HARMLESS)
-def test_masks_and_indices_of_known_shape_work(mesh: DeviceMesh, name: str) -> None:
-    function, expected = HARMLESS[name]
-    exactly(run(function, mesh, X), expected)
-
-
-CONSTANTS: dict[str, tuple[Function, torch.Tensor]] = {
-    "torch.tensor of a scalar": (lambda x: x * torch.tensor(2.0, device=x.device), X * 2),
-    "torch.tensor of a list": (
-        lambda x: x + torch.tensor([1.0, 2, 3, 4], device=x.device),
-        X + torch.arange(1.0, 5),
-    ),
-    "new_tensor": (lambda x: x + x.new_tensor([1.0, 2, 3, 4]), X + torch.arange(1.0, 5)),
-    "arange": (lambda x: x + torch.arange(1.0, 5, device=x.device), X + torch.arange(1.0, 5)),
-    "zeros, ones, full": (
-        lambda x: x + torch.ones(2, 4, device=x.device) + x.new_full((4,), 3) + x.new_zeros(4),
-        X + 4,
-    ),
-    "ones.tril": (
-        lambda x: x + torch.ones(2, 4, device=x.device).tril(),
-        X + torch.ones(2, 4).tril().repeat(8, 1),
-    ),
-    "a CPU tensor, .to(device)": (
-        lambda x: x + torch.arange(4.0).to(x.device),
-        X + torch.arange(4),
-    ),
-    "a CPU tensor, .to(tensor)": (lambda x: x + torch.arange(4).to(x), X + torch.arange(4)),
-    "a CPU tensor that is not contiguous": (
-        lambda x: x + torch.arange(8.0).reshape(4, 2).T.to(x.device),
-        X + torch.arange(8.0).reshape(4, 2).T.repeat(8, 1),
-    ),
-    "a CPU scalar": (lambda x: x + torch.tensor(3.0), X + 3),
-    "one_hot": (
-        lambda x: x + F.one_hot(torch.arange(2, device=x.device), 4),
-        X + torch.eye(4)[:2].repeat(8, 1),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CONSTANTS)
-def test_constants_made_in_the_forward_work(mesh: DeviceMesh, name: str) -> None:
-    function, expected = CONSTANTS[name]
-    exactly(run(function, mesh, X), expected)
-
-
-def _written(tensor: torch.Tensor) -> torch.Tensor:
-    """`[2, 4]`, zeros and nines, written through views of what a forward made."""
-    view = tensor[:, 1:]
-    tensor[0] = 0
-    tensor[1].fill_(9)
-    view[:, :2] = 9
-    tensor[:, 3:] *= 0
-    tensor[:, :1].zero_()
-    return tensor
-
-
-MADE: dict[str, Callable[[torch.device], torch.Tensor]] = {
-    "zeros": lambda device: torch.zeros(2, 4, device=device),
-    "full": lambda device: torch.full((2, 4), 2.0, device=device),
-    "empty": lambda device: torch.empty(2, 4, device=device),
-    "arange": lambda device: torch.arange(8.0, device=device).view(2, 4),
-    "rand": lambda device: torch.rand(2, 4, device=device),
-    "randperm": lambda device: torch.randperm(8, device=device).view(2, 4).float(),
-    "tensor": lambda device: torch.tensor([[1.0, 2, 3, 4]] * 2, device=device),
-    "from the CPU": lambda device: torch.ones(2, 4).to(device),
-    "eye": lambda device: torch.eye(2, 4, device=device),
-}
-
-
-@pytest.mark.parametrize("name", MADE)
-def test_what_is_written_through_a_view_reaches_what_the_forward_made(
-    mesh: DeviceMesh, name: str
-) -> None:
-    expected = _written(torch.ones(2, 4)).repeat(8, 1)
-    exactly(run(lambda x: 0 * x + _written(MADE[name](x.device)), mesh, X), expected)
 
 
 def test_a_padded_sequence_holds_its_parts(mesh: DeviceMesh) -> None:
@@ -321,6 +256,6 @@ def test_naming_the_place_of_a_read_keeps_nothing_of_the_script_alive() -> None:
 
     batch = Batch()
     alive = weakref.ref(batch)
-    assert "test_region_reads.py" in place(nn.Identity())
+    assert "test_region_reads.py" in user_line(nn.Identity())
     del batch
     assert alive() is None

@@ -78,30 +78,19 @@ def test_rows_that_the_devices_hold_unevenly_are_read_without_their_padding(
 # -- uploads ---------------------------------------------------------------------------------
 
 
-def test_a_placed_batch_is_split_over_all_axes_in_device_order(any_mesh: DeviceMesh) -> None:
-    placed = any_mesh.place(HOST, any_mesh.batch_spec(2))
-    shards = local_shards(placed)
-    assert all(torch.equal(s, rows) for s, rows in zip(shards, HOST.split(2), strict=True))
-    assert torch.equal(placed.cpu(), HOST)
-
-
-def test_a_batch_dim_that_is_not_the_first_is_split(any_mesh: DeviceMesh) -> None:
-    placed = any_mesh.place(HOST, any_mesh.batch_spec(2, dim=1))
-    shards = local_shards(placed)
-    assert all(torch.equal(s, c) for s, c in zip(shards, HOST.split(3, dim=1), strict=True))
-
-
-def test_a_state_on_two_axes_is_split_over_fsdp_and_copied_over_data(mesh: DeviceMesh) -> None:
-    placed = DeviceMesh(TWO_AXES).place(HOST, ("fsdp", None))
-    shards = local_shards(placed)
-    expected = [*HOST.split(4), *HOST.split(4)]
-    assert all(torch.equal(s, rows) for s, rows in zip(shards, expected, strict=True))
-
-
-def test_without_a_spec_every_device_holds_everything(any_mesh: DeviceMesh) -> None:
-    placed = any_mesh.place(HOST)
-    assert all(torch.equal(shard, HOST) for shard in local_shards(placed))
-    assert len(local_shards(placed)) == 8
+def test_each_device_holds_its_part_of_what_is_placed(any_mesh: DeviceMesh) -> None:
+    fsdp, data = any_mesh.spec.fsdp, any_mesh.spec.data
+    expected = {
+        any_mesh.batch_spec(2): HOST.split(2),
+        any_mesh.batch_spec(2, dim=1): HOST.split(3, dim=1),
+        ("fsdp", None): HOST.split(16 // fsdp) * data,
+        None: [HOST] * 8,
+    }
+    for spec, parts in expected.items():
+        placed = any_mesh.place(HOST, spec)
+        shards = local_shards(placed)
+        assert all(torch.equal(s, part) for s, part in zip(shards, parts, strict=True)), spec
+        assert torch.equal(placed.cpu(), HOST), spec
 
 
 def test_place_uploads_shards_and_not_copies_of_the_whole(mesh: DeviceMesh) -> None:

@@ -4,11 +4,16 @@ import logging
 import os
 import sys
 
-from spmdzero.backend.torch_xla import _chips
+from spmdzero.backend._autograd_graph import nodes_behind
+from spmdzero.backend._keys import draw_keys
+from spmdzero.backend._programs import AnnotatedProgram
+from spmdzero.backend._region import RegionRules, refuse_gradient_hooks
+from spmdzero.backend._tree import Batch, Replicated, map_tensors, replicated
+from spmdzero.backend.torch_xla._environment import has_tpu_chips
 
 if "torch_xla" not in sys.modules:
     # torch_xla chooses while it is imported, and warns when it has to guess.
-    os.environ.setdefault("PJRT_DEVICE", "TPU" if _chips.are_here() else "CPU")
+    os.environ.setdefault("PJRT_DEVICE", "TPU" if has_tpu_chips() else "CPU")
     # XLA warns at each compile that GSPMD propagation will give way to Shardy; errors still show.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # torch_xla calls basicConfig, after which a script's own does nothing.
@@ -17,14 +22,12 @@ if "torch_xla" not in sys.modules:
 
     logging.root.handlers[:] = handlers
 
+from spmdzero.backend._region import Passage, Tracing
 from spmdzero.backend.torch_xla import compile_cache, counters, flags, memory_maps, runtime, tracing
-from spmdzero.backend.torch_xla._autograd_graph import nodes_behind
+from spmdzero.backend.torch_xla._backend import TORCH_XLA
 from spmdzero.backend.torch_xla._boundary import refuse_leak
 from spmdzero.backend.torch_xla._global import GlobalForward
 from spmdzero.backend.torch_xla._norm import global_norm
-from spmdzero.backend.torch_xla._outputs import RegionRules
-from spmdzero.backend.torch_xla._passage import Passage, Tracing
-from spmdzero.backend.torch_xla._place import place as place_in_code
 from spmdzero.backend.torch_xla._private import (
     ProgramLostError,
     annotated_program,
@@ -46,9 +49,8 @@ from spmdzero.backend.torch_xla._private import (
     start_pending,
     write_stamp,
 )
-from spmdzero.backend.torch_xla._random import draw_keys
 from spmdzero.backend.torch_xla._reads import in_region
-from spmdzero.backend.torch_xla._tree import Batch, Replicated, map_tensors, replicated
+from spmdzero.backend.torch_xla.arrays import local_shards
 from spmdzero.backend.torch_xla.capture import CapturedProgram, compile_alone
 from spmdzero.backend.torch_xla.folding import (
     FoldedFunction,
@@ -58,14 +60,15 @@ from spmdzero.backend.torch_xla.folding import (
     same_value,
     stand_in,
 )
-from spmdzero.backend.torch_xla.mesh import DeviceMesh, local_shards
-from spmdzero.backend.torch_xla.placeholders import AnnotatedProgram, Placeholders
+from spmdzero.backend.torch_xla.mesh import DeviceMesh
+from spmdzero.backend.torch_xla.placeholders import Placeholders
 from spmdzero.backend.torch_xla.recompute import recomputed
 from spmdzero.backend.torch_xla.reduction import GradientReduction
-from spmdzero.backend.torch_xla.region import ReplicaRegion, refuse_gradient_hooks
+from spmdzero.backend.torch_xla.region import ReplicaRegion
 from spmdzero.backend.torch_xla.strangers import record_uploads, strangers
 
 __all__ = [
+    "TORCH_XLA",
     "AnnotatedProgram",
     "Batch",
     "CapturedProgram",
@@ -104,7 +107,6 @@ __all__ = [
     "no_stand_in_left",
     "nodes_behind",
     "optimized_hlo",
-    "place_in_code",
     "program_text",
     "recomputed",
     "record_scopes",

@@ -1,115 +1,72 @@
-"""The autograd functions that carry tensors over the region's border, and gradients back."""
+"""What carries tensors over the region's border, and gradients back.
+
+`seed` in all of these: gradients inside the region are that many times those of the global loss.
+With 1 they are the global loss's; with the number of devices they are those of the replica's own
+loss, as on a DeepSpeed rank, which decides when fp16 overflows.
+"""
 
 from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 
+from spmdzero.backend._autograd_graph import nodes_behind
 from spmdzero.backend.torch_xla import _manual, _private
-from spmdzero.backend.torch_xla._autograd_graph import nodes_behind
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
 from spmdzero.errors import ReplicaRegionError
 
-# `seed` in all of these: gradients inside the region are that many times those of the global loss.
-# With 1 they are the global loss's; with the number of devices they are those of the replica's own
-# loss, as on a DeepSpeed rank, which decides when fp16 overflows.
+Way = Callable[[torch.Tensor], torch.Tensor]
 
 
-class _EnterBatch(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, tensor: torch.Tensor, dim: int, mesh: DeviceMesh, seed: int
-    ) -> torch.Tensor:
-        ctx.shape, ctx.mesh, ctx.spec = tensor.shape, mesh, mesh.batch_spec(tensor.dim(), dim)
-        ctx.seed = seed
-        return _manual.enter(tensor, mesh, ctx.spec)
+class _Crossing(torch.autograd.Function):
+    """`there(tensor)`, whose gradient goes `back`."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        (grad,) = grads
-        whole = _manual.leave(grad, ctx.mesh, ctx.spec, ctx.shape)
-        return _times(whole, 1 / ctx.seed), None, None, None
-
-
-class _LeaveBatch(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, tensor: torch.Tensor, dim: int, mesh: DeviceMesh, seed: int
-    ) -> torch.Tensor:
-        ctx.mesh, ctx.spec, ctx.seed = mesh, mesh.batch_spec(tensor.dim(), dim), seed
-        shape = [size * mesh.size if i == dim else size for i, size in enumerate(tensor.shape)]
-        return _manual.leave(tensor, mesh, ctx.spec, tuple(shape))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        (grad,) = grads
-        return _times(_manual.enter(grad, ctx.mesh, ctx.spec), ctx.seed), None, None, None
-
-
-class _EnterWhole(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, mesh: DeviceMesh, seed: int) -> torch.Tensor:
-        ctx.mesh, ctx.seed = mesh, seed
-        return _manual.enter(tensor, mesh, (None,) * tensor.dim())
+    def forward(ctx: Any, tensor: torch.Tensor, there: Way, back: Way) -> torch.Tensor:
+        ctx.back = back
+        return there(tensor)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (grad,) = grads
-        total = ctx.mesh.mark(_manual.leave_stacked(grad, ctx.mesh).sum(0))
-        return _times(total, 1 / ctx.seed), None, None
+        return ctx.back(*grads), None, None
 
 
-class _EnterParameter(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        parameter: torch.Tensor,
-        name: str,
-        mesh: DeviceMesh,
-        sink: Callable[[str, torch.Tensor], None],
-    ) -> torch.Tensor:
-        ctx.name, ctx.sink = name, sink
-        return _manual.enter(parameter, mesh, (None,) * parameter.dim())
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, None, None, None]:
-        (grad,) = grads
-        ctx.sink(ctx.name, grad)
-        return None, None, None, None
+class _Entering(_Crossing):
+    pass
 
 
-class _LeaveMean(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, mesh: DeviceMesh, seed: int) -> torch.Tensor:
-        ctx.mesh, ctx.seed = mesh, seed
-        return mesh.mark(_manual.leave_stacked(tensor, mesh).mean(0))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (grad,) = grads
-        # DeepSpeed divides each rank's gradient by the world size. With a seed of 1 that happens
-        # once, at the loss, so that the parameters' Partials have only to be summed.
-        own = _manual.enter(grad, ctx.mesh, (None,) * grad.dim())
-        return _times(own, ctx.seed / ctx.mesh.size), None, None
-
-
-def _times(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    return tensor if factor == 1 else tensor * factor
+class _Leaving(_Crossing):
+    pass
 
 
 def enter_batch(tensor: torch.Tensor, dim: int, mesh: DeviceMesh, seed: int) -> torch.Tensor:
     """`[b, ...]` to this replica's `[b/n, ...]`."""
-    return cast(torch.Tensor, _EnterBatch.apply(tensor, dim, mesh, seed))
+    shape, spec = tuple(tensor.shape), mesh.batch_spec(tensor.dim(), dim)
+    return _enter(
+        tensor,
+        lambda whole: _manual.enter(whole, mesh, spec),
+        lambda grad: _times(_manual.leave(grad, mesh, spec, shape), 1 / seed),
+    )
 
 
 def leave_batch(tensor: torch.Tensor, dim: int, mesh: DeviceMesh, seed: int) -> torch.Tensor:
     """This replica's `[b/n, ...]` to `[b, ...]`."""
-    return cast(torch.Tensor, _LeaveBatch.apply(tensor, dim, mesh, seed))
+    shape, spec = list(tensor.shape), mesh.batch_spec(tensor.dim(), dim)
+    shape[dim] *= mesh.size
+    return _leave(
+        tensor,
+        lambda own: _manual.leave(own, mesh, spec, tuple(shape)),
+        lambda grad: _times(_manual.enter(grad, mesh, spec), seed),
+    )
 
 
 def enter_whole(tensor: torch.Tensor, mesh: DeviceMesh, seed: int) -> torch.Tensor:
     """Every replica's copy; the gradient of `tensor` is the sum of the copies' gradients."""
-    return cast(torch.Tensor, _EnterWhole.apply(tensor, mesh, seed))
+
+    def back(grad: torch.Tensor) -> torch.Tensor:
+        return _times(mesh.mark(_manual.leave_stacked(grad, mesh).sum(0)), 1 / seed)
+
+    return _enter(tensor, lambda whole: _manual.enter_copy(whole, mesh), back)
 
 
 def enter_parameter(
@@ -119,16 +76,32 @@ def enter_parameter(
     sink: Callable[[str, torch.Tensor], None],
 ) -> torch.Tensor:
     """A parameter's copy on this replica; its gradient goes to `sink`, not to autograd."""
-    return cast(torch.Tensor, _EnterParameter.apply(parameter, name, mesh, sink))
+    # A function that returns None leaves no gradient.
+    back = cast(Way, lambda grad: sink(name, grad))
+    return _enter(parameter, lambda whole: _manual.enter_copy(whole, mesh), back)
 
 
 def leave_mean(tensor: torch.Tensor, mesh: DeviceMesh, seed: int) -> torch.Tensor:
     """The mean over replicas of a tensor that each of them has, `[...]` to `[...]`."""
-    return cast(torch.Tensor, _LeaveMean.apply(tensor, mesh, seed))
+    # DeepSpeed divides each rank's gradient by the world size. With a seed of 1 that happens
+    # once, at the loss, so that the parameters' Partials have only to be summed.
+    return _leave(
+        tensor,
+        lambda own: mesh.mark(_manual.leave_stacked(own, mesh).mean(0)),
+        lambda grad: _times(_manual.enter_copy(grad, mesh), seed / mesh.size),
+    )
 
 
-_ENTERED = (_EnterBatch, _EnterWhole, _EnterParameter)
-_LEFT = (_LeaveBatch, _LeaveMean)
+def _enter(tensor: torch.Tensor, there: Way, back: Way) -> torch.Tensor:
+    return cast(torch.Tensor, _Entering.apply(tensor, there, back))
+
+
+def _leave(tensor: torch.Tensor, there: Way, back: Way) -> torch.Tensor:
+    return cast(torch.Tensor, _Leaving.apply(tensor, there, back))
+
+
+def _times(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    return tensor if factor == 1 else tensor * factor
 
 
 def refuse_leak(loss: torch.Tensor) -> None:
@@ -137,8 +110,8 @@ def refuse_leak(loss: torch.Tensor) -> None:
     A forward hook can keep one. XLA would end the process when it compiles the two together; so
     the loss, which would be compiled with whatever comes next, is NaN afterwards.
     """
-    for node in nodes_behind(loss, ends=lambda node: _function_of(node) in _LEFT):
-        if _function_of(node) in _ENTERED:
+    for node in nodes_behind(loss, ends=lambda node: _function_of(node) is _Leaving):
+        if _function_of(node) is _Entering:
             _private.replace(loss, torch.full_like(loss.detach(), float("nan")))
             raise ReplicaRegionError(
                 "this loss is computed with a tensor that was kept from inside the model's "

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spmdzero.backend.torch_xla._place import place
+from spmdzero._user_line import user_line
 from spmdzero.backend.torch_xla._random import REPLACEMENTS, ReplicaRandom
 from spmdzero.backend.torch_xla._reads import Reader, common_value, reads_are_global, reads_by
 from spmdzero.errors import ReplicaRegionError
@@ -69,7 +69,7 @@ class RegionDispatch(TorchDispatchMode):
 
     def __enter__(self) -> "RegionDispatch":
         _entered.append(self)
-        self._reads = reads_by(Reader(values=self._values, place=self._place))
+        self._reads = reads_by(Reader(values=self._values, line=self._line))
         self._reads.__enter__()
         return super().__enter__()
 
@@ -189,13 +189,13 @@ class RegionDispatch(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _agreed(self, tensor: torch.Tensor) -> torch.Tensor:
-        return common_value(self._values(tensor), self._place)
+        return common_value(self._values(tensor), self._line)
 
     def _values(self, tensor: torch.Tensor) -> torch.Tensor:
         with reads_are_global():
             values = self._read_fixed(tensor)
             if values is None:
-                self.read_at = self.read_at or self._place()
+                self.read_at = self.read_at or self._line()
                 values = self._read(tensor)
         return values
 
@@ -224,11 +224,11 @@ class RegionDispatch(TorchDispatchMode):
                 '"global"} to run the forward outside of the replica region'
             )
 
-    def _place(self) -> str:
-        return place(self._owner)
+    def _line(self) -> str:
+        return user_line(self._owner)
 
     def _error(self, message: str) -> ReplicaRegionError:
-        return ReplicaRegionError(f"{self._place()}: {message}")
+        return ReplicaRegionError(f"{self._line()}: {message}")
 
 
 def _joined(dtypes: set[torch.dtype]) -> str:

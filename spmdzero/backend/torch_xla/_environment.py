@@ -1,4 +1,4 @@
-"""Environment variables that XLA reads once: set for that moment only."""
+"""What this process finds around it before torch_xla is imported: chips, and variables."""
 
 import contextlib
 import os
@@ -16,3 +16,8 @@ def environment_variable(name: str, value: str) -> Iterator[None]:
         del os.environ[name]
         if before is not None:
             os.environ[name] = before
+
+
+def has_tpu_chips() -> bool:
+    """Whether the kernel shows TPU chips."""
+    return os.path.exists("/dev/accel0") or os.path.exists("/dev/vfio/0")

@@ -8,16 +8,16 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from spmdzero.backend.torch_xla import _private, _tree
+from spmdzero._user_line import user_line
+from spmdzero.backend._region import KeySource, Passage, Tracing
+from spmdzero.backend._region import Reader as ReadsBy
+from spmdzero.backend._tree import Batch, map_tensors
+from spmdzero.backend.torch_xla import _private
 from spmdzero.backend.torch_xla._autocast import autocast
-from spmdzero.backend.torch_xla._frozen_norms import FrozenNorms
-from spmdzero.backend.torch_xla._mended import mend
-from spmdzero.backend.torch_xla._passage import KeySource, Passage, Tracing
-from spmdzero.backend.torch_xla._passage import Reader as ReadsBy
-from spmdzero.backend.torch_xla._place import place
 from spmdzero.backend.torch_xla._reads import Reader, reads_by, watch_reads
-from spmdzero.backend.torch_xla._wide_norms import WideNorms
-from spmdzero.backend.torch_xla.mesh import DeviceMesh, fresh
+from spmdzero.backend.torch_xla.arrays import fresh
+from spmdzero.backend.torch_xla.kernels import TorchsNorms, mend_extremes
+from spmdzero.backend.torch_xla.mesh import DeviceMesh
 
 # Propagation gathers the whole batch around these (measured on torch_xla 2.9, CPU).
 _LEAKING = (
@@ -57,7 +57,7 @@ class GlobalForward:
     def __init__(
         self, *, mesh: DeviceMesh, module: nn.Module, autocast: torch.dtype | None = None
     ) -> None:
-        mend()
+        mend_extremes()
         watch_reads(mesh)
         self._mesh, self._module, self._autocast = mesh, module, autocast
         self._rows: set[tuple[int, int]] = set()
@@ -81,7 +81,7 @@ class GlobalForward:
         def module(*args: Any, **kwargs: Any) -> Any:
             return functional_call(self._module, state, args, kwargs)
 
-        with reads_by(Reader(values=own.read, place=place)):
+        with reads_by(Reader(values=own.read, line=user_line)):
             output = self._call(module, args, kwargs)
         after = _private.output_ids([state[name] for name in own.buffers])
         written = [n for n, old, new in zip(own.buffers, before, after, strict=True) if old != new]
@@ -93,19 +93,19 @@ class GlobalForward:
         self, state: Mapping[str, torch.Tensor], *, key: KeySource, read: ReadsBy
     ) -> Iterator[None]:
         """Wraps the backward of what `trace` returned."""
-        with reads_by(Reader(values=read, place=place)):
+        with reads_by(Reader(values=read, line=user_line)):
             yield
 
     def _call(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         self._rows = set()
 
         def unwrap(_: str, tensor: Any) -> torch.Tensor:
-            if not isinstance(tensor, _tree.Batch):
+            if not isinstance(tensor, Batch):
                 return tensor
             self._rows.add((tensor.dim, tensor.tensor.shape[tensor.dim]))
             return tensor.tensor
 
-        args, kwargs = _tree.map_tensors((args, dict(kwargs)), unwrap)
+        args, kwargs = map_tensors((args, dict(kwargs)), unwrap)
         with contextlib.ExitStack() as hooks:
             for part in self._module.modules():
                 if isinstance(part, _LEAKING):
@@ -113,13 +113,12 @@ class GlobalForward:
                     after = part.register_forward_hook(lambda _, args, out: self._keep_split(out))
                     hooks.callback(before.remove)
                     hooks.callback(after.remove)
-            hooks.enter_context(FrozenNorms())
-            hooks.enter_context(WideNorms())
+            hooks.enter_context(TorchsNorms())
             hooks.enter_context(autocast(self._autocast))
             return module(*args, **kwargs)
 
     def _keep_split(self, tree: Any) -> Any:
-        return _tree.map_tensors(tree, lambda _, tensor: self._annotate(tensor))
+        return map_tensors(tree, lambda _, tensor: self._annotate(tensor))
 
     def _annotate(self, tensor: torch.Tensor) -> torch.Tensor:
         for dim, rows in self._rows:

@@ -2,13 +2,20 @@
 
 import torch
 
+from spmdzero.backend._mesh import PartitionSpec
 from spmdzero.backend.torch_xla import _private
-from spmdzero.backend.torch_xla.mesh import DeviceMesh, PartitionSpec, fresh
+from spmdzero.backend.torch_xla.arrays import fresh
+from spmdzero.backend.torch_xla.mesh import DeviceMesh
 
 
 def enter(tensor: torch.Tensor, mesh: DeviceMesh, spec: PartitionSpec) -> torch.Tensor:
     """This device's shard of a global tensor: `[b, ...]` becomes `[b/n, ...]` along each axis."""
     return _private.full_to_shard(mesh.mark(fresh(tensor), spec))
+
+
+def enter_copy(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """This device's copy of a whole tensor."""
+    return enter(tensor, mesh, (None,) * tensor.dim())
 
 
 def leave(

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
+from spmdzero.backend._mesh import PartitionSpec
 from spmdzero.backend.torch_xla import _manual, _private
-from spmdzero.backend.torch_xla.mesh import DeviceMesh, PartitionSpec
+from spmdzero.backend.torch_xla.mesh import DeviceMesh
 
 
 def global_norm(

@@ -1,35 +1,19 @@
 """How what a module returns leaves the replica region."""
 
-import dataclasses
 import logging
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla import _private, _tree
+from spmdzero.backend._region import OutputRule, RegionRules
+from spmdzero.backend._tree import map_tensors
+from spmdzero.backend.torch_xla import _private
 from spmdzero.backend.torch_xla._boundary import leave_batch, leave_mean
 from spmdzero.backend.torch_xla._buffers import note_disagreement
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
 from spmdzero.errors import ReplicaRegionError
 
 logger = logging.getLogger("spmdzero")
-OutputRule = Literal["batch", "mean", "sum", "agree", "stack"]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RegionRules:
-    """What may not be guessed about a module's inputs and outputs.
-
-    Attributes:
-        batch_dim: the dim of the batch for inputs and outputs alike; 0 unless declared.
-        input_batch_dims: input name -> its own batch dim.
-        outputs: dotted path of an output -> how it leaves.
-    """
-
-    batch_dim: int = 0
-    input_batch_dims: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    outputs: Mapping[str, OutputRule] = dataclasses.field(default_factory=dict)
 
 
 class Outputs:
@@ -55,7 +39,7 @@ class Outputs:
             ReplicaRegionError: no rule covers a tensor, or a rule doesn't suit it.
         """
         paths: list[str] = []
-        whole = _tree.map_tensors(
+        whole = map_tensors(
             output, lambda path, t: paths.append(path) or self._leave(path, t, replica_rows, flags)
         )
         self._warn_of_strangers(paths)

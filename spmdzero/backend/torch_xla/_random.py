@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from spmdzero.backend._keys import draw_key
+
 _aten = torch.ops.aten
 _SHORT_MANTISSA = {torch.bfloat16: 1 << 8, torch.float16: 1 << 11}
 
@@ -23,14 +25,6 @@ def _scramble(bits: torch.Tensor) -> torch.Tensor:
     return bits ^ ((bits >> 16) & 0xFFFF)
 
 
-_LOW, _HIGH = -(2**31), 2**31 - 1
-
-
-def draw_keys(count: int) -> list[torch.Tensor]:
-    """The keys of so many draws, 0-dim int32 each, as that many calls of `bits` would make them."""
-    return list(torch.randint(_LOW, _HIGH, (count,), dtype=torch.int64).to(torch.int32).unbind())
-
-
 class ReplicaRandom:
     """Draws per replica. `replica` is `[1]` int32 in replica space, `key` makes a fresh one."""
 
@@ -39,7 +33,7 @@ class ReplicaRandom:
 
     def bits(self, shape: torch.Size) -> torch.Tensor:
         """`shape` int32, uniform over 23 bits: what float32 holds exactly with half a step."""
-        key = self._key(int(torch.randint(_LOW, _HIGH, (), dtype=torch.int64)))
+        key = self._key(draw_key())
         count = math.prod(shape)
         index = torch.arange(count, dtype=torch.int32, device=self._replica.device)
         stream = _scramble(_scramble(self._replica * 0x3C6EF35F + 0x1F123BB5) ^ key)

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from spmdzero._user_line import user_line
 from spmdzero.backend.torch_xla import _manual, _private, runtime
-from spmdzero.backend.torch_xla._moves import watch_moves
-from spmdzero.backend.torch_xla._place import place
-from spmdzero.backend.torch_xla.mesh import DeviceMesh, local_shards
+from spmdzero.backend.torch_xla.arrays import local_shards
+from spmdzero.backend.torch_xla.kernels import watch_copies_to_host
+from spmdzero.backend.torch_xla.mesh import DeviceMesh
 from spmdzero.errors import ReplicaRegionError
 
 # Replicas whose values `repr` shows.
@@ -31,11 +32,11 @@ class Reader:
 
     Attributes:
         values: `[*shape]` in replica space -> those of all replicas, `[n, *shape]` on the CPU.
-        place: names the user's line and module.
+        line: names the user's line and module.
     """
 
     values: Callable[[torch.Tensor], torch.Tensor]
-    place: Callable[[], str]
+    line: Callable[[], str]
 
 
 class _Thread(threading.local):
@@ -51,7 +52,7 @@ _meshes: list[DeviceMesh] = []
 def watch_reads(mesh: DeviceMesh) -> None:
     """Has every read of a replica's tensor checked from now on; `mesh` has all devices."""
     if not _meshes:
-        watch_moves(_read)
+        watch_copies_to_host(_read)
         _private.watch_text(shown)
     _meshes[:] = [mesh]
 
@@ -76,12 +77,12 @@ def in_region() -> bool:
     return bool(_thread.readers)
 
 
-def common_value(values: torch.Tensor, place: Callable[[], str]) -> torch.Tensor:
+def common_value(values: torch.Tensor, line: Callable[[], str]) -> torch.Tensor:
     """The value that all replicas have, `[*shape]`.
 
     Args:
         values: of all replicas, `[n, *shape]` on the CPU.
-        place: says where Python reads it.
+        line: says where Python reads it.
 
     Raises:
         ReplicaRegionError: the replicas disagree.
@@ -90,7 +91,7 @@ def common_value(values: torch.Tensor, place: Callable[[], str]) -> torch.Tensor
     if not _agree(values):
         shown_values = ", ".join(map(str, values.reshape(len(values), -1)[:, 0].tolist()))
         raise ReplicaRegionError(
-            f"{place()}: Python reads a value here, and the replicas disagree on it "
+            f"{line()}: Python reads a value here, and the replicas disagree on it "
             f"({shown_values}). Each replica runs the same traced program on its own rows, so "
             "Python can't branch on one replica's data. Use torch.where, or move the decision out "
             "of the module; print(tensor) shows what each replica has"
@@ -144,8 +145,8 @@ def _values(tensor: torch.Tensor) -> torch.Tensor | None:
     """The values of all replicas, None where `tensor` is global."""
     if _lacks_data(tensor):
         raise ReplicaRegionError(
-            f"{place()}: Python reads a value here, and a model on the meta device is explained "
-            "without any. Use torch.where, or explain a smaller model with data"
+            f"{user_line()}: Python reads a value here, and a model on the meta device is "
+            "explained without any. Use torch.where, or explain a smaller model with data"
         )
     if _thread.readers:
         reader = _thread.readers[-1]
@@ -164,7 +165,7 @@ def _read(tensor: torch.Tensor) -> torch.Tensor | None:
     if values is None:
         return _together(tensor)
     reader = _thread.readers[-1] if _thread.readers else None
-    return common_value(values, reader.place if reader else place)
+    return common_value(values, reader.line if reader else user_line)
 
 
 def _together(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -9,6 +9,12 @@ def compiled() -> tuple[int, float]:
     return (data[0], data[1] / 1e9) if data else (0, 0.0)
 
 
+def aliased_inputs() -> int:
+    """Input buffers that the last compiled program reuses for its outputs (donation)."""
+    data = met.metric_data("InputOutputAliasCount")
+    return int(data[2][-1][1]) if data else 0
+
+
 def compile_seconds() -> float:
     """Seconds that this process has spent on compiling."""
     return compiled()[1]

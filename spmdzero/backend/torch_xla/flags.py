@@ -1,31 +1,18 @@
 """Named sets of TPU compiler flags: those with a measured or published effect, none on numbers."""
 
-import dataclasses
 import os
 from collections.abc import Mapping
 
 from spmdzero._logging import log_once
+from spmdzero.backend._programs import XlaFlag
 from spmdzero.backend.torch_xla import _private
+from spmdzero.backend.torch_xla._cpu_flags import in_force as cpu_flags
+from spmdzero.backend.torch_xla.compile_cache import use as use_cache
 from spmdzero.errors import SpmdZeroRuntimeError, SpmdZeroUsageError
 
+__all__ = ["FLAG_SETS", "apply", "cpu_flags", "flags_for", "in_force", "use_cache"]
+
 _VARIABLE = "LIBTPU_INIT_ARGS"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class XlaFlag:
-    """One flag of libtpu's compiler.
-
-    Attributes:
-        name: without the leading dashes.
-        value: as libtpu reads it.
-        effect: what it changes in the compiled program.
-        source: where the effect was measured or published.
-    """
-
-    name: str
-    value: str
-    effect: str
-    source: str
 
 
 _KEEP_GATHERS = XlaFlag(

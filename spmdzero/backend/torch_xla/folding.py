@@ -15,13 +15,10 @@ from typing import Any
 
 import torch
 
+from spmdzero.backend._compiler import StandInKeptError
 from spmdzero.backend.torch_xla import _private, runtime
 from spmdzero.backend.torch_xla.mesh import fresh
 from spmdzero.backend.torch_xla.strangers import ProgramInput
-
-
-class StandInKeptError(Exception):
-    """What is folded keeps a tensor that it computed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

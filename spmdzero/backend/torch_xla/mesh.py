@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,11 +12,11 @@ import torch.nn.functional as F
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
 
+from spmdzero.backend._mesh import PartitionSpec
 from spmdzero.backend.torch_xla import _private, runtime
+from spmdzero.backend.torch_xla.arrays import fresh
 from spmdzero.backend.torch_xla.strangers import note_upload
 from spmdzero.plan import MeshSpec, Placement
-
-PartitionSpec: TypeAlias = tuple[str | tuple[str, ...] | None, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,18 +150,3 @@ class DeviceMesh:
         ids = np.arange(self.size).reshape(self.spec.shape)
         place = self.spec.names.index(axis)
         return np.moveaxis(ids, place, -1).reshape(-1, self.spec.shape[place]).tolist()
-
-
-def fresh(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that is an operation of the pending program, free to be annotated.
-
-    A `clone()` still stands for the buffer on the devices: annotating that differently moves it
-    to the host and back, at every step.
-    """
-    return tensor | tensor if tensor.dtype == torch.bool else tensor * 1
-
-
-def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """What each device of this process holds of `tensor`, as CPU tensors, after a sync."""
-    runtime.wait()
-    return [shard.data for shard in xs.XLAShardedTensor(tensor).local_shards]

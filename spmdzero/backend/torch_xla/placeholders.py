@@ -1,25 +1,11 @@
 """Tracing without data: programs of tensors that no memory here could hold."""
 
-import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
+from spmdzero.backend._programs import AnnotatedProgram
 from spmdzero.backend.torch_xla import _private
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AnnotatedProgram:
-    """A program before partitioning and optimisation.
-
-    Attributes:
-        proto: its HLO module, serialised.
-        input_shardings: number of an input -> its sharding as HLO writes it, for the inputs whose
-            sharding is not in `proto`.
-    """
-
-    proto: bytes
-    input_shardings: Mapping[int, str]
 
 
 class Placeholders:

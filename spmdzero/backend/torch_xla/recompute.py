@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from spmdzero.backend.torch_xla._tree import map_tensors
+from spmdzero.backend._tree import map_tensors
 
 
 class _Tie(torch.autograd.Function):

@@ -60,6 +60,10 @@ class GradientReduction:
         placed = placement.partition_spec(shape, spec)
         return _manual.leave(total.to(local.dtype), self.mesh, placed, stored)
 
+    def let_go_of_whole(self, gradient: torch.Tensor, placement: Placement) -> torch.Tensor:
+        """See the function of this name."""
+        return let_go_of_whole(gradient, placement)
+
     def reduce_partial(
         self, partial: torch.Tensor, placement: Placement, *, dtype: torch.dtype | None = None
     ) -> torch.Tensor:

@@ -15,22 +15,29 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.utils.stateless import _reparametrize_module
 
-from spmdzero.backend.torch_xla import _manual, _tree, runtime
+from spmdzero.backend._region import (
+    GradientSink,
+    KeySource,
+    Passage,
+    Reader,
+    RegionRules,
+    Tracing,
+    refuse_gradient_hooks,
+)
+from spmdzero.backend._tree import Batch, map_tensors
+from spmdzero.backend.torch_xla import _manual, runtime
 from spmdzero.backend.torch_xla._autocast import autocast
 from spmdzero.backend.torch_xla._boundary import enter_batch, enter_parameter, enter_whole
 from spmdzero.backend.torch_xla._buffers import leave_buffers
 from spmdzero.backend.torch_xla._dispatch import RegionDispatch
-from spmdzero.backend.torch_xla._frozen_norms import FrozenNorms
 from spmdzero.backend.torch_xla._kept import kept_tensors, refuse_new
-from spmdzero.backend.torch_xla._mended import mend
-from spmdzero.backend.torch_xla._outputs import Outputs, RegionRules
-from spmdzero.backend.torch_xla._passage import GradientSink, KeySource, Passage, Reader, Tracing
+from spmdzero.backend.torch_xla._outputs import Outputs
 from spmdzero.backend.torch_xla._random import ReplicaRandom
 from spmdzero.backend.torch_xla._reads import watch_reads
-from spmdzero.backend.torch_xla._wide_norms import WideNorms
+from spmdzero.backend.torch_xla.kernels import TorchsNorms, mend_extremes
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
 from spmdzero.backend.torch_xla.strangers import is_fixed
-from spmdzero.errors import ReplicaRegionError, SpmdZeroUsageError
+from spmdzero.errors import ReplicaRegionError
 
 logger = logging.getLogger("spmdzero")
 
@@ -66,7 +73,7 @@ class ReplicaRegion:
         seed: int = 1,
         autocast: torch.dtype | None = None,
     ) -> None:
-        mend()
+        mend_extremes()
         watch_reads(mesh)
         self._mesh, self._module, self._sink = mesh, module, sink
         self._outputs = Outputs(mesh=mesh, rules=rules, seed=seed)
@@ -109,21 +116,20 @@ class ReplicaRegion:
         replica_rows: set[int] = set()
 
         def enter_input(_: str, tensor: Any) -> torch.Tensor:
-            if not isinstance(tensor, _tree.Batch):
+            if not isinstance(tensor, Batch):
                 return enter_whole(tensor, self._mesh, self._seed)
             replica_rows.add(tensor.tensor.shape[tensor.dim] // self._mesh.size)
             return enter_batch(tensor.tensor, tensor.dim, self._mesh, self._seed)
 
         parameters, buffers = self._enter_state(own)
-        entered_args, entered_kwargs = _tree.map_tensors((args, dict(kwargs)), enter_input)
+        entered_args, entered_kwargs = map_tensors((args, dict(kwargs)), enter_input)
         versions = {name: buffer._version for name, buffer in buffers.items()}
         state = {**parameters, **buffers}
         entered = dict(state)
         kept = kept_tensors(self._module)
         with (
             self._dispatch(own.key, own.read) as dispatch,
-            FrozenNorms(),
-            WideNorms(),
+            TorchsNorms(),
             autocast(self._autocast),
         ):
             output = functional_call(self._module, state, entered_args, entered_kwargs)
@@ -183,7 +189,7 @@ class ReplicaRegion:
                 return
             state, self._state = self._state, {}
         inside = _reparametrize_module(self._module, dict(state), tie_weights=True)
-        with self._dispatch(key, read) as dispatch, FrozenNorms(), WideNorms(), inside:
+        with self._dispatch(key, read) as dispatch, TorchsNorms(), inside:
             yield
         self.read_at = self.read_at or dispatch.read_at
 
@@ -244,13 +250,3 @@ class ReplicaRegion:
 
     def _upload(self, host: torch.Tensor) -> torch.Tensor:
         return self._enter_whole(self._mesh.place(host.detach().contiguous()))
-
-
-def refuse_gradient_hooks(name: str, parameter: torch.Tensor) -> None:
-    """Raises SpmdZeroUsageError when `parameter` has gradient hooks, which would never run."""
-    if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-        raise SpmdZeroUsageError(
-            f"{name} has a gradient hook, which would never run: gradients leave the replica "
-            "region on their way to sharded accumulators. Put the change into the loss, or into "
-            "the config (gradient_clipping)"
-        )

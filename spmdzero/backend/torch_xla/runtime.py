@@ -6,12 +6,16 @@ from collections.abc import Iterator
 import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
-import torch_xla.debug.metrics as met
 import torch_xla.runtime as xr
 
-from spmdzero.backend.torch_xla import _chips, _private, counters, memory_maps
-from spmdzero.backend.torch_xla._cpu_flags import in_force, start_as_torch_computes
+from spmdzero.backend.torch_xla import _private, counters, memory_maps
+from spmdzero.backend.torch_xla._cpu_flags import in_force as cpu_flags
+from spmdzero.backend.torch_xla._cpu_flags import start_as_torch_computes
+from spmdzero.backend.torch_xla._environment import has_tpu_chips
+from spmdzero.backend.torch_xla.counters import aliased_inputs
 from spmdzero.errors import SpmdZeroRuntimeError
+
+__all__ = ["aliased_inputs", "cpu_flags", "has_tpu_chips"]
 
 
 def start() -> None:
@@ -53,11 +57,6 @@ class _CheckpointDevice:
         return 0
 
 
-def cpu_flags() -> list[str]:
-    """The flags of XLA on the CPU, those of the environment and spmdzero's own."""
-    return in_force()
-
-
 def device() -> torch.device:
     """The one virtual device that stands for all devices of the mesh."""
     start_as_torch_computes()
@@ -75,6 +74,11 @@ def local_device_count() -> int:
     """Devices that this process drives."""
     start_as_torch_computes()
     return xr.addressable_runtime_device_count()
+
+
+def local_devices() -> list[str]:
+    """Their names, such as ``TPU:0``."""
+    return _private.local_devices()
 
 
 def process_count() -> int:
@@ -100,11 +104,6 @@ def rendezvous() -> str:
 def platform() -> str:
     """``"CPU"``, ``"TPU"``, ..."""
     return str(xr.device_type())
-
-
-def has_tpu_chips() -> bool:
-    """Whether this machine has TPU chips, used or not."""
-    return _chips.are_here()
 
 
 _tracing_only = False
@@ -140,12 +139,6 @@ def wait() -> None:
 def compile_count() -> int:
     """Programs that this process has compiled so far."""
     return counters.compiled()[0]
-
-
-def aliased_inputs() -> int:
-    """Input buffers that the last compiled program reuses for its outputs (donation)."""
-    data = met.metric_data("InputOutputAliasCount")
-    return int(data[2][-1][1]) if data else 0
 
 
 def generator_state() -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from spmdzero.backend.torch_xla import runtime, scope
+from spmdzero.backend import arrays, current, programs, runtime
 from spmdzero.compat.refusals import refused_methods
 from spmdzero.errors import SpmdZeroUsageError
 
@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     _Refused = object
 else:
     _Refused = refused_methods("accelerator.DeepSpeedAccelerator")
+
+
+def _answer(value: Any, why: str) -> Callable[[Any], Any]:
+    def method(self: Any) -> Any:
+        return value
+
+    method.__doc__ = f"{value!r}. {why}"
+    return method
 
 
 class XlaAccelerator(_Refused):
@@ -30,15 +38,31 @@ class XlaAccelerator(_Refused):
         self._ranges: list[contextlib.ExitStack] = []
         self._peak = 0
 
+    # -- what needs no look at the devices: the answer, and why ---------------------------
+
+    is_available = _answer(True, "There is always one.")
+    is_synchronized_device = _answer(False, "A step runs while Python goes on.")
+    use_host_timers = _answer(
+        True, "There are no device events; synchronise before reading a timer."
+    )
+    resolves_data_dependency = _answer(True, "XLA orders what depends on each other.")
+    handles_memory_backpressure = _answer(
+        True, "A compiled program's memory is known before it runs."
+    )
+    communication_backend_name = _answer(
+        "gloo", "It connects processes; devices are connected by XLA."
+    )
+    current_device = _answer(0, "The virtual device.")
+    is_bf16_supported = _answer(True, "A config may train in it.")
+    is_fp16_supported = _answer(True, "A config may train in it.")
+    is_triton_supported = _answer(False, "XLA compiles the kernels.")
+    prefer_triton_grouped_mm = _answer(False, "XLA compiles the kernels.")
+
     # -- devices ---------------------------------------------------------------------------
 
     def device_name(self, device_index: int | None = None) -> str:
         """``"xla"``: what tensors are moved to."""
-        return "xla"
-
-    def current_device(self) -> int:
-        """0: the virtual device."""
-        return 0
+        return current().device_type
 
     def current_device_name(self) -> str:
         """``"xla:0"``."""
@@ -56,38 +80,14 @@ class XlaAccelerator(_Refused):
     def set_device(self, device_index: int) -> None:
         """Nothing: this process drives all devices of its host, whatever its local rank."""
 
-    def is_available(self) -> bool:
-        """True."""
-        return True
-
     def synchronize(self, device_index: int | None = None) -> None:
         """Waits until the devices have finished what was started."""
         runtime.start()
         runtime.wait()
 
-    def is_synchronized_device(self) -> bool:
-        """False: a step runs while Python goes on."""
-        return False
-
-    def use_host_timers(self) -> bool:
-        """True: there are no device events; synchronise before reading a timer."""
-        return True
-
-    def resolves_data_dependency(self) -> bool:
-        """True: XLA orders what depends on each other."""
-        return True
-
-    def handles_memory_backpressure(self) -> bool:
-        """True: a compiled program's memory is known before it runs."""
-        return True
-
-    def communication_backend_name(self) -> str:
-        """``"gloo"``: what connects processes; devices are connected by XLA."""
-        return "gloo"
-
     def on_accelerator(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` is on the devices."""
-        return tensor.device.type == "xla"
+        return arrays.is_mine(tensor)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """False: XLA copies from ordinary host memory."""
@@ -98,14 +98,6 @@ class XlaAccelerator(_Refused):
 
     # -- dtypes ----------------------------------------------------------------------------
 
-    def is_bf16_supported(self) -> bool:
-        """True."""
-        return True
-
-    def is_fp16_supported(self) -> bool:
-        """True."""
-        return True
-
     def is_fp64_supported(self) -> bool:
         """Whether float64 is computed as such: on CPU devices."""
         runtime.start()
@@ -114,14 +106,6 @@ class XlaAccelerator(_Refused):
     def supported_dtypes(self) -> list[torch.dtype]:
         """Dtypes that a config can train in."""
         return [torch.float32, torch.float16, torch.bfloat16]
-
-    def is_triton_supported(self) -> bool:
-        """False."""
-        return False
-
-    def prefer_triton_grouped_mm(self) -> bool:
-        """False."""
-        return False
 
     BFloat16Tensor = property(lambda self: self._tensor(torch.bfloat16))
     ByteTensor = property(lambda self: self._tensor(torch.uint8))
@@ -141,9 +125,7 @@ class XlaAccelerator(_Refused):
         """As `torch.manual_seed`."""
         return torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> Any:
-        """As `torch.manual_seed`."""
-        return torch.manual_seed(seed)
+    manual_seed_all = manual_seed
 
     def initial_seed(self) -> int:
         """As `torch.initial_seed`."""
@@ -216,7 +198,7 @@ class XlaAccelerator(_Refused):
     def range_push(self, msg: str, domain: Any = None, category: Any = None) -> None:
         """Names the operations until `range_pop` in the compiled program's metadata."""
         stack = contextlib.ExitStack()
-        stack.enter_context(scope(msg))
+        stack.enter_context(programs.scope(msg))
         self._ranges.append(stack)
 
     def range_pop(self, domain: Any = None) -> None:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from spmdzero.backend.torch_xla import recomputed
+from spmdzero.backend import current
 from spmdzero.config import load_config
 from spmdzero.errors import SpmdZeroUsageError
 
@@ -20,12 +20,12 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     Returns what `function` returns.
     """
-    return recomputed(function, *args, **kwargs)
+    return current().recomputed(function, *args, **kwargs)
 
 
 def non_reentrant_checkpoint(function: Callable[..., Any], *args: Any) -> Any:
     """As `checkpoint`, which is not reentrant either."""
-    return recomputed(function, *args)
+    return current().recomputed(function, *args)
 
 
 def configure(

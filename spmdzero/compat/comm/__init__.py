@@ -20,19 +20,7 @@ from spmdzero.compat.comm._messages import (
     recv,
     send,
 )
-from spmdzero.compat.comm._moves import (
-    all_gather,
-    all_gather_coalesced,
-    all_gather_into_tensor,
-    all_to_all,
-    all_to_all_single,
-    allgather_fn,
-    broadcast,
-    gather,
-    scatter,
-)
 from spmdzero.compat.comm._processes import (
-    connect,
     destroy_process_group,
     get_all_ranks_from_group,
     get_global_rank,
@@ -48,8 +36,8 @@ from spmdzero.compat.comm._processes import (
     is_initialized,
     new_group,
 )
-from spmdzero.compat.comm._reduce_op import ReduceOp
 from spmdzero.compat.comm._reductions import (
+    ReduceOp,
     all_reduce,
     all_reduce_coalesced,
     inference_all_reduce,
@@ -57,6 +45,17 @@ from spmdzero.compat.comm._reductions import (
     reduce_scatter,
     reduce_scatter_fn,
     reduce_scatter_tensor,
+)
+from spmdzero.compat.comm._transfers import (
+    all_gather,
+    all_gather_coalesced,
+    all_gather_into_tensor,
+    all_to_all,
+    all_to_all_single,
+    allgather_fn,
+    broadcast,
+    gather,
+    scatter,
 )
 
 __all__ = [
@@ -75,7 +74,6 @@ __all__ = [
     "batch_isend_irecv",
     "broadcast",
     "broadcast_object_list",
-    "connect",
     "destroy_process_group",
     "gather",
     "get_all_ranks_from_group",

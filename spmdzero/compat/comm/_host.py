@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.compat.comm._processes import ensure_initialized
+from spmdzero.backend import processes
 
 
 class Done:
@@ -54,8 +54,11 @@ def run_on_host(
     written: Sequence[torch.Tensor] = (),
     async_op: bool = False,
 ) -> Any:
-    """Does `call(read, written, asynchronous)` with CPU tensors; the handle if `async_op`."""
-    ensure_initialized()
+    """Does `call(read, written, asynchronous)` with CPU tensors; the handle if `async_op`.
+
+    A device tensor goes through the host, and its handle has finished.
+    """
+    processes.join()
     if async_op and all_on_cpu(*read, *written):
         return call(list(read), list(written), True)
     with on_host(read=read, written=written) as (sources, targets):

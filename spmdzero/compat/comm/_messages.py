@@ -7,65 +7,40 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import processes, runtime
 from spmdzero.compat.comm._host import Done, all_on_cpu, on_host
-from spmdzero.compat.comm._processes import ensure_initialized
+from spmdzero.compat.comm._labels import labelled
 from spmdzero.errors import SpmdZeroUsageError
 
 Group = dist.ProcessGroup | None
 
 
-def all_gather_object(
-    object_list: list[Any],
-    obj: Any,
-    group: Group = None,
-    prof: bool = False,
-    log_name: str = "all_gather_object",
-    debug: str | None = None,
-) -> None:
+@labelled()
+def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:
     """`object_list[i]` becomes process i's `obj`, by pickle."""
-    ensure_initialized()
+    processes.join()
     dist.all_gather_object(object_list, obj, group)
 
 
+@labelled()
 def broadcast_object_list(
-    object_list: list[Any],
-    src: int,
-    group: Group = None,
-    device: Any = None,
-    prof: bool = False,
-    log_name: str = "broadcast_object_list",
-    debug: str | None = None,
+    object_list: list[Any], src: int, group: Group = None, device: Any = None
 ) -> None:
     """Every process's `object_list` becomes that of process `src`, by pickle, in place."""
-    ensure_initialized()
+    processes.join()
     dist.broadcast_object_list(object_list, src, group)
 
 
-def send(
-    tensor: torch.Tensor,
-    dst: int,
-    group: Group = None,
-    tag: int = 0,
-    prof: bool = False,
-    log_name: str = "send",
-    debug: str | None = None,
-) -> None:
+@labelled()
+def send(tensor: torch.Tensor, dst: int, group: Group = None, tag: int = 0) -> None:
     """Sends `tensor` to process `dst`."""
     isend(tensor, dst, group, tag).wait()
 
 
-def isend(
-    tensor: torch.Tensor,
-    dst: int,
-    group: Group = None,
-    tag: int = 0,
-    prof: bool = False,
-    log_name: str = "isend",
-    debug: str | None = None,
-) -> Any:
+@labelled()
+def isend(tensor: torch.Tensor, dst: int, group: Group = None, tag: int = 0) -> Any:
     """Starts to send `tensor` to process `dst`; returns the handle to wait on."""
-    ensure_initialized()
+    processes.join()
     host = tensor if all_on_cpu(tensor) else tensor.detach().cpu()
     work = dist.isend(host, dst, group, tag)
     # The handle keeps the copy alive until it has left.
@@ -84,35 +59,21 @@ class _Sent:
         return self.work.is_completed()
 
 
-def recv(
-    tensor: torch.Tensor,
-    src: int | None = None,
-    group: Group = None,
-    tag: int = 0,
-    prof: bool = False,
-    log_name: str = "recv",
-    debug: str | None = None,
-) -> int:
+@labelled()
+def recv(tensor: torch.Tensor, src: int | None = None, group: Group = None, tag: int = 0) -> int:
     """`tensor` becomes what process `src` (None: any) sent; returns the sender's rank."""
-    ensure_initialized()
+    processes.join()
     with on_host(read=[], written=[tensor]) as (_, targets):
         return dist.recv(targets[0], src, group, tag)
 
 
-def irecv(
-    tensor: torch.Tensor,
-    src: int | None = None,
-    group: Group = None,
-    tag: int = 0,
-    prof: bool = False,
-    log_name: str = "irecv",
-    debug: str | None = None,
-) -> Any:
+@labelled()
+def irecv(tensor: torch.Tensor, src: int | None = None, group: Group = None, tag: int = 0) -> Any:
     """Starts to receive into `tensor`; returns the handle to wait on.
 
     A device tensor is received before this returns.
     """
-    ensure_initialized()
+    processes.join()
     if all_on_cpu(tensor):
         return dist.irecv(tensor, src, group, tag)
     recv(tensor, src, group, tag)
@@ -136,12 +97,8 @@ class P2POp:
         self.op, self.tensor, self.peer, self.group, self.tag = op, tensor, peer, group, tag
 
 
-def batch_isend_irecv(
-    p2p_op_list: list[P2POp],
-    prof: bool = False,
-    log_name: str = "batch_isend_irecv",
-    debug: str | None = None,
-) -> list[Any]:
+@labelled()
+def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Any]:
     """Starts several messages, those that send first; returns their handles in the given order."""
     started = {
         id(message): message.op(message.tensor, message.peer, message.group, message.tag)
@@ -150,30 +107,20 @@ def batch_isend_irecv(
     return [started[id(message)] for message in p2p_op_list]
 
 
-def barrier(
-    group: Group = None,
-    async_op: bool = False,
-    device_ids: Any = None,
-    prof: bool = False,
-    log_name: str = "barrier",
-    debug: str | None = None,
-) -> Any:
+@labelled()
+def barrier(group: Group = None, async_op: bool = False, device_ids: Any = None) -> Any:
     """Waits until this host's devices are done and every process is here."""
-    ensure_initialized()
+    processes.join()
     runtime.wait()
     return dist.barrier(group, async_op)
 
 
+@labelled()
 def monitored_barrier(
-    group: Group = None,
-    timeout: datetime.timedelta | None = None,
-    wait_all_ranks: bool = False,
-    prof: bool = False,
-    log_name: str = "monitored_barrier",
-    debug: str | None = None,
+    group: Group = None, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False
 ) -> None:
     """As `barrier`, and names the processes that are missing after `timeout`."""
-    ensure_initialized()
+    processes.join()
     runtime.wait()
     dist.monitored_barrier(group, timeout, wait_all_ranks)
 

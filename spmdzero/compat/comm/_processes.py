@@ -1,4 +1,4 @@
-"""The processes of the job, one per host: who they are, and their CPU process group."""
+"""The processes of the job by DeepSpeed's names: one per host, which drives all its devices."""
 
 import datetime
 import logging
@@ -7,13 +7,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from spmdzero.backend.torch_xla import runtime
-from spmdzero.compat.comm import _alone
-from spmdzero.errors import SpmdZeroRuntimeError, SpmdZeroUsageError
+from spmdzero.backend import processes, runtime
 
 logger = logging.getLogger("spmdzero")
-_BACKEND = "gloo"
-_TIMEOUT = datetime.timedelta(minutes=int(os.environ.get("DEEPSPEED_TIMEOUT", "10")))
 
 
 def init_distributed(
@@ -21,7 +17,7 @@ def init_distributed(
     auto_mpi_discovery: bool = True,
     distributed_port: int = 29500,
     verbose: bool = True,
-    timeout: datetime.timedelta = _TIMEOUT,
+    timeout: datetime.timedelta = processes.TIMEOUT,
     init_method: str | None = None,
     dist_init_required: bool | None = None,
     config: Any = None,
@@ -51,57 +47,16 @@ def init_distributed(
         SpmdZeroRuntimeError: a device was used already, without SPMD.
         SpmdZeroUsageError: `dist_init_required=False`, and it was not done before.
     """
-    runtime.start()
-    if dist.is_initialized():
-        return
-    if dist_init_required is False:
-        raise SpmdZeroUsageError(
-            "dist_init_required=False, but torch.distributed is not initialised. Leave it out, or "
-            "call spmdzero.init_distributed() first"
-        )
-    if dist_backend not in (None, _BACKEND):
+    if dist_backend not in (None, "gloo") and not dist.is_initialized():
         logger.info("process group: gloo, not %s; it moves host data only", dist_backend)
-    if init_method is not None:
-        dist.init_process_group(
-            _BACKEND, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size
-        )
-    elif _alone.has_peers():
-        dist.init_process_group(_BACKEND, timeout=timeout)
-    elif runtime.process_count() > 1:
-        dist.init_process_group(_BACKEND, init_method=runtime.rendezvous(), timeout=timeout)
-    else:
-        # No port is opened for a process that has nobody to talk to.
-        with _alone.without_gloos_line():
-            dist.init_process_group(
-                _BACKEND, store=dist.HashStore(), timeout=timeout, rank=0, world_size=1
-            )
-        if auto_mpi_discovery:
-            _alone.name_the_only_process(port=distributed_port)
-
-
-def connect(*, dist_init_required: bool | None) -> None:
-    """What `initialize` does: `init_distributed`, unless this process is alone.
-
-    Raises:
-        SpmdZeroRuntimeError: the device runtime does not connect the processes that the launcher
-            started: each would train a model of its own. Or as `init_distributed`.
-        SpmdZeroUsageError: as `init_distributed`.
-    """
-    runtime.start()
-    if dist_init_required is not None or not _is_alone():
-        init_distributed(dist_init_required=dist_init_required)
-    launched, connected = get_world_size(), runtime.process_count()
-    if launched != connected:
-        raise SpmdZeroRuntimeError(
-            f"the launcher started {launched} processes, and the device runtime connects "
-            f"{connected}: they would not train one model. Start one process per host, which "
-            "drives all its devices; on one host without a launcher: python train.py"
-        )
-
-
-def _is_alone() -> bool:
-    connected = dist.is_initialized() or _alone.has_peers()
-    return not connected and runtime.process_count() == 1
+    processes.join(
+        required=dist_init_required,
+        timeout=timeout,
+        init_method=init_method,
+        rank=rank,
+        world_size=world_size,
+        named_port=distributed_port if auto_mpi_discovery else None,
+    )
 
 
 def is_initialized() -> bool:
@@ -114,22 +69,12 @@ def is_available() -> bool:
     return True
 
 
-def ensure_initialized() -> None:
-    """Makes the process group where nothing has made one."""
-    if not dist.is_initialized():
-        init_distributed()
-
-
 def get_rank(group: dist.ProcessGroup | None = None) -> int:
     """This process's place among the processes (hosts) of `group`, -1 outside of it.
 
     One process drives all devices of its host, so this is not the rank of a device.
     """
-    runtime.start()
-    if group is None and _is_alone():
-        return 0
-    ensure_initialized()
-    return dist.get_rank(group)
+    return dist.get_rank(group) if _joined(group) else 0
 
 
 def get_world_size(group: dist.ProcessGroup | None = None) -> int:
@@ -138,11 +83,16 @@ def get_world_size(group: dist.ProcessGroup | None = None) -> int:
     Not devices: their number is `engine.dp_world_size`, or `get_accelerator().device_count()` on
     this host.
     """
+    return dist.get_world_size(group) if _joined(group) else 1
+
+
+def _joined(group: dist.ProcessGroup | None) -> bool:
+    """Whether there is a process group, which is made unless this process is alone."""
     runtime.start()
-    if group is None and _is_alone():
-        return 1
-    ensure_initialized()
-    return dist.get_world_size(group)
+    if group is None and processes.is_alone():
+        return False
+    processes.join()
+    return True
 
 
 def get_local_rank() -> int:
@@ -171,7 +121,7 @@ def _from_environment(*names: str, default: int) -> int:
 
 def get_world_group() -> dist.ProcessGroup:
     """The group of all processes."""
-    ensure_initialized()
+    processes.join()
     group = dist.group.WORLD
     assert group is not None
     return group
@@ -179,11 +129,7 @@ def get_world_group() -> dist.ProcessGroup:
 
 def new_group(ranks: list[int]) -> Any:
     """A group of some processes; every process calls it, members or not."""
-    ensure_initialized()
-    if dist.get_world_size() > 1:
-        return dist.new_group(ranks)
-    with _alone.without_gloos_line():
-        return dist.new_group(ranks)
+    return processes.new_group(ranks)
 
 
 def get_global_rank(group: dist.ProcessGroup | None = None, group_rank: int = 0) -> int:

@@ -1,10 +1,6 @@
-"""Reductions of tensors over processes (hosts), by DeepSpeed's names and signatures.
+"""Reductions of tensors over processes (hosts), by DeepSpeed's names and signatures."""
 
-In all of them `prof`, `log_name` and `debug` are DeepSpeed's labels for its communication log,
-which has no place for host transfers here: they change nothing. With `async_op=True` the handle
-to `wait` on is returned; a device tensor goes through the host and its handle has finished.
-"""
-
+import enum
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,15 +8,33 @@ import torch
 import torch.distributed as dist
 
 from spmdzero.compat.comm._host import Done, run_on_host
+from spmdzero.compat.comm._labels import labelled
 from spmdzero.compat.comm._processes import get_rank, get_world_size
-from spmdzero.compat.comm._reduce_op import ReduceOp, as_torch
 
 Group = dist.ProcessGroup | None
 Tensors = Sequence[torch.Tensor]
 
 
+class ReduceOp(enum.Enum):
+    """DeepSpeed's reductions; torch's own `ReduceOp` is taken in their place too."""
+
+    SUM = 0
+    PRODUCT = 1
+    MIN = 2
+    MAX = 3
+    BAND = 4
+    BOR = 5
+    BXOR = 6
+    AVG = 7
+    UNUSED = 8
+
+
 def _reduction(op: Any, group: Group) -> tuple[Any, Callable[[torch.Tensor], None], bool]:
-    known, mean = as_torch(op)
+    """The operation that gloo knows, what is still to be done to its result, and whether that is
+    anything: gloo has no mean."""
+    name = op.name if isinstance(op, ReduceOp) else str(op).rsplit(".", 1)[-1]
+    mean = name == "AVG"
+    known = dist.ReduceOp.SUM if mean else getattr(dist.ReduceOp, name)
     count = get_world_size(group)
 
     def finish(result: torch.Tensor) -> None:
@@ -30,14 +44,9 @@ def _reduction(op: Any, group: Group) -> tuple[Any, Callable[[torch.Tensor], Non
     return known, finish, mean
 
 
+@labelled()
 def all_reduce(
-    tensor: torch.Tensor,
-    op: Any = ReduceOp.SUM,
-    group: Group = None,
-    async_op: bool = False,
-    prof: bool = False,
-    log_name: str = "all_reduce",
-    debug: str | None = None,
+    tensor: torch.Tensor, op: Any = ReduceOp.SUM, group: Group = None, async_op: bool = False
 ) -> Any:
     """Combines every process's `tensor`, in place."""
     known, finish, mean = _reduction(op, group)
@@ -50,14 +59,9 @@ def all_reduce(
     return run_on_host(call, written=[tensor], async_op=async_op)
 
 
+@labelled(log_name="all_reduce")
 def all_reduce_coalesced(
-    tensors: Tensors,
-    op: Any = ReduceOp.SUM,
-    group: Group = None,
-    async_op: bool = False,
-    prof: bool = False,
-    log_name: str = "all_reduce",
-    debug: str | None = None,
+    tensors: Tensors, op: Any = ReduceOp.SUM, group: Group = None, async_op: bool = False
 ) -> Any:
     """Combines each of several tensors over the processes, in place."""
     for tensor in tensors:
@@ -65,28 +69,21 @@ def all_reduce_coalesced(
     return Done() if async_op else None
 
 
+@labelled(log_name="all_reduce")
 def inference_all_reduce(
-    tensor: torch.Tensor,
-    op: Any = ReduceOp.SUM,
-    group: Group = None,
-    async_op: bool = False,
-    prof: bool = False,
-    log_name: str = "all_reduce",
-    debug: str | None = None,
+    tensor: torch.Tensor, op: Any = ReduceOp.SUM, group: Group = None, async_op: bool = False
 ) -> Any:
     """As `all_reduce`."""
     return all_reduce(tensor, op, group, async_op)
 
 
+@labelled()
 def reduce(
     tensor: torch.Tensor,
     dst: int,
     op: Any = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
-    prof: bool = False,
-    log_name: str = "reduce",
-    debug: str | None = None,
 ) -> Any:
     """Combines every process's `tensor` on process `dst`, in place."""
     known, finish, mean = _reduction(op, group)
@@ -100,15 +97,13 @@ def reduce(
     return run_on_host(call, written=[tensor], async_op=async_op)
 
 
+@labelled()
 def reduce_scatter(
     output: torch.Tensor,
     input_list: Tensors,
     op: Any = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
-    prof: bool = False,
-    log_name: str = "reduce_scatter",
-    debug: str | None = None,
 ) -> Any:
     """`output` becomes the combination of every process's `input_list[own rank]`."""
     return reduce_scatter_tensor(
@@ -116,15 +111,13 @@ def reduce_scatter(
     )
 
 
+@labelled()
 def reduce_scatter_tensor(
     output_tensor: torch.Tensor,
     tensor: torch.Tensor,
     op: Any = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
-    prof: bool = False,
-    log_name: str = "reduce_scatter_tensor",
-    debug: str | None = None,
 ) -> Any:
     """`output_tensor` becomes this process's part of the combination, `[n * rows]` to `[rows]`."""
     known, finish, _ = _reduction(op, group)

@@ -1,5 +1,5 @@
-"""DeepSpeedEngine's getters of config values, by its names and with its return types."""
+"""DeepSpeedEngine's getters, by its names and with its return types."""
 
-from spmdzero.compat.getters._settings import ConfigGetters
+from spmdzero.compat.getters._getters import ConfigGetters
 
 __all__ = ["ConfigGetters"]

@@ -1,15 +1,16 @@
 """DeepSpeed's checkpoints, read and written without DeepSpeed."""
 
+from spmdzero.formats.deepspeed._optimizer import NUMBER, Order
 from spmdzero.formats.deepspeed._owed import without_debt
-from spmdzero.formats.deepspeed._read import read, recognises
+from spmdzero.formats.deepspeed._read import newest_complete, read, recognises
 from spmdzero.formats.deepspeed._target import Target
-from spmdzero.formats.deepspeed._unsharded import NUMBER, Order
 from spmdzero.formats.deepspeed._write import write_regular, write_universal
 
 __all__ = [
     "NUMBER",
     "Order",
     "Target",
+    "newest_complete",
     "read",
     "recognises",
     "without_debt",

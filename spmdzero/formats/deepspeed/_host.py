@@ -1,14 +1,16 @@
 """DeepSpeed's counters, loss scaler and param groups as a `HostState`, and back."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from spmdzero.formats._state import HostState
-from spmdzero.formats.deepspeed._pickles import DamagedFile
+from spmdzero.formats.deepspeed._model_file import ModelFile
+from spmdzero.formats.deepspeed._optimizer import SavedOptimizer
+from spmdzero.formats.deepspeed._pickles import damaged
 from spmdzero.formats.deepspeed._stand_ins import DynamicLossScaler, LossScaler
 
 COUNTERS = ("global_steps", "global_samples", "skipped_steps")
@@ -18,57 +20,32 @@ _TAKEN = (
     *("module", "skipped_steps", "global_steps", "dp_world_size", "mp_world_size"),
     *("data_sampler", "random_ltd", "lr_scheduler", "optimizer"),
 )
-# Choices between a torch optimizer's implementations, which say nothing about the numbers.
-_SWITCHES = ("foreach", "fused", "capturable", "params", "step", "param_names")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OptimizerFile:
-    """What an optimizer's file says beside its tensors.
-
-    Attributes:
-        groups: the numbers of each param group, with the names of its parameters.
-        steps: the step that each parameter's state counts, 0-dim or a number.
-        scaler: the loss scale, as DeepSpeed pickles it or as a dict of it; None for none.
-    """
-
-    groups: list[dict[str, Any]]
-    steps: Mapping[str, Any]
-    scaler: Any = None
-
-
-def host_state(
-    model: Mapping[str, Any],
-    found: OptimizerFile | None,
-    *,
-    file: Path,
-    extra: Mapping[str, Any],
-    tied: Mapping[str, str],
-) -> HostState:
+def host_state(model: ModelFile, found: SavedOptimizer | None) -> HostState:
     """The host's side of a checkpoint.
 
     Args:
-        model: the contents of the model file.
-        found: those of the optimizer's files, None where there are none.
-        file: the model file, for messages.
-        extra, tied: as in `HostState`.
+        model: the model's file.
+        found: what the optimizer's files say, None where there are none.
 
     Raises:
-        DamagedFile: parameters were updated different numbers of times.
+        SpmdZeroCheckpointError: parameters were updated different numbers of times.
     """
-    client_state = {key: _own(value) for key, value in model.items() if key not in _TAKEN}
-    if model.get("optimizer") is not None:
-        client_state["optimizer"] = _own(model["optimizer"])
+    content = model.content
+    client_state = {key: _own(value) for key, value in content.items() if key not in _TAKEN}
+    if content.get("optimizer") is not None:
+        client_state["optimizer"] = _own(content["optimizer"])
     return HostState(
-        counters={key: int(model[key]) for key in COUNTERS if key in model},
-        applied=_applied(found.steps, file) if found else None,
-        skipped=int(model.get("skipped_steps", 0)),
+        counters={key: int(content[key]) for key in COUNTERS if key in content},
+        applied=_applied(found.steps, model.path) if found else None,
+        skipped=int(content.get("skipped_steps", 0)),
         param_groups=found.groups if found else None,
-        scheduler=model.get("lr_scheduler"),
+        scheduler=content.get("lr_scheduler"),
         scaler=_scaler(found.scaler) if found else None,
-        extra=extra,
+        extra=model.extra,
         client_state=client_state,
-        tied=tied,
+        tied=model.tied,
     )
 
 
@@ -81,12 +58,6 @@ def _own(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_own(item) for item in value)
     return value
-
-
-def numbers(group: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """A torch param group with the names of its parameters, without switches of implementation."""
-    kept = {key: value for key, value in group.items() if key not in _SWITCHES}
-    return kept | {"params": list(names)}
 
 
 def loss_scaler(scaler: Mapping[str, Any] | None) -> LossScaler | DynamicLossScaler:
@@ -111,16 +82,11 @@ def _applied(steps: Mapping[str, Any], file: Path) -> int | None:
     counts = {int(step) for step in steps.values()}
     if len(counts) > 1:
         few = {name: int(step) for name, step in steps.items() if int(step) == min(counts)}
-        raise DamagedFile(
-            file=file,
-            reason=f"its parameters were updated different numbers of times, {sorted(counts)} "
+        raise damaged(
+            file,
+            f"its parameters were updated different numbers of times, {sorted(counts)} "
             f"(least: {', '.join(few)})",
-            fix="spmdzero counts the updates of all parameters together. Load with "
+            "spmdzero counts the updates of all parameters together. Load with "
             "load_optimizer_states=False",
         )
     return counts.pop() if counts else None
-
-
-def scalar(value: Any) -> bool:
-    """Whether an optimizer state is one number: a Python number or a tensor of one element."""
-    return not isinstance(value, torch.Tensor) or value.dim() == 0

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from spmdzero.formats._state import StoredTensor
-from spmdzero.formats.deepspeed._pickles import DamagedFile, read_pt
+from spmdzero.formats.deepspeed._pickles import damaged, read_pt
 
 MODEL_FILE = "mp_rank_00_model_states.pt"
 
@@ -38,16 +38,17 @@ class ModelFile:
         """Reads the file.
 
         Raises:
-            DamagedFile: it can't be read, or is of a parallelism other than data parallelism.
+            SpmdZeroCheckpointError: it can't be read, or is of another parallelism than that
+                over data.
         """
         content = read_pt(path)
         if not isinstance(content, dict) or not isinstance(content.get("module"), dict):
-            raise DamagedFile(file=path, reason="it holds no DeepSpeed model (no 'module')")
+            raise damaged(path, "it holds no DeepSpeed model (no 'module')")
         if content.get("mp_world_size", 1) != 1:
-            raise DamagedFile(
-                file=path,
-                reason=f"tensor parallelism over {content['mp_world_size']} ranks wrote it",
-                fix="spmdzero is data-parallel: merge it with DeepSpeed first, and save that",
+            raise damaged(
+                path,
+                f"tensor parallelism over {content['mp_world_size']} ranks wrote it",
+                "spmdzero is data-parallel: merge it with DeepSpeed first, and save that",
             )
         buffer_names = set(content.get("buffer_names") or ())
         parameters: dict[str, torch.Tensor] = {}
@@ -91,23 +92,3 @@ class ModelFile:
         named = {f"parameter/{name}": tensor for name, tensor in self.parameters.items()}
         named |= {f"buffer/{name}": tensor for name, tensor in self.buffers.items()}
         return {name: StoredTensor.of(tensor) for name, tensor in named.items()}
-
-    def masters(self, masters: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-        """`masters`, by parameter name, under the name that their state has.
-
-        Raises:
-            DamagedFile: one is of a parameter that the file lacks, or of another shape.
-        """
-        named = {}
-        for name, master in masters.items():
-            parameter = self.parameters.get(name)
-            if parameter is None or tuple(parameter.shape) != master.shape:
-                raise DamagedFile(
-                    file=self.path,
-                    reason=f"the optimizer trains {name} of shape {list(master.shape)}, the file "
-                    f"has {'none' if parameter is None else list(parameter.shape)}",
-                )
-            # An fp32 parameter is its own master; the optimizer's copy is the one it updates.
-            own = parameter.dtype == torch.float32
-            named[f"parameter/{name}" if own else f"master/{name}"] = master
-        return named

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from spmdzero.errors import SpmdZeroCheckpointError
 from spmdzero.formats._state import TrainingState
-from spmdzero.formats.deepspeed._host import OptimizerFile, host_state
+from spmdzero.formats.deepspeed._host import host_state
 from spmdzero.formats.deepspeed._model_file import MODEL_FILE, ModelFile
-from spmdzero.formats.deepspeed._pickles import DamagedFile
+from spmdzero.formats.deepspeed._optimizer import Order, SavedOptimizer
+from spmdzero.formats.deepspeed._pickles import damaged
 from spmdzero.formats.deepspeed._regular import rank_files, read_ranks
 from spmdzero.formats.deepspeed._universal import STATES, read_universal
-from spmdzero.formats.deepspeed._unsharded import Order, read_unsharded
+from spmdzero.formats.deepspeed._unsharded import read_unsharded
 
 _OTHER_KINDS = {
     "zero_pp_rank_*_model_states.pt": (
@@ -47,44 +47,36 @@ def read(folder: Path, order: Order | None = None) -> TrainingState:
         SpmdZeroCheckpointError: a file is missing, damaged, or holds what would be run; or it is
             of a parallelism that spmdzero has not.
     """
-    try:
-        for pattern, (reason, fix) in _OTHER_KINDS.items():
-            other = next(folder.glob(pattern), None)
-            if other is not None:
-                raise DamagedFile(file=other, reason=reason, fix=fix)
-        return _read(folder, order)
-    except DamagedFile as damage:
-        raise SpmdZeroCheckpointError(
-            file=damage.file, reason=damage.reason, newest=newest_tag(folder), fix=damage.fix
-        ) from damage
+    for pattern, (reason, fix) in _OTHER_KINDS.items():
+        other = next(folder.glob(pattern), None)
+        if other is not None:
+            raise damaged(other, reason, fix)
+    model = ModelFile.read(folder / MODEL_FILE)
+    saved: SavedOptimizer | None = None
+    if (folder / STATES).is_dir():
+        saved = read_universal(folder, model)
+    elif model.trained is not None:
+        saved = read_ranks(folder, model)
+    elif model.content.get("optimizer") is not None:
+        saved = read_unsharded(model, order)
+    return TrainingState(
+        tensors=model.tensors() | (saved.tensors if saved else {}),
+        host=host_state(model, saved),
+        source=str(model.path),
+    )
 
 
-def newest_tag(besides: Path) -> str | None:
-    """The tag beside `besides` that was written last and has all of its files."""
-    found = [p for p in besides.parent.iterdir() if p != besides and p.is_dir() and _is_whole(p)]
-    newest = max(found, key=lambda p: (p / MODEL_FILE).stat().st_mtime, default=None)
+def newest_complete(folder: Path, *, but: str | None = None) -> str | None:
+    """The tag in `folder` that was written last and has all of its files."""
+    if not folder.is_dir():
+        return None
+    found = [path for path in folder.iterdir() if path.name != but and _is_whole(path)]
+    newest = max(found, key=lambda path: (path / MODEL_FILE).stat().st_mtime, default=None)
     return newest.name if newest else None
 
 
-def _is_whole(folder: Path) -> bool:
-    ranks = rank_files(folder)
-    return (folder / MODEL_FILE).is_file() and list(ranks) == list(range(len(ranks)))
-
-
-def _read(folder: Path, order: Order | None) -> TrainingState:
-    model = ModelFile.read(folder / MODEL_FILE)
-    tensors = model.tensors()
-    found: OptimizerFile | None = None
-    if (folder / STATES).is_dir():
-        states, found = read_universal(folder, model)
-    elif model.trained is not None:
-        states, found = read_ranks(folder, model)
-    elif model.content.get("optimizer") is not None:
-        states, found = read_unsharded(model, order)
-    else:
-        states = {}
-    return TrainingState(
-        tensors=tensors | states,
-        host=host_state(model.content, found, file=model.path, extra=model.extra, tied=model.tied),
-        source=str(model.path),
-    )
+def _is_whole(path: Path) -> bool:
+    if not (path / MODEL_FILE).is_file():
+        return False
+    ranks = rank_files(path)
+    return list(ranks) == list(range(len(ranks)))

@@ -1,22 +1,16 @@
 """Writes a training state for a run of real DeepSpeed to go on with."""
 
 import contextlib
-import math
 import shutil
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from spmdzero.errors import SpmdZeroCheckpointError
-from spmdzero.formats._boxes import flat_boxes
-from spmdzero.formats._state import StoredTensor
-from spmdzero.formats.deepspeed._flat import FlatGroup
 from spmdzero.formats.deepspeed._host import loss_scaler
 from spmdzero.formats.deepspeed._model_file import MODEL_FILE
-from spmdzero.formats.deepspeed._pickles import DamagedFile, write_pt
+from spmdzero.formats.deepspeed._pickles import write_pt
 from spmdzero.formats.deepspeed._read import recognises
 from spmdzero.formats.deepspeed._stand_ins import FragmentAddress
 from spmdzero.formats.deepspeed._target import VERSION, Target
@@ -72,37 +66,34 @@ def write_universal(target: Target, folder: Path) -> None:
 
 def _rank_file(target: Target, rank: int) -> dict[str, Any]:
     """The contents of one rank's file (DeepSpeed, runtime/zero/stage_1_and_2.py, `state_dict`)."""
-    tensors, flat = target.state.tensors, target.flat
-    bounds = [_bounds(group, rank, target.ranks) for group in flat]
+    tensors = target.state.tensors
+    parts = [group.partition(rank, target.ranks) for group in target.flat]
     states: dict[int, dict[str, Any]] = {}
-    for index, group in enumerate(flat):
-        slots = target.slots.get(next(iter(group.shapes)), ())
+    for index, part in enumerate(parts):
+        shapes = part.group.shapes
+        slots = target.slots.get(next(iter(shapes)), ())
         # A step without states would keep torch's optimizers from making their own.
         states[index] = dict(target.step) if slots else {}
         for slot in slots:
-            stored = {name: tensors[f"{slot}/{name}"] for name in group.shapes}
-            if all(tensor.shape == group.shapes[name] for name, tensor in stored.items()):
-                states[index][slot] = _partition(group, stored, bounds[index])
+            stored = {name: tensors[f"{slot}/{name}"] for name in shapes}
+            if all(tensor.shape == shapes[name] for name, tensor in stored.items()):
+                states[index][slot] = part.filled(stored)
             else:
                 states[index][slot] = next(iter(stored.values())).whole().float()
-    masters = [
-        _partition(group, {name: target.master(name) for name in group.shapes}, ends)
-        for group, ends in zip(flat, bounds, strict=True)
-    ]
-    ends_inside = [
-        max(0, min(stop, g.numel) - start) for g, (start, stop) in zip(flat, bounds, strict=True)
-    ]
     state = _global_state(target) | {
         "base_optimizer_state": {"state": states, "param_groups": _param_groups(target)},
         # Padding at the end is left out of the weights, and kept in the states.
         "single_partition_of_fp32_groups": [
-            master[:count].clone() for master, count in zip(masters, ends_inside, strict=True)
+            part.filled({n: target.master(n) for n in part.group.shapes})[: part.used].clone()
+            for part in parts
         ],
-        "group_paddings": [
-            master.numel() - count for master, count in zip(masters, ends_inside, strict=True)
-        ],
+        "group_paddings": [part.size - part.used for part in parts],
         "param_slice_mappings": [
-            OrderedDict(_fragments(group, ends)) for group, ends in zip(flat, bounds, strict=True)
+            OrderedDict(
+                (name, FragmentAddress(numel=stop - start, start=place))
+                for name, start, stop, place in part.pieces()
+            )
+            for part in parts
         ],
     }
     return {
@@ -122,13 +113,10 @@ def _global_state(target: Target) -> dict[str, Any]:
         "partition_count": [target.ranks for _ in target.flat],
         "ds_version": VERSION,
     }
-    # Without one DeepSpeed keeps the scaler that its config asks for.
-    return state if scaler is None else state | _scaler(scaler)
-
-
-def _scaler(scaler: Any) -> dict[str, Any]:
+    if scaler is None:
+        return state  # DeepSpeed keeps the scaler that its config asks for
     record = loss_scaler(scaler)
-    return {"loss_scaler": record, "dynamic_loss_scale": record.dynamic}
+    return state | {"loss_scaler": record, "dynamic_loss_scale": record.dynamic}
 
 
 def _param_groups(target: Target) -> list[dict[str, Any]]:
@@ -139,39 +127,6 @@ def _param_groups(target: Target) -> list[dict[str, Any]]:
     ]
 
 
-def _bounds(group: FlatGroup, rank: int, ranks: int) -> tuple[int, int]:
-    size = group.partition(ranks)
-    return rank * size, (rank + 1) * size
-
-
-def _pieces(group: FlatGroup, bounds: tuple[int, int]) -> Iterator[tuple[str, int, int, int]]:
-    """Name, first and last element of its own, and place in the partition."""
-    start, stop = bounds
-    for name, first in group.starts.items():
-        low = max(start, first)
-        high = min(stop, first + math.prod(group.shapes[name]))
-        if low < high:
-            yield name, low - first, high - first, low - start
-
-
-def _partition(
-    group: FlatGroup, tensors: Mapping[str, StoredTensor], bounds: tuple[int, int]
-) -> torch.Tensor:
-    """One rank's part of the flat group, fp32, padded with zeros."""
-    partition = torch.zeros(bounds[1] - bounds[0])
-    for name, low, high, place in _pieces(group, bounds):
-        for box in flat_boxes(group.shapes[name], low, high):
-            values = tensors[name].read(box).reshape(-1)
-            partition[place : place + values.numel()] = values
-            place += values.numel()
-    return partition
-
-
-def _fragments(group: FlatGroup, bounds: tuple[int, int]) -> Iterator[tuple[str, FragmentAddress]]:
-    for name, low, high, place in _pieces(group, bounds):
-        yield name, FragmentAddress(numel=high - low, start=place)
-
-
 @contextlib.contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
     """A new folder, which takes the place of `folder` if all goes well and is removed if not."""
@@ -179,7 +134,6 @@ def _appearing(folder: Path) -> Iterator[Path]:
         raise SpmdZeroCheckpointError(
             file=folder,
             reason="holds something that is no DeepSpeed checkpoint, which would be replaced",
-            newest=None,
             fix="Choose another tag or folder",
         )
     new = folder.with_name(f".{folder.name}.tmp")
@@ -195,15 +149,12 @@ def _appearing(folder: Path) -> Iterator[Path]:
         except OSError:
             old.rename(folder)
             raise
-    except DamagedFile as damage:
-        raise _unwritten(damage.file, damage.reason) from damage
     except OSError as error:
-        raise _unwritten(folder, f"can't be written: {error.strerror or error}") from error
+        raise SpmdZeroCheckpointError(
+            file=folder,
+            reason=f"can't be written: {error.strerror or error}",
+            fix="Free some space, or choose another folder. What was there before is unchanged",
+        ) from error
     finally:
         shutil.rmtree(new, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
-
-
-def _unwritten(file: Path, reason: str) -> SpmdZeroCheckpointError:
-    fix = "Free some space, or choose another folder. What was there before is unchanged"
-    return SpmdZeroCheckpointError(file=file, reason=reason, newest=None, fix=fix)

@@ -1,15 +1,13 @@
 """Training states written for other programs: Hugging Face, torch, and plain state dicts."""
 
 from spmdzero.formats.export._dcp import write_dcp
-from spmdzero.formats.export._safetensors import write_safetensors
-from spmdzero.formats.export._state_dict import save_whole, write_state_dict
+from spmdzero.formats.export._weight_files import write_safetensors, write_state_dict
 from spmdzero.formats.export._weights import Weights, dtype_called, frozen_names
 
 __all__ = [
     "Weights",
     "dtype_called",
     "frozen_names",
-    "save_whole",
     "write_dcp",
     "write_safetensors",
     "write_state_dict",

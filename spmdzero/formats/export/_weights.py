@@ -1,7 +1,7 @@
 """The weights of a training state, chosen and cast for use without an optimizer."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -65,8 +65,13 @@ class Weights:
             if dtype == torch.float32:
                 tensor = state.tensors.get(f"master/{name}", tensor)
             chosen[name] = tensor if dtype is None else as_dtype(tensor, dtype)
-        tied = {alias: name for alias, name in state.host.tied.items() if name in chosen}
-        return cls(tensors=chosen, tied=tied)
+        return cls(tensors=chosen, tied=state.host.tied).only(chosen)
+
+    def only(self, names: Iterable[str]) -> "Weights":
+        """Those of these names, and what is tied to them."""
+        chosen = {name: self.tensors[name] for name in names}
+        tied = {alias: name for alias, name in self.tied.items() if name in chosen}
+        return Weights(tensors=chosen, tied=tied)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """All of it in memory, tied parameters as one tensor under each of their keys."""

@@ -9,6 +9,7 @@ import torch
 from torch_xla import _XLAC as _C
 from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
 
+from spmdzero.backend._compiler import ProgramLostError
 from spmdzero.backend.torch_xla._environment import environment_variable
 from spmdzero.errors import SpmdZeroRuntimeError
 
@@ -90,10 +91,6 @@ def compile_pending(roots: Sequence[torch.Tensor]) -> bytes:
         program = _C._get_graph_hash(list(roots))
         _C._xla_warm_up_cache(list(roots), [])
     return program
-
-
-class ProgramLostError(Exception):
-    """A compiled program is no longer in torch_xla's cache, which keeps the latest used ones."""
 
 
 def run_compiled(program: bytes, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -1,0 +1,65 @@
+"""Where in the user's code Python is, for errors and findings."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import torch
+from torch import nn
+
+_PYTHON = str(Path(os.__file__).parent)
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+
+
+def user_line(owner: nn.Module | None = None, *, otherwise: str = "in the forward pass") -> str:
+    """`file:line (in submodule "h.0.attn")` of the user's code that is running.
+
+    Args:
+        owner: the module to name submodules of, None to name none.
+        otherwise: for the line, where no user's code is running.
+    """
+    names = {module: name for name, module in owner.named_modules()} if owner is not None else {}
+    line, module = None, None
+    # No list of them: it would hold this very frame, and so what its callers hold.
+    for frame in _frames():
+        if names and module is None and (running := _self(frame)) is not None:
+            module = names.get(running)
+        if line is None and _is_users(frame):
+            line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    line = line or otherwise
+    if module is None:
+        return line
+    return f"{line} (in {'submodule ' + repr(module) if module else 'the model'})"
+
+
+def called_by_library(function: str, folder: Path) -> bool:
+    """Whether a function of that name, of a file below `folder`, runs above the user's code."""
+    for frame in _frames():
+        if _is_users(frame):
+            return False
+        if frame.f_code.co_name == function and Path(frame.f_code.co_filename).is_relative_to(
+            folder
+        ):
+            return True
+    return False
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_users(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    pythons = file.startswith(_PYTHON) and "site-packages" not in file
+    return not (pythons or file.startswith(_LIBRARIES))
+
+
+def _self(frame: FrameType) -> nn.Module | None:
+    # A look at its locals keeps them alive as long as the frame, before Python 3.13.
+    running = frame.f_locals.get("self") if "self" in frame.f_code.co_varnames[:1] else None
+    return running if isinstance(running, nn.Module) else None

@@ -1,0 +1,49 @@
+"""What the devices hold of one tensor."""
+
+from collections.abc import Hashable, Sequence
+from typing import Protocol
+
+import torch
+
+
+class Arrays(Protocol):
+    """Questions about a tensor that a `Mesh` made, or that was computed from one."""
+
+    def is_mine(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` is on this backend's devices."""
+
+    def fresh(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same values as a tensor of its own, which may be annotated and donated apart."""
+
+    def write_stamp(self, tensor: torch.Tensor) -> Hashable:
+        """Changes whenever `tensor` is written: in place, through a view, or through `.data`."""
+
+    def set_value(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Makes `tensor`, what is detached from it and its views hold what `value` holds."""
+
+    def buffer_handles(self, tensors: Sequence[torch.Tensor]) -> list[int]:
+        """What tells the memory of computed tensors apart; shared by those that share it."""
+
+    def buffer_ids(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """The id of `tensor`, and of the input whose memory its value will take; one for none."""
+
+    def sharding_of(self, tensor: torch.Tensor) -> str:
+        """The annotation as HLO writes it, ``''`` where there is none."""
+
+    def shardings_of(self, tensors: Sequence[torch.Tensor]) -> list[str]:
+        """`sharding_of` each, in one call."""
+
+    def is_split(self, tensor: torch.Tensor) -> bool:
+        """Whether an annotated tensor may be different on each device."""
+
+    def local_shards(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """What each device of this process holds, as CPU tensors, once it is computed."""
+
+    def local_slices(self, tensor: torch.Tensor) -> list[tuple[slice, ...]]:
+        """The part that each of them holds, padding left out; nothing is read from the devices."""
+
+    def local_shapes(self, tensor: torch.Tensor) -> list[tuple[int, ...]]:
+        """The shapes of `local_slices`."""
+
+    def local_replicas(self, tensor: torch.Tensor) -> list[int]:
+        """For each of them, how many devices before it hold the same part."""

@@ -1,0 +1,123 @@
+"""Functions of tensors, traced once and compiled."""
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+
+class StandInKeptError(Exception):
+    """What is traced keeps a tensor that it computed."""
+
+
+class ProgramLostError(Exception):
+    """A compiled program is no longer kept, for others that were used since."""
+
+
+class FoldedFunction(Protocol):
+    """A function of tensors, lowered: calling it traces nothing.
+
+    Attributes:
+        proto: its program, serialised.
+        constants: what it reads beside its inputs, the same at each call; each has a `tensor`, and
+            says whether it `is_seed` of the devices' own generator.
+    """
+
+    @property
+    def proto(self) -> bytes: ...
+    @property
+    def constants(self) -> Sequence[Any]: ...
+    @property
+    def reads(self) -> frozenset[int]:
+        """The inputs that it depends on."""
+
+    @property
+    def arrangement(self) -> tuple[int | None, ...]:
+        """For each parameter of the program the index of an input; None for a constant."""
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What the function returns for `inputs`."""
+
+    def renumbered(self, moved: Mapping[int, int]) -> "FoldedFunction":
+        """The function of inputs in another order: old index -> new, for those that it reads."""
+
+    def sharing(self, others: Sequence[Any]) -> "FoldedFunction":
+        """This function, which reads one of `others` where it has an equal constant of its own."""
+
+
+class CompiledProgram(Protocol):
+    """A program on the devices."""
+
+    def run(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Starts it; what was donated of `sources` is gone afterwards.
+
+        Raises:
+            ProgramLostError: it is no longer kept; nothing has changed.
+        """
+
+
+class Compiler(Protocol):
+    """Makes programs of Python."""
+
+    def fold(
+        self,
+        function: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]],
+        inputs: Sequence[torch.Tensor],
+        *,
+        more: Sequence[torch.Tensor] = (),
+    ) -> FoldedFunction:
+        """Traces `function` with stand-ins for `inputs`, which have their shapes and dtypes only.
+
+        Args:
+            function: pure: writes nothing that outlives it. Returns at least one tensor; what it
+                returns is not an input.
+            inputs: tensors like those of later calls.
+            more: further inputs, of which `function` finds out only while it is traced: it appends
+                a `stand_in` for each.
+        """
+
+    def stand_in(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor without data, for `fold`'s `more`: it can only be computed with."""
+
+    def no_stand_in_left(self) -> contextlib.AbstractContextManager[None]:
+        """Around code that calls `fold`: nothing that was computed from a stand-in outlives it.
+
+        Raises:
+            StandInKeptError: something had to be taken from somebody who kept it.
+        """
+
+    def compile_alone(
+        self,
+        function: Any,
+        sources: Sequence[torch.Tensor],
+        *,
+        donated: Mapping[int, int],
+        state: int,
+    ) -> CompiledProgram:
+        """Compiles a folded function as a program that holds nothing else.
+
+        Args:
+            function: of `fold`.
+            sources: what it is to be called with, all of it computed.
+            donated: output -> the source whose memory it takes, of the same size.
+            state: the first so many sources outlive the program, and share no memory.
+        """
+
+    def record_uploads(self) -> contextlib.AbstractContextManager[Any]:
+        """Takes down each upload inside, for `strangers`."""
+
+    def strangers(self, inputs: Any, uploads: Any, *, known: Collection[int] = ()) -> Sequence[Any]:
+        """Those constants of a folded function that may be something else when it runs again.
+
+        Args:
+            inputs: the constants.
+            uploads: since the trace began.
+            known: handles of others that are none.
+        """
+
+    def same_value(self, mine: torch.Tensor, its: torch.Tensor) -> bool:
+        """Whether two tensors on the devices, both computed, are equal; NaN equals NaN."""
+
+    def start_pending(self, device: torch.device) -> None:
+        """Starts what is recorded, as `Runtime.sync` does, without ending a step."""

@@ -1,0 +1,95 @@
+"""Tensors with a placement: making, annotating, storing and gathering them."""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+import torch
+
+from spmdzero.plan import MeshSpec, Placement
+
+# For each dim of a tensor the mesh axis, or axes, that it is split over; None for none.
+PartitionSpec: TypeAlias = tuple[str | tuple[str, ...] | None, ...]
+
+
+class Mesh(Protocol):
+    """The devices of a `MeshSpec`."""
+
+    @property
+    def spec(self) -> MeshSpec:
+        """The named axes and their sizes."""
+
+    @property
+    def size(self) -> int:
+        """Devices in the mesh."""
+
+    def batch_spec(self, ndim: int, dim: int = 0) -> PartitionSpec:
+        """`dim` of an `ndim`-dimensional tensor split over all axes."""
+
+    def mark(self, tensor: torch.Tensor, spec: PartitionSpec | None = None) -> torch.Tensor:
+        """Constrains `tensor` to `spec` (replicated by default): go on with what this returns."""
+
+    def commit(
+        self, old: torch.Tensor, new: torch.Tensor, spec: PartitionSpec | None = None
+    ) -> None:
+        """Makes `old` hold `new`, constrained to `spec`, so that it takes its memory (donation)."""
+
+    def place(self, host: torch.Tensor, spec: PartitionSpec | None = None) -> torch.Tensor:
+        """Uploads a CPU tensor: each device receives only its own shard.
+
+        With several hosts a tensor that is split holds this host's part only.
+        """
+
+    def place_all(self, hosts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Uploads CPU tensors to every device whole."""
+
+    def overwrite(self, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+        """Replaces what the devices hold of `tensor`, which stays the same tensor.
+
+        Args:
+            tensor: annotated, and computed.
+            parts: what each device of this process is to hold, CPU tensors of its dtype in the
+                order of `Arrays.local_slices`.
+        """
+
+    def zeros(
+        self, shape: tuple[int, ...], dtype: torch.dtype, spec: PartitionSpec
+    ) -> torch.Tensor:
+        """Zeros that are born as shards: no device ever holds the whole tensor."""
+
+    def stored_zeros(
+        self, shape: tuple[int, ...], placement: Placement, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Zeros in the form in which `placement` stores a tensor of `shape`."""
+
+    def store(self, tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
+        """A copy of a whole tensor in the form that `placement` stores: padded flat, or a shard."""
+
+    def gather(
+        self, stored: torch.Tensor, placement: Placement, shape: tuple[int, ...]
+    ) -> torch.Tensor:
+        """The whole tensor of `shape` that `store` made `stored` from, replicated."""
+
+
+class Reduction(Protocol):
+    """How replicas' gradients become one."""
+
+    def partial(self, local: torch.Tensor) -> torch.Tensor:
+        """`[n, *shape]` in global space, row i being device i's own gradient: nothing moves."""
+
+    def reduce_local(
+        self, local: torch.Tensor, placement: Placement, *, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """The sum over replicas of each device's `local` gradient, stored as planned.
+
+        Args:
+            local: `[*shape]` in replica space.
+            dtype: what crosses the wire, where that is not the reduction's own.
+        """
+
+    def reduce_partial(
+        self, partial: torch.Tensor, placement: Placement, *, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """The sum over dim 0 of a Partial `[n, *shape]`, stored as planned."""
+
+    def let_go_of_whole(self, gradient: torch.Tensor, placement: Placement) -> torch.Tensor:
+        """A reduced gradient, number for number, of which devices keep their shards only."""

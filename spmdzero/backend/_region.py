@@ -1,0 +1,152 @@
+"""The replica region: a module's forward and backward run per device."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+
+from spmdzero.errors import SpmdZeroUsageError
+
+OutputRule = Literal["batch", "mean", "sum", "agree", "stack"]
+# Parameter name, and one replica's gradient in replica space; several for one name are summed.
+GradientSink = Callable[[str, torch.Tensor], None]
+KeySource = Callable[[int], torch.Tensor]
+Reader = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RegionRules:
+    """What may not be guessed about a module's inputs and outputs.
+
+    Attributes:
+        batch_dim: the dim of the batch for inputs and outputs alike; 0 unless declared.
+        input_batch_dims: input name -> its own batch dim.
+        outputs: dotted path of an output -> how it leaves.
+    """
+
+    batch_dim: int = 0
+    input_batch_dims: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    outputs: Mapping[str, OutputRule] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tracing:
+    """What a pass through the region uses in the place of the module's own.
+
+    Attributes:
+        parameters, buffers: by name; global tensors, a parameter requires a gradient as its own.
+        sink: takes each parameter's name and gradient in a backward.
+        key: the value of a random draw's key, drawn on the host -> the key, 0-dim int32, global.
+        read: called where Python reads a value, unless uploads are recorded and it is fixed.
+    """
+
+    parameters: Mapping[str, torch.Tensor]
+    buffers: Mapping[str, torch.Tensor]
+    sink: GradientSink
+    key: KeySource
+    read: Reader
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Passage:
+    """What a pass through the region came to, in global space.
+
+    Attributes:
+        output: what the module returned.
+        buffers: name -> the new value of a buffer that the module wrote.
+        flags: of what has to be the same on all replicas, 0-dim int32, 1 where it is not.
+        state: name -> the replicas' parameter or buffer, for `Forward.backward`.
+    """
+
+    output: Any
+    buffers: Mapping[str, torch.Tensor]
+    flags: Mapping[str, torch.Tensor]
+    state: Mapping[str, torch.Tensor]
+
+
+class Forward(Protocol):
+    """Calls a module on global tensors.
+
+    Attributes:
+        read_at: where the latest pass read a value from the devices that may be another at the
+            next step, None for nowhere.
+    """
+
+    read_at: str | None
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What the module returns, in global space; a `Batch` enters as shards.
+
+        Raises:
+            ReplicaRegionError: the module does what can't be done per replica.
+        """
+
+    def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Tracing) -> Passage:
+        """As a call, but nothing of the module is read or written."""
+
+    def backward(
+        self, state: Mapping[str, torch.Tensor], *, key: KeySource, read: Reader
+    ) -> contextlib.AbstractContextManager[None]:
+        """Wraps the backward pass of what `trace` returned.
+
+        Args:
+            state: of the `Passage`.
+            key, read: as in `Tracing`, for what the user runs in backward.
+        """
+
+
+@runtime_checkable
+class Region(Forward, Protocol):
+    """Calls a module once per device, each on its own rows.
+
+    Attributes:
+        replicas: number of each replica, `[n]` int32, sharded.
+        disagreements: by label, whether replicas differed where they may not, 0-dim int32.
+    """
+
+    replicas: torch.Tensor
+    disagreements: dict[str, torch.Tensor]
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the latest forward checkpoints activations."""
+
+    @property
+    def awaits_backward(self) -> bool:
+        """Whether a backward pass is to come that runs parts of the latest forward again."""
+
+    def backward(
+        self,
+        state: Mapping[str, torch.Tensor] | None = None,
+        *,
+        key: KeySource | None = None,
+        read: Reader | None = None,
+    ) -> contextlib.AbstractContextManager[None]:
+        """Also of the latest call: gradient checkpointing runs its forward again there."""
+
+    def note_folded(self) -> None:
+        """The latest forward was one operation: nothing of it is recomputed in backward."""
+
+    def settle(
+        self, *, buffers: Mapping[str, torch.Tensor], flags: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Writes what a `Passage` says to the module, and remembers its flags."""
+
+    def check_agreement(self) -> None:
+        """Reads whether integer outputs and buffers were the same on every replica so far.
+
+        Raises:
+            ReplicaRegionError: one was not; names it.
+        """
+
+
+def refuse_gradient_hooks(name: str, parameter: torch.Tensor) -> None:
+    """Raises SpmdZeroUsageError when `parameter` has gradient hooks, which would never run."""
+    if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+        raise SpmdZeroUsageError(
+            f"{name} has a gradient hook, which would never run: gradients leave the replica "
+            "region on their way to sharded accumulators. Put the change into the loss, or into "
+            "the config (gradient_clipping)"
+        )

@@ -1,0 +1,62 @@
+"""Devices and processes, as a backend knows them."""
+
+import contextlib
+from typing import Protocol
+
+import torch
+
+
+class Runtime(Protocol):
+    """Of this process and of all processes, of which each host has one."""
+
+    def start(self) -> None:
+        """Readies the devices; does nothing the second time.
+
+        Raises:
+            SpmdZeroRuntimeError: they were used before, in a way that rules this out.
+        """
+
+    def device(self) -> torch.device:
+        """Where tensors live that the mesh holds."""
+
+    def device_count(self) -> int:
+        """Devices of all processes."""
+
+    def local_device_count(self) -> int:
+        """Devices that this process drives."""
+
+    def local_devices(self) -> list[str]:
+        """Their names, such as ``TPU:0``."""
+
+    def process_count(self) -> int:
+        """Processes, one per host."""
+
+    def process_index(self) -> int:
+        """This process's place among them."""
+
+    def rendezvous(self) -> str:
+        """Where connected processes find each other: an `init_method` of torch.distributed."""
+
+    def platform(self) -> str:
+        """``"CPU"``, ``"TPU"``, ..."""
+
+    def has_tpu_chips(self) -> bool:
+        """Whether this machine has TPU chips, used or not."""
+
+    def sync(self) -> None:
+        """Starts what is recorded and hasn't been started."""
+
+    def wait(self) -> None:
+        """Blocks until the devices have finished what was started."""
+
+    def generator_state(self) -> int:
+        """The state of the devices' own generator, which draws outside of the replica region."""
+
+    def seed(self, value: int) -> None:
+        """Sets it."""
+
+    def tracing_only(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, `sync` starts nothing, and models may be on the meta device."""
+
+    def is_tracing_only(self) -> bool:
+        """Whether `tracing_only` is in force."""

@@ -1,0 +1,111 @@
+"""The processes of the job, one per host: whether there are others, and what joins them."""
+
+import datetime
+import logging
+import os
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from spmdzero.backend import _alone
+from spmdzero.backend._current import runtime
+from spmdzero.errors import SpmdZeroRuntimeError, SpmdZeroUsageError
+
+logger = logging.getLogger("spmdzero")
+TIMEOUT = datetime.timedelta(minutes=int(os.environ.get("DEEPSPEED_TIMEOUT", "10")))
+_GLOO = "gloo"
+_Value = TypeVar("_Value")
+
+
+def join(
+    *,
+    required: bool | None = None,
+    timeout: datetime.timedelta = TIMEOUT,
+    init_method: str | None = None,
+    rank: int = -1,
+    world_size: int = -1,
+    named_port: int | None = 29500,
+) -> None:
+    """Makes the gloo group that moves host objects and CPU tensors, unless there is one.
+
+    Processes are found by `init_method`, by the launcher's environment, or by the device runtime.
+
+    Args:
+        required: False requires that there is one.
+        timeout: of one collective.
+        init_method: as in `torch.distributed.init_process_group`, with `rank` and `world_size`.
+        named_port: the MASTER_PORT that a lone process finds in its environment, beside what else
+            scripts read of a launcher; None to leave the environment alone.
+
+    Raises:
+        SpmdZeroRuntimeError: a device was used already, without SPMD.
+        SpmdZeroUsageError: `required` is False, and there is none.
+    """
+    runtime.start()
+    if dist.is_initialized():
+        return
+    if required is False:
+        raise SpmdZeroUsageError(
+            "dist_init_required=False, but torch.distributed is not initialised. Leave it out, or "
+            "call spmdzero.init_distributed() first"
+        )
+    if init_method is not None:
+        dist.init_process_group(
+            _GLOO, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size
+        )
+    elif _alone.has_peers():
+        dist.init_process_group(_GLOO, timeout=timeout)
+    elif runtime.process_count() > 1:
+        dist.init_process_group(_GLOO, init_method=runtime.rendezvous(), timeout=timeout)
+    else:
+        # No port is opened for a process that has nobody to talk to.
+        with _alone.without_gloos_line():
+            dist.init_process_group(
+                _GLOO, store=dist.HashStore(), timeout=timeout, rank=0, world_size=1
+            )
+        if named_port is not None:
+            _alone.name_the_only_process(port=named_port)
+
+
+def connect(*, required: bool | None) -> None:
+    """Joins the processes, unless this one is alone; `required` as in `join`.
+
+    Raises:
+        SpmdZeroRuntimeError: the device runtime does not connect the processes that the launcher
+            started: each would train a model of its own. Or as `join`.
+        SpmdZeroUsageError: as `join`.
+    """
+    runtime.start()
+    if required is not None or not is_alone():
+        join(required=required)
+    launched = dist.get_world_size() if dist.is_initialized() else 1
+    connected = runtime.process_count()
+    if launched != connected:
+        raise SpmdZeroRuntimeError(
+            f"the launcher started {launched} processes, and the device runtime connects "
+            f"{connected}: they would not train one model. Start one process per host, which "
+            "drives all its devices; on one host without a launcher: python train.py"
+        )
+
+
+def is_alone() -> bool:
+    """Whether nobody has joined this process, and nobody could."""
+    joined = dist.is_initialized() or _alone.has_peers()
+    return not joined and runtime.process_count() == 1
+
+
+def gather_objects(value: _Value) -> list[_Value]:
+    """Each process's `value`, by pickle, in the order of their ranks."""
+    join()
+    values = [value] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def new_group(ranks: list[int]) -> Any:
+    """A group of some processes; every process calls it, members or not."""
+    join()
+    if dist.get_world_size() > 1:
+        return dist.new_group(ranks)
+    with _alone.without_gloos_line():
+        return dist.new_group(ranks)

@@ -1,0 +1,54 @@
+"""What the devices hold of one tensor: see `spmdzero.backend.Arrays`."""
+
+import torch
+import torch_xla.distributed.spmd as xs
+
+from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend.torch_xla._private import (
+    buffer_handles,
+    buffer_ids,
+    is_split,
+    local_replicas,
+    local_shapes,
+    local_slices,
+    set_value,
+    sharding_of,
+    shardings_of,
+    write_stamp,
+)
+
+__all__ = [
+    "buffer_handles",
+    "buffer_ids",
+    "fresh",
+    "is_mine",
+    "is_split",
+    "local_replicas",
+    "local_shapes",
+    "local_shards",
+    "local_slices",
+    "set_value",
+    "sharding_of",
+    "shardings_of",
+    "write_stamp",
+]
+
+
+def is_mine(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` is on the devices."""
+    return tensor.device.type == "xla"
+
+
+def fresh(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that is an operation of the pending program, free to be annotated.
+
+    A `clone()` still stands for the buffer on the devices: annotating that differently moves it
+    to the host and back, at every step.
+    """
+    return tensor | tensor if tensor.dtype == torch.bool else tensor * 1
+
+
+def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """What each device of this process holds of `tensor`, as CPU tensors, after a sync."""
+    runtime.wait()
+    return [shard.data for shard in xs.XLAShardedTensor(tensor).local_shards]

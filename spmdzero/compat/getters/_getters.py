@@ -1,0 +1,234 @@
+"""DeepSpeedEngine's getters, by its names and with its return types.
+
+What DeepSpeed keeps in ``engine._config`` is `Engine.spmd_config` here. Sources: runtime/engine.py
+and runtime/precision_config.py of DeepSpeed 0.19.8. A value that has no meaning under SPMD, such
+as a bucket size, is returned as the config holds it.
+"""
+
+import gc
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from spmdzero._logging import log_once
+from spmdzero.backend import runtime
+from spmdzero.compat.getters._tables import FIXED, KEYS
+from spmdzero.config import BatchSizes, SpmdZeroConfig
+from spmdzero.plan import ShardingPlan
+from spmdzero.precision import dtype_named
+from spmdzero.step._optimizer import ZeroOptimizer
+
+# DeepSpeed spells these in lower case, and any other optimizer as the config does.
+_LOWER_CASE_NAMES = frozenset({"Adam", "AdamW", "Adagrad", "Lamb", "Lion", "Muon"})
+# runtime/torch_autocast.py, LOWER_PRECISION_SAFE_MODULES.
+_AUTOCAST_MODULES = ("linear.Linear", "conv.Conv1d", "conv.Conv2d", "conv.Conv3d")
+
+
+class ConfigGetters:
+    """What the config says, and who takes part, by DeepSpeed's method names.
+
+    One process drives all devices of its host. What DeepSpeed counts in ranks is therefore two
+    things: processes (`world_size`, `global_rank`) and devices (`dp_world_size`).
+
+    Args:
+        config: the checked config.
+        batch: the batch sizes of now.
+        plan: where every tensor lives.
+        optimizer: None where nothing is trained.
+        client_optimizer: the optimizer passed to `initialize`, None for the config's.
+    """
+
+    has_moe_layers = False
+    pipeline_parallelism = False
+    mp_world_size = 1
+    local_rank = 0
+
+    def __init__(
+        self,
+        *,
+        config: SpmdZeroConfig,
+        batch: Callable[[], BatchSizes],
+        plan: ShardingPlan,
+        optimizer: ZeroOptimizer | None,
+        client_optimizer: torch.optim.Optimizer | None,
+    ) -> None:
+        self._config, self._batch, self._plan = config, batch, plan
+        self._optimizer, self._client_optimizer = optimizer, client_optimizer
+
+    @property
+    def world_size(self) -> int:
+        """Processes, one per host: what `comm.get_world_size()` counts."""
+        return runtime.process_count()
+
+    @property
+    def global_rank(self) -> int:
+        """This process's index."""
+        return runtime.process_index()
+
+    @property
+    def dp_world_size(self) -> int:
+        """Devices that each train on their own rows: the factor of the batch triangle."""
+        return self._plan.mesh.size
+
+    def get_data_parallel_rank(self) -> int:
+        """This process's index; its devices hold consecutive data-parallel ranks."""
+        return runtime.process_index()
+
+    def get_batch_info(self) -> tuple[int, int, int]:
+        """Train batch size, micro-batch size and gradient accumulation steps.
+
+        As DeepSpeed documents it; 0.19.8 returns three bound methods.
+        """
+        batch = self._batch()
+        return batch.train, batch.micro, batch.accumulation
+
+    def optimizer_name(self) -> str | None:
+        """The class of the optimizer passed to `initialize`, else the config's name, or None."""
+        if self._client_optimizer is not None:
+            return type(self._client_optimizer).__name__
+        if self._config.optimizer is None:
+            return None
+        name = self._config.optimizer.type
+        return name.lower() if name in _LOWER_CASE_NAMES else name
+
+    def optimizer_params(self) -> dict[str, Any] | None:
+        """The config's ``optimizer.params``."""
+        optimizer = self._config.optimizer
+        return dict(optimizer.params) if optimizer is not None else None
+
+    def get_type(self) -> list[Any]:
+        """The entry ``"type"`` of each param group, 0.0 where a group has none."""
+        groups = self._optimizer.param_groups if self._optimizer is not None else []
+        return [group.get("type", 0.0) for group in groups]
+
+    def scheduler_name(self) -> str | None:
+        """The config's ``scheduler.type``."""
+        scheduler = self._config.scheduler
+        return scheduler.type if scheduler is not None else None
+
+    def scheduler_params(self) -> dict[str, Any] | None:
+        """The config's ``scheduler.params``."""
+        scheduler = self._config.scheduler
+        return dict(scheduler.params) if scheduler is not None else None
+
+    def zero_optimization(self) -> bool:
+        """Whether the stage is 1 or 2."""
+        return self._config.zero_optimization.stage > 0
+
+    def zero_optimization_partition_gradients(self) -> bool:
+        """Whether gradients are shards between micro-batches: stage 2."""
+        return self._config.zero_optimization.stage >= 2
+
+    def zero_overlap_comm(self) -> bool:
+        """The config's `overlap_comm`; DeepSpeed turns it on by itself in stage 3 only."""
+        return bool(self._config.zero_optimization.overlap_comm)
+
+    def clip_fp32_gradients(self) -> None:
+        """Nothing more than `step()` does: it clips to `gradient_clipping()` in every dtype."""
+        log_once("clip_fp32_gradients() has no effect of its own: engine.step() clips")
+
+    def postscale_gradients(self) -> bool:
+        """Whether gradients are divided after the reduction: not `prescale_gradients`."""
+        return not self._config.prescale_gradients
+
+    @property
+    def communication_data_type(self) -> torch.dtype:
+        """The dtype of the gradient reduction: the config's, else the parameters'."""
+        named = self._config.communication_data_type
+        return dtype_named(named) if named is not None else self.get_data_types()[0]
+
+    def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
+        """The dtypes of parameters and of the gradient accumulator."""
+        model = torch.float32
+        if self._config.fp16.enabled:
+            model = torch.float16
+        elif self._config.bf16.enabled:
+            model = torch.bfloat16
+        accumulate = self._config.data_types.grad_accum_dtype
+        return model, dtype_named(accumulate) if accumulate is not None else model
+
+    def dynamic_loss_scale(self) -> bool:
+        """Whether ``fp16.loss_scale`` is 0."""
+        return self._config.fp16.loss_scale == 0
+
+    def initial_dynamic_scale(self) -> int:
+        """Where a dynamic loss scale starts: ``2 ** initial_scale_power``."""
+        return 2**self._config.fp16.initial_scale_power
+
+    def dynamic_loss_scale_args(self) -> dict[str, Any]:
+        """The numbers of a dynamic loss scale, by the names of DeepSpeed's scaler."""
+        fp16 = self._config.fp16
+        return {
+            "init_scale": self.initial_dynamic_scale(),
+            "scale_window": fp16.loss_scale_window,
+            "delayed_shift": fp16.hysteresis,
+            "consecutive_hysteresis": fp16.consecutive_hysteresis,
+            "min_scale": fp16.min_loss_scale,
+        }
+
+    def torch_autocast_dtype(self) -> torch.dtype | None:
+        """The dtype of ``torch_autocast``, None where the config names none."""
+        named = self._config.torch_autocast.dtype
+        return dtype_named(named) if named is not None else None
+
+    def torch_autocast_lower_precision_safe_modules(self) -> list[str]:
+        """Classes whose parameters are communicated in the autocast dtype."""
+        named = self._config.torch_autocast.lower_precision_safe_modules
+        return named or [f"torch.nn.modules.{name}" for name in _AUTOCAST_MODULES]
+
+    def checkpoint_tag_validation_enabled(self) -> bool:
+        """Whether a checkpoint's tag that processes disagree on is a warning or an error."""
+        return self._config.checkpoint.tag_validation != "IGNORE"
+
+    def checkpoint_tag_validation_fail(self) -> bool:
+        """Whether it is an error."""
+        return self._config.checkpoint.tag_validation == "FAIL"
+
+    @property
+    def is_compiled(self) -> bool:
+        """True: XLA compiles every step, with or without `compile()`."""
+        return True
+
+    def compile(
+        self,
+        backend: str = "inductor",
+        compile_kwargs: dict[str, Any] = {},  # noqa: B006
+        schedule: Any = None,
+        compiled_autograd_enabled: bool = False,
+    ) -> None:
+        """Nothing: XLA compiles every step already."""
+        log_once("engine.compile() has no effect of its own: XLA compiles every step")
+
+    def collect_python_gc(self) -> int:
+        """Collects Python's garbage; returns the number of unreachable objects found."""
+        return gc.collect()
+
+
+def _add(name: str, read: Callable[[SpmdZeroConfig], Any], kind: Any, doc: str) -> None:
+    def getter(self: ConfigGetters) -> Any:
+        return read(self._config)
+
+    getter.__name__ = name
+    getter.__qualname__ = f"ConfigGetters.{name}"
+    getter.__doc__ = doc
+    getter.__annotations__["return"] = kind
+    setattr(ConfigGetters, name, getter)
+
+
+def _add_all() -> None:
+    for section, begin, words in KEYS:
+        for word in words.split():
+            name, _, key = word.partition("=")
+            path = f"{section}{key or name}"
+            kind: Any = SpmdZeroConfig
+            for part in path.split("."):
+                kind = kind.model_fields[part].annotation
+            _add(f"{begin}{name}", operator.attrgetter(path), kind, f"The config's ``{path}``.")
+    for value, why, words in FIXED:
+        for name in words.split():
+            _add(name, lambda _, value=value: value, type(value), f"{value}: {why}.")
+
+
+_add_all()

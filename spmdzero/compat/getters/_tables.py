@@ -1,0 +1,93 @@
+"""Which getters only read a key of the config, and which never change."""
+
+from typing import Any
+
+# Getters of one key each: what its path and what its name begin with, and how both go on, or how
+# the name does and how the path does.
+KEYS = (
+    (
+        "",
+        "",
+        """steps_per_print wall_clock_breakdown memory_breakdown dump_state log_level
+        managed_gradient_accumulation dataloader_drop_last gradient_predivide_factor
+        zero_allow_untested_optimizer zero_force_ds_cpu_optimizer""",
+    ),
+    ("bf16.", "bfloat16_", "enabled"),
+    (
+        "bf16.bf16_",
+        "bf16_",
+        "optimizer_states master_weights_and_gradients=master_weights_and_grads",
+    ),
+    ("checkpoint.", "", "load_universal_checkpoint=load_universal"),
+    (
+        "flops_profiler.",
+        "flops_profiler_",
+        """enabled recompute_fwd_factor profile_step module_depth top_modules detailed
+        output_file""",
+    ),
+    (
+        "fp16.",
+        "fp16_",
+        "enabled auto_cast master_weights_and_gradients=fp16_master_weights_and_grads",
+    ),
+    ("fp16.", "", "loss_scale"),
+    ("torch_autocast.", "torch_autocast_", "enabled"),
+    (
+        "zero_optimization.",
+        "zero_",
+        """reduce_scatter contiguous_gradients allgather_partitions round_robin_gradients
+        multi_rank_bucket_allreduce=use_multi_rank_bucket_allreduce reduce_bucket_size
+        allgather_bucket_size sub_group_size log_trace_cache_warnings""",
+    ),
+    (
+        "zero_optimization.stage3_",
+        "zero_",
+        """prefetch_bucket_size param_persistence_threshold model_persistence_threshold
+        max_live_parameters max_reuse_distance module_granularity_threshold
+        gather_16bit_weights_on_model_save allgather_sequential""",
+    ),
+)
+_ONE_PARALLELISM = "there is no model, tensor or sequence parallelism"
+# Getters of what never changes: the value, why, and the names.
+FIXED: tuple[tuple[Any, str, str], ...] = (
+    (False, "autotuning is refused", "autotuning_enabled"),
+    (False, "curriculum learning is refused", "curriculum_learning_enabled"),
+    (False, "data efficiency is refused", "data_efficiency_enabled data_sampling_enabled"),
+    (False, "random layer token drop is refused", "random_ltd_enabled"),
+    (False, "all hosts write into one folder that all of them see", "use_node_local_storage"),
+    (False, "XLA fuses the update", "optimizer_legacy_fusion"),
+    (False, "XLA is the compiler", "is_deepcompile_enabled is_deepcompile_active"),
+    (
+        False,
+        "that is stage 3",
+        """zero_optimization_partition_weights is_first_weights_partition_group
+        zero_save_muon_momentum_buffer_in_memory""",
+    ),
+    (False, "the collective ledger shows what was compiled", "is_sanity_checks_enabled"),
+    (
+        False,
+        "optimizer states stay on the devices, and so does the update",
+        "zero_use_cpu_optimizer zero_cpu_offload zero_nvme_offload_optimizer super_offload",
+    ),
+    (None, "optimizer states and parameters stay on the devices", "zero_offload_optimizer"),
+    (None, "optimizer states and parameters stay on the devices", "zero_offload_param"),
+    (1, "a secondary partition is ZeRO++'s", "zero_hpz_partition_size"),
+    (
+        False,
+        "that is ZeRO++",
+        "zero_quantized_weights zero_quantized_nontrainable_weights zero_quantized_gradients",
+    ),
+    (False, "DeepSpeed removed it", "zero_legacy_stage1"),
+    (False, "a checkpoint format that DeepSpeed no longer writes", "zero_elastic_checkpoint"),
+    (False, "shards follow the plan, not a flat buffer", "zero_parameter_alignment"),
+    (True, "the norm is part of every step's program", "zero_compute_grad_norm"),
+    (True, "a missing gradient counts as one that is zero", "zero_ignore_unused_parameters"),
+    (True, "not the parameters rounded from masters are trained on", "zero_load_from_fp32_weights"),
+    (0, _ONE_PARALLELISM, "get_model_parallel_rank"),
+    (
+        0,
+        _ONE_PARALLELISM,
+        "get_tensor_parallel_rank autotp_size",
+    ),
+    (None, _ONE_PARALLELISM, "get_sequence_parallel_group"),
+)

@@ -1,0 +1,115 @@
+"""Small helpers that scripts import from `deepspeed.utils` and its like."""
+
+import contextlib
+import functools
+import os
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import nn
+
+from spmdzero.backend import programs
+
+# Launchers read the environment file by this name.
+DEEPSPEED_ENVIRONMENT_NAME = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def instrument_w_nvtx(func: Callable[P, R]) -> Callable[P, R]:
+    """`func`, its operations named after it in the compiled program's metadata."""
+
+    @functools.wraps(func)
+    def named(*args: P.args, **kwargs: P.kwargs) -> R:
+        with programs.scope(func.__qualname__):
+            return func(*args, **kwargs)
+
+    return named
+
+
+def recursive_getattr(model: nn.Module, module_name: str) -> Any:
+    """`model.a.b` for ``"a.b"``."""
+    return functools.reduce(getattr, module_name.split("."), model)
+
+
+def recursive_setattr(model: nn.Module, module_name: str, module: Any) -> None:
+    """Sets `model.a.b` for ``"a.b"``."""
+    *path, last = module_name.split(".")
+    setattr(functools.reduce(getattr, path, model), last, module)
+
+
+class RepeatingLoader(Iterator[Any]):
+    """An iterator over `loader` that starts again when it ends.
+
+    Args:
+        loader: anything that can be iterated over and over.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        self.data_iter = iter(loader)
+
+    def __iter__(self) -> "RepeatingLoader":
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self.data_iter)
+        except StopIteration:
+            self.data_iter = iter(self.loader)
+            return next(self.data_iter)
+
+
+class OnDevice(contextlib.AbstractContextManager["OnDevice", None]):
+    """Makes tensors, modules' parameters too, on `device`, floating ones in `dtype`.
+
+    Args:
+        dtype: of floating tensors that are made without naming one.
+        device: ``"meta"`` makes shapes only.
+        enabled: False does nothing.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: str = "meta", enabled: bool = True) -> None:
+        self.dtype, self.device, self.enabled = dtype, device, enabled
+        self._before = torch.get_default_dtype()
+        self._on = torch.device(device)
+
+    def __enter__(self) -> "OnDevice":
+        if self.enabled:
+            self._before = torch.get_default_dtype()
+            torch.set_default_dtype(self.dtype)
+            self._on.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        if self.enabled:
+            self._on.__exit__(kind, error, trace)
+            torch.set_default_dtype(self._before)
+
+
+def clone_tensors_for_torch_save(
+    item: Any,
+    device: torch.device | str = torch.device("cpu"),  # noqa: B008 (DeepSpeed's)
+) -> Any:
+    """A copy of nested lists, tuples and dicts whose tensors are clones on `device`.
+
+    A clone's storage holds its own elements only, so files stay small.
+    """
+    if isinstance(item, torch.Tensor):
+        target = torch.device(device)
+        return item.detach().clone() if item.device == target else item.detach().to(target)
+    if isinstance(item, list | tuple):
+        return type(item)([clone_tensors_for_torch_save(value, device) for value in item])
+    if isinstance(item, dict):
+        return type(item)(
+            {key: clone_tensors_for_torch_save(value, device) for key, value in item.items()}
+        )
+    return item

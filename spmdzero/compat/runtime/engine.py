@@ -1,7 +1,0 @@
-"""`deepspeed.runtime.engine`."""
-
-from spmdzero.engine import Engine
-
-DeepSpeedEngine = Engine
-
-__all__ = ["DeepSpeedEngine"]

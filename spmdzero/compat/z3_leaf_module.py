@@ -1,0 +1,110 @@
+"""`deepspeed.utils.z3_leaf_module`: flags that tell ZeRO-3 where to stop, which nothing reads.
+
+Set and found as in DeepSpeed, so that scripts which mark their mixture-of-experts blocks run.
+"""
+
+import torch
+from torch import nn
+
+from spmdzero.errors import SpmdZeroUsageError
+
+
+def z3_leaf_module(model: nn.Module) -> bool:
+    """Whether a module is flagged."""
+    return bool(getattr(model, "_z3_leaf", False))
+
+
+def z3_leaf_parameter(model: torch.Tensor) -> bool:
+    """False: ZeRO-3 never partitioned this parameter."""
+    return hasattr(model, "ds_z3_leaf_module")
+
+
+def get_z3_leaf_modules(model: nn.Module) -> list[nn.Module]:
+    """The flagged modules of `model`."""
+    return [module for module in model.modules() if z3_leaf_module(module)]
+
+
+def set_z3_leaf_module(model: nn.Module, flag: bool) -> None:
+    """Flags one module, or takes its flag away."""
+    model._z3_leaf = flag  # type: ignore[assignment]
+
+
+def set_z3_leaf_modules(
+    model: nn.Module,
+    leaf_module_classes: list[type] | list[str],
+    raise_if_not_found: bool = True,
+) -> list[nn.Module]:
+    """Flags modules by class, or by its name with or without its module's; returns them.
+
+    Raises:
+        SpmdZeroUsageError: none was found, and `raise_if_not_found`.
+    """
+    return _flag_classes(model, leaf_module_classes, True, raise_if_not_found)
+
+
+def unset_z3_leaf_modules(
+    model: nn.Module, leaf_module_classes: list[type], raise_if_not_found: bool = True
+) -> list[nn.Module]:
+    """Takes the flag from modules of some classes; as `set_z3_leaf_modules` otherwise."""
+    return _flag_classes(model, leaf_module_classes, False, raise_if_not_found)
+
+
+def set_z3_leaf_modules_by_name(
+    model: nn.Module,
+    module_names: list[str],
+    flag: bool = True,
+    raise_if_not_found: bool = True,
+) -> tuple[list[nn.Module], list[str]]:
+    """Flags modules by their names in `named_modules()`; returns them, and names not found.
+
+    Raises:
+        SpmdZeroUsageError: a name was not found, and `raise_if_not_found`.
+    """
+    modules = dict(model.named_modules())
+    named = {name: [modules[name]] if name in modules else [] for name in module_names}
+    return _flag(named, flag, raise_if_not_found)
+
+
+def set_z3_leaf_modules_by_suffix(
+    model: nn.Module,
+    module_name_suffixes: list[str],
+    flag: bool = True,
+    raise_if_not_found: bool = True,
+) -> tuple[list[nn.Module], list[str]]:
+    """Flags modules by the ends of their names; returns them, and suffixes not found.
+
+    Raises:
+        SpmdZeroUsageError: a suffix was not found, and `raise_if_not_found`.
+    """
+    named = {
+        suffix: [m for name, m in model.named_modules() if name.endswith(suffix)]
+        for suffix in module_name_suffixes
+    }
+    return _flag(named, flag, raise_if_not_found)
+
+
+def _flag(
+    named: dict[str, list[nn.Module]], flag: bool, raise_if_not_found: bool
+) -> tuple[list[nn.Module], list[str]]:
+    missing = [name for name, modules in named.items() if not modules]
+    if missing and raise_if_not_found:
+        raise SpmdZeroUsageError(f"no modules named {missing} found in the model")
+    found = list(dict.fromkeys(module for modules in named.values() for module in modules))
+    for module in found:
+        set_z3_leaf_module(module, flag)
+    return found, missing
+
+
+def _flag_classes(
+    model: nn.Module, classes: list[type] | list[str], flag: bool, raise_if_not_found: bool
+) -> list[nn.Module]:
+    def wanted(cls: type) -> bool:
+        names = (cls.__name__, f"{cls.__module__}.{cls.__qualname__}")
+        return any(issubclass(cls, w) if isinstance(w, type) else w in names for w in classes)
+
+    found = [module for module in model.modules() if wanted(type(module))]
+    if not found and raise_if_not_found:
+        raise SpmdZeroUsageError(f"no modules of type {classes} found in the model")
+    for module in found:
+        set_z3_leaf_module(module, flag)
+    return found

@@ -1,0 +1,113 @@
+"""`deepspeed.utils.zero_to_fp32`: fp32 weights from a checkpoint, ours or DeepSpeed's."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from spmdzero.backend import arrays
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.formats import Conversion, StoredTensor, convert, fp32_weights
+
+
+@dataclasses.dataclass(frozen=True)
+class LazyTensor:
+    """A tensor of a checkpoint that is read when `contiguous` is called.
+
+    Attributes:
+        stored: where it is.
+    """
+
+    stored: StoredTensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the tensor."""
+        return torch.Size(self.stored.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its elements."""
+        return self.stored.dtype
+
+    def contiguous(self) -> torch.Tensor:
+        """The tensor, on the CPU."""
+        return self.stored.whole()
+
+
+def get_fp32_state_dict_from_zero_checkpoint(
+    checkpoint_dir: str | os.PathLike[str],
+    tag: str | None = None,
+    exclude_frozen_parameters: bool = False,
+    lazy_mode: bool = False,
+) -> dict[str, Any]:
+    """The weights of a checkpoint as an fp32 state dict on the CPU, from the masters.
+
+    Integer buffers keep their dtype; a tied weight is one tensor under each of its names.
+
+    Args:
+        checkpoint_dir: the folder passed to `save_checkpoint`, of spmdzero or DeepSpeed.
+        tag: which checkpoint; what `latest` says by default.
+        exclude_frozen_parameters: leave out what the optimizer did not train.
+        lazy_mode: return a `LazyTensor` for each tensor, to be read one by one.
+
+    Raises:
+        SpmdZeroCheckpointError: it is damaged, or there is none.
+    """
+    weights = fp32_weights(Path(checkpoint_dir), tag, exclude_frozen=exclude_frozen_parameters)
+    if not lazy_mode:
+        return weights.state_dict()
+    lazy = {name: LazyTensor(stored) for name, stored in weights.tensors.items()}
+    return lazy | {alias: lazy[name] for alias, name in weights.tied.items()}
+
+
+def convert_zero_checkpoint_to_fp32_state_dict(
+    checkpoint_dir: str | os.PathLike[str],
+    output_dir: str | os.PathLike[str],
+    max_shard_size: int | str = "5GB",
+    safe_serialization: bool = False,
+    tag: str | None = None,
+    exclude_frozen_parameters: bool = False,
+) -> None:
+    """Writes the fp32 weights of a checkpoint to `output_dir`.
+
+    Args:
+        checkpoint_dir, tag, exclude_frozen_parameters: as for the function above.
+        output_dir: for `pytorch_model.bin` or `model.safetensors`, with an index if there are
+            several files.
+        max_shard_size: of a file, such as ``"5GB"``.
+        safe_serialization: safetensors in place of torch files.
+
+    Raises:
+        SpmdZeroCheckpointError: it is damaged, there is none, or the output can't be written.
+    """
+    conversion = Conversion(
+        to="safetensors" if safe_serialization else "fp32",
+        dtype=torch.float32,
+        max_shard_size=max_shard_size,
+        exclude_frozen=exclude_frozen_parameters,
+    )
+    convert(Path(checkpoint_dir), Path(output_dir), conversion, tag=tag)
+
+
+def load_state_dict_from_zero_checkpoint(
+    model: nn.Module, checkpoint_dir: str | os.PathLike[str], tag: str | None = None
+) -> nn.Module:
+    """`model`, moved to the CPU, with the fp32 weights of a checkpoint.
+
+    Raises:
+        SpmdZeroCheckpointError: it is damaged, or there is none.
+        SpmdZeroUsageError: an engine trains the model, whose parameters live on the devices.
+    """
+    if any(map(arrays.is_mine, model.parameters())):
+        raise SpmdZeroUsageError(
+            "load_state_dict_from_zero_checkpoint(model, ...): an engine trains this model. Use "
+            "engine.load_checkpoint(dir, load_module_only=True), or a fresh copy of the model"
+        )
+    state = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag)
+    model = model.cpu()
+    model.load_state_dict(state, strict=False)
+    return model

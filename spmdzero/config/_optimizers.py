@@ -1,0 +1,194 @@
+"""The optimizers by name: those that run, with their parameters, and those that are refused."""
+
+import inspect
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import AfterValidator, Field, field_validator, model_validator
+from torch.optim import Optimizer
+
+from spmdzero._names import did_you_mean
+from spmdzero.config._errors import RefusedValueError
+from spmdzero.config._params import class_parameters, is_number
+from spmdzero.config._refused_optimizers import REFUSED_OPTIMIZERS
+from spmdzero.config._types import Rate, Section
+
+
+def _two_decays(value: object) -> object:
+    numbers = value if isinstance(value, list | tuple) else ()
+    if len(numbers) != 2 or not all(is_number(beta) and 0 <= beta < 1 for beta in numbers):
+        raise RefusedValueError(
+            "betas are two numbers from 0 and below 1", fix="Write for example [0.9, 0.999]."
+        )
+    return value
+
+
+_Betas = Annotated[Any, AfterValidator(_two_decays)]
+
+
+class _Params(Section):
+    @model_validator(mode="before")
+    @classmethod
+    def _clip_elsewhere(cls, params: object) -> object:
+        if isinstance(params, dict) and "max_grad_norm" in params:
+            raise RefusedValueError(
+                "clipping is not a parameter of the optimizer",
+                fix="Use the key gradient_clipping of the top level, as in DeepSpeed.",
+                at=("max_grad_norm",),
+            )
+        return params
+
+
+class _OptimizerParams(_Params):
+    lr: Rate = 1e-3
+
+
+class AdamParams(_OptimizerParams):
+    """Parameters of Adam and AdamW; ``torch_adam`` picks among implementations, here one."""
+
+    betas: _Betas = (0.9, 0.999)
+    eps: Rate = 1e-8
+    weight_decay: Rate = 0.0
+    bias_correction: bool = True
+    adam_w_mode: bool = True
+    torch_adam: bool = False
+    amsgrad: bool = False
+
+    @field_validator("amsgrad")
+    @classmethod
+    def _no_third_moment(cls, amsgrad: bool) -> bool:
+        if amsgrad:
+            raise RefusedValueError(
+                "AMSGrad is not supported, nor by DeepSpeed's Adam", fix="Write false."
+            )
+        return amsgrad
+
+    @model_validator(mode="after")
+    def _torchs_corrects_the_bias(self) -> "AdamParams":
+        if self.torch_adam and not self.bias_correction:
+            raise RefusedValueError(
+                "torch's Adam, which torch_adam asks for, always corrects the bias",
+                fix="Remove torch_adam, or the key.",
+                at=("bias_correction",),
+            )
+        return self
+
+
+class SGDParams(_OptimizerParams):
+    """Parameters of SGD, as in torch.optim.SGD."""
+
+    momentum: Rate = 0.0
+    dampening: float = 0.0
+    weight_decay: Rate = 0.0
+    nesterov: bool = False
+
+    @model_validator(mode="after")
+    def _nesterov_has_momentum_and_no_dampening(self) -> "SGDParams":
+        if self.nesterov and not self.momentum:
+            raise RefusedValueError(
+                "Nesterov momentum needs a momentum above 0",
+                fix="Set momentum, such as 0.9, or nesterov to false.",
+                at=("nesterov",),
+            )
+        if self.nesterov and self.dampening:
+            raise RefusedValueError(
+                "Nesterov momentum is defined without dampening",
+                fix="Set dampening to 0 or nesterov to false.",
+                at=("dampening",),
+            )
+        return self
+
+
+class AdagradParams(_Params):
+    """Parameters of Adagrad, as in torch.optim.Adagrad."""
+
+    lr: Rate = 1e-2
+    lr_decay: Rate = 0.0
+    weight_decay: Rate = 0.0
+    initial_accumulator_value: Rate = 0.0
+    eps: Rate = 1e-10
+
+
+class LionParams(_OptimizerParams):
+    """Parameters of Lion, with FusedLion's defaults."""
+
+    betas: _Betas = (0.9, 0.999)
+    weight_decay: Rate = 0.0
+
+
+class LambParams(_OptimizerParams):
+    """Parameters of Lamb, with FusedLamb's defaults."""
+
+    betas: _Betas = (0.9, 0.999)
+    eps: Rate = 1e-8
+    weight_decay: Rate = 0.0
+    bias_correction: bool = True
+    eps_inside_sqrt: bool = False
+    max_coeff: Rate = 10.0
+    min_coeff: Rate = 0.01
+
+
+class MuonParams(_Params):
+    """Parameters of Muon and of the Adam that trains what is no matrix."""
+
+    lr: Rate | None = None
+    muon_lr: Rate | None = None
+    adam_lr: Rate | None = None
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    weight_decay: Rate = 0.0
+    ns_method: Literal["gram", "standard"] = "gram"
+    betas: _Betas = (0.9, 0.95)
+    eps: Rate = 1e-10
+    adam_w_mode: bool = True
+    torch_adam: bool = False
+    per_head_muon: bool = False
+
+    @field_validator("per_head_muon")
+    @classmethod
+    def _whole_matrices(cls, per_head: bool) -> bool:
+        if per_head:
+            raise RefusedValueError(
+                "Muon orthogonalises whole matrices here, not one attention head at a time",
+                fix="Write false, or leave it out.",
+            )
+        return per_head
+
+
+OPTIMIZERS: dict[str, type[Section]] = {
+    "Adam": AdamParams,
+    "AdamW": AdamParams,
+    "SGD": SGDParams,
+    "Adagrad": AdagradParams,
+    "Lion": LionParams,
+    "Lamb": LambParams,
+    "Muon": MuonParams,
+}
+"""DeepSpeed's optimizers of this release and the parameters of each."""
+
+
+def optimizer_params(name: str) -> type[Section]:
+    """The parameters of an optimizer whose name `optimizer_name` has returned."""
+    found = OPTIMIZERS.get(name)
+    return found or class_parameters(getattr(torch.optim, name), without="params")
+
+
+def optimizer_name(name: str) -> str:
+    """The canonical spelling of an optimizer's name; DeepSpeed reads its own in any case."""
+    canonical = {known.lower(): known for known in OPTIMIZERS}.get(name.lower())
+    if canonical:
+        return canonical
+    if name.lower() in REFUSED_OPTIMIZERS:
+        reason, fix = REFUSED_OPTIMIZERS[name.lower()]
+        raise RefusedValueError(reason, fix=fix)
+    of_torch = [
+        known
+        for known, cls in vars(torch.optim).items()
+        if inspect.isclass(cls) and issubclass(cls, Optimizer) and cls is not Optimizer
+    ]
+    if name in of_torch:
+        return name
+    near = did_you_mean(name, [*OPTIMIZERS, *of_torch])
+    raise RefusedValueError(
+        "spmdzero has no optimizer of this name",
+        fix=f"{near} Use one of {', '.join(OPTIMIZERS)}, or a class of torch.optim.".lstrip(),
+    )

@@ -1,0 +1,85 @@
+"""The sharding plan of a config and a model, which needs no device."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from spmdzero.config import BatchSizes, SpmdZeroConfig, resolve_batch_sizes
+from spmdzero.engine._groups import Groups, Members, find_groups
+from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan
+from spmdzero.precision import PrecisionPolicy
+
+
+def plan_of(config: SpmdZeroConfig, model: nn.Module, *, devices: int) -> ShardingPlan:
+    """The plan that `initialize` would make of a config and a model on so many devices.
+
+    Args:
+        config: names the optimizer, if there is one.
+        model: on the CPU or the meta device; left as it is.
+        devices: of all hosts together.
+
+    Raises:
+        SpmdZeroConfigError: the optimizer can't run on shards, or the mesh or the batch sizes
+            don't fit the devices.
+    """
+    names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
+    members = Members(names, renewed={})
+    groups = find_groups(config.optimizer, None, None, members, device=torch.device("cpu"))
+    mesh = MeshSpec.resolve(config.spmd.mesh, device_count=devices)
+    batch = resolve_batch_sizes(config, dp_world_size=mesh.size)
+    return planned(config, model, groups, batch=batch, mesh=mesh)
+
+
+def planned(
+    config: SpmdZeroConfig,
+    model: nn.Module,
+    groups: Groups | None,
+    *,
+    batch: BatchSizes,
+    mesh: MeshSpec,
+) -> ShardingPlan:
+    """Where every tensor of the training state lives.
+
+    Args:
+        config: stage, precision, and what is too small to be split.
+        model: anywhere.
+        groups: what of it is trained; None without an optimizer.
+        batch: tells whether gradients have to wait for other micro-batches.
+        mesh: the devices.
+    """
+    precision = PrecisionPolicy.from_config(config)
+    return ShardingPlan.build(
+        _parameters(model, groups, precision.parameter),
+        stage=config.zero_optimization.stage,
+        mesh=mesh,
+        min_shard_elements=config.spmd.min_shard_elements,
+        master=precision.master,
+        moments=groups.slots if groups else (),
+        moment_dtype=_name(precision.moment),
+        accumulator_dtype=_name(precision.accumulate),
+        accumulation_steps=planned_micro_batches(config, batch),
+        partial=config.spmd.forward == "region",
+    )
+
+
+def planned_micro_batches(config: SpmdZeroConfig, batch: BatchSizes) -> int:
+    """The micro-batches of a step for which gradients need a place to wait."""
+    # Who says himself where a step ends may always have more than one micro-batch in it.
+    return max(1 if config.managed_gradient_accumulation else 2, batch.accumulation)
+
+
+def _parameters(model: nn.Module, groups: Groups | None, dtype: torch.dtype) -> Iterable[ParamSpec]:
+    slots = groups.slots_by_parameter() if groups else {}
+    for name, parameter in model.named_parameters():
+        yield ParamSpec(
+            name=name,
+            shape=tuple(parameter.shape),
+            dtype=_name(dtype if parameter.is_floating_point() else parameter.dtype),
+            trainable=parameter.requires_grad and (groups is None or parameter in slots),
+            moments=slots.get(parameter, ()) if groups and groups.has_many_layouts else None,
+        )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

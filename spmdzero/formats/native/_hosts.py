@@ -1,0 +1,157 @@
+"""How the processes of several hosts make one checkpoint: by messages in the folder they share.
+
+No collective: the saving thread would meet the training's collectives in another order on each
+host. Each save has a hidden folder of messages beside the tags: `begun` says that the folder of
+checkpoints is its own, `part-<process>` what a process has written, `failed-<process>` why it
+could not. When all is done the first process takes the folder away. Where a process failed it
+stays until nobody can be waiting for it any more.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroError
+from spmdzero.formats._files import write_whole
+from spmdzero.formats.native._folder import newest_complete
+from spmdzero.formats.native._manifest import Contents, committed_nonce
+from spmdzero.formats.native._order import SaveOrder
+
+PREFIX = "can't be saved: "
+PATIENCE = 1800.0
+"""Seconds in which the slowest of several processes must have done its part of a save."""
+_PAUSE = 0.05
+_BEGUN = "begun"
+
+
+@contextlib.contextmanager
+def shared_failure(order: SaveOrder) -> Iterator[None]:
+    """What is raised inside is raised by the other processes too, when they next wait for another.
+
+    Everything that one process does for a save alone belongs inside: the others would wait for it.
+    """
+    try:
+        yield
+    except BaseException as error:
+        # A process that fails because another did has nothing to add.
+        if order.processes > 1 and not _failures(order):
+            # Who can't write into the folder can't tell; that is one of the reasons to fail.
+            with contextlib.suppress(OSError):
+                _tell(order, f"failed-{order.process:05}", _said(order, error))
+        raise
+
+
+def begin(order: SaveOrder) -> None:
+    """The first process tells the others that the folder is theirs to write into."""
+    if order.processes > 1:
+        _tell(order, _BEGUN, {})
+
+
+def await_beginning(order: SaveOrder) -> None:
+    """Returns once the first process has the folder for this save.
+
+    Before that it may belong to another run, whose files this one's must not come between.
+
+    Raises:
+        SpmdZeroCheckpointError: a process failed, or the first one doesn't begin.
+    """
+    for _ in _waiting(order, "the first process has not begun it"):
+        if (_messages(order) / _BEGUN).exists():
+            return
+
+
+def tell_part(order: SaveOrder, part: Contents) -> None:
+    """Tells the first process what this one has written."""
+    _tell(order, _part(order.process), part.to_json())
+
+
+def await_parts(order: SaveOrder) -> list[Contents]:
+    """What the other processes have written, once all have.
+
+    Raises:
+        SpmdZeroCheckpointError: one of them failed, or doesn't come to an end.
+    """
+    parts: list[Contents] = []
+    for process in range(1, order.processes):
+        file = _messages(order) / _part(process)
+        for _ in _waiting(order, f"another process has not written {file.name}"):
+            if file.exists():
+                parts.append(Contents.from_json(json.loads(file.read_bytes())))
+                break
+    return parts
+
+
+def end(order: SaveOrder) -> None:
+    """The first process tells the others that all is done."""
+    shutil.rmtree(_messages(order), ignore_errors=True)
+
+
+def await_end(order: SaveOrder) -> None:
+    """Returns once the first process is through.
+
+    Raises:
+        SpmdZeroCheckpointError: a process failed, or doesn't come to an end.
+    """
+    for _ in _waiting(order, "the first process has not completed it"):
+        if not _messages(order).exists():
+            break
+    if committed_nonce(order.path) != order.nonce:
+        raise _given_up(order, "another save has taken its place")
+
+
+def remove_old_messages(folder: Path) -> None:
+    """Deletes those of failed saves for which nobody can be waiting any more."""
+    for path in folder.glob(".saving-*"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > PATIENCE:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _messages(order: SaveOrder) -> Path:
+    # Beside the tags, where no other run's save removes them, which may be why this one failed.
+    return order.folder / f".saving-{order.nonce}"
+
+
+def _part(process: int) -> str:
+    return f"part-{process:05}.json"
+
+
+def _tell(order: SaveOrder, name: str, content: Any) -> None:
+    os.makedirs(_messages(order), exist_ok=True)
+    write_whole(_messages(order) / name, json.dumps(content).encode())
+
+
+def _failures(order: SaveOrder) -> list[Path]:
+    files = (_messages(order) / f"failed-{process:05}" for process in range(order.processes))
+    return [file for file in files if file.exists()]
+
+
+def _said(order: SaveOrder, error: BaseException) -> dict[str, Any]:
+    by = f"{PREFIX}process {order.process}: "
+    if isinstance(error, SpmdZeroCheckpointError):
+        said = {key: getattr(error, key) for key in ("file", "newest", "fix")}
+        return said | {"reason": by + error.reason.removeprefix(PREFIX)}
+    known = isinstance(error, SpmdZeroError)
+    reason = by + (str(error) if known else f"{type(error).__name__}: {error}")
+    return {"file": str(order.path), "newest": newest_complete(order.folder), "reason": reason}
+
+
+def _waiting(order: SaveOrder, overdue: str) -> Iterator[None]:
+    """Comes round again and again, until a process has failed or it took too long."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        yield
+        for report in _failures(order):
+            raise SpmdZeroCheckpointError(**json.loads(report.read_bytes()))
+        if time.monotonic() > end:
+            raise _given_up(order, f"{overdue} within {PATIENCE:g} s")
+        time.sleep(_PAUSE)
+
+
+def _given_up(order: SaveOrder, reason: str) -> SpmdZeroCheckpointError:
+    return SpmdZeroCheckpointError(file=order.path, reason=f"{PREFIX}{reason}")

@@ -1,0 +1,181 @@
+"""Writing a native checkpoint: what is in the folder stays complete until the new one is."""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+
+import filelock
+
+from spmdzero.errors import SpmdZeroCheckpointError
+from spmdzero.formats._files import checksum, settle, write_whole
+from spmdzero.formats._latest import write_latest
+from spmdzero.formats._state import TrainingState, in_memory
+from spmdzero.formats._tensor_file import Entry, write_tensors
+from spmdzero.formats.native._folder import (
+    expire,
+    newest_complete,
+    remove_empty,
+    remove_files,
+    remove_leftovers,
+    remove_written,
+)
+from spmdzero.formats.native._host_file import dump_host
+from spmdzero.formats.native._hosts import (
+    PREFIX,
+    await_beginning,
+    await_end,
+    await_parts,
+    begin,
+    end,
+    remove_old_messages,
+    shared_failure,
+    tell_part,
+)
+from spmdzero.formats.native._manifest import (
+    COMMIT,
+    Contents,
+    FileEntry,
+    Manifest,
+    Piece,
+    TensorEntry,
+    commit_line,
+    committed_nonce,
+)
+from spmdzero.formats.native._order import SaveOrder
+
+_LOCK = ".spmdzero.lock"
+
+
+def save_native(state: TrainingState, order: SaveOrder) -> None:
+    """Saves this process's part of a state; returns when the checkpoint is complete.
+
+    The commit file appears last, by a rename; a tag that existed keeps its old content until
+    then. Tensors are read and written one by one.
+
+    Raises:
+        SpmdZeroCheckpointError: no space, no permission, another save into the folder, or another
+            process failed: then with its reason, as soon as it has failed. What was there before
+            is as it was.
+        SpmdZeroUsageError: the state holds what a checkpoint can't.
+    """
+    with shared_failure(order):
+        try:
+            host = dump_host(state.host)
+            os.makedirs(order.folder, exist_ok=True)
+            if order.process:
+                _save_other(state, host, order)
+                return
+            # Released by the system when the process dies.
+            with filelock.FileLock(order.folder / _LOCK, timeout=0):
+                _save_first(state, host, order)
+        except filelock.Timeout as error:
+            raise SpmdZeroCheckpointError(
+                file=order.folder,
+                reason="another process is saving into this folder",
+                newest=newest_complete(order.folder),
+                fix="Give each run a folder of its own",
+            ) from error
+        except OSError as error:
+            raise SpmdZeroCheckpointError(
+                file=error.filename or order.path,
+                reason=f"{PREFIX}{error.strerror or error}",
+                newest=newest_complete(order.folder),
+            ) from error
+
+
+def held_for(order: SaveOrder, state: TrainingState) -> TrainingState:
+    """A copy of this process's part of a state, to be saved later.
+
+    Raises what copying it raises, here and in the other processes.
+    """
+    with shared_failure(order):
+        return in_memory(state)
+
+
+def _save_first(state: TrainingState, host: bytes, order: SaveOrder) -> None:
+    path, saved_at = order.path, time.time()
+    remove_leftovers(order.folder)
+    remove_old_messages(order.folder)
+    with _undone(order):
+        os.makedirs(path, exist_ok=True)
+        begin(order)
+        manifest = Manifest(
+            tag=order.tag,
+            nonce=order.nonce,
+            saved_at=saved_at,
+            latest=order.latest,
+            description=order.description,
+            contents=Contents.joined([_write_part(state, host, order), *await_parts(order)]),
+        )
+        data = manifest.to_json()
+        write_whole(path / manifest.name, data)
+        settle(path)
+        settle(order.folder)
+        write_whole(path / COMMIT, commit_line(manifest, data))
+    settle(path)
+    if order.latest:
+        write_latest(order.folder, order.tag)
+    remove_files(path, but=order.nonce)
+    expire(order.folder, order.retention, saved=order.tag)
+    end(order)
+
+
+def _save_other(state: TrainingState, host: bytes, order: SaveOrder) -> None:
+    await_beginning(order)
+    with _undone(order):
+        part = _write_part(state, host, order)
+    # Once it is told of them, the first process may vouch for these files at any time.
+    tell_part(order, part)
+    await_end(order)
+
+
+@contextlib.contextmanager
+def _undone(order: SaveOrder) -> Iterator[None]:
+    """What this process wrote inside is deleted when that fails, and nothing else."""
+    try:
+        yield
+    except BaseException:
+        # Whatever stood in the way of saving may stand in the way of this too.
+        with contextlib.suppress(OSError):
+            if committed_nonce(order.path) != order.nonce:
+                remove_written(order.path, nonce=order.nonce, process=order.process)
+                if order.processes == 1:
+                    # Into that of several, others may still be writing.
+                    remove_empty(order.path)
+        raise
+
+
+def _write_part(state: TrainingState, host: bytes, order: SaveOrder) -> Contents:
+    place = f"{order.nonce}-{order.process:05}-of-{order.processes:05}"
+    parts = [(name, box) for name, tensor in state.tensors.items() for box in tensor.pieces]
+    entries = [
+        Entry(
+            key=name if len(tensor.pieces) == 1 else f"{name}@{index}",
+            box=box,
+            dtype=tensor.dtype,
+            read=tensor.read,
+        )
+        for name, tensor in state.tensors.items()
+        for index, box in enumerate(tensor.pieces)
+    ]
+    tensors = order.path / f"tensors-{place}.safetensors"
+    written = write_tensors(tensors, entries, metadata={"format": "pt", "tag": order.tag})
+    pieces: dict[str, list[Piece]] = {name: [] for name in state.tensors}
+    for (name, box), (offset, digest) in zip(parts, written.places, strict=True):
+        pieces[name].append(Piece(tensors.name, offset, box, digest))
+    states = order.path / f"state-{place}.pt"
+    write_whole(states, host)
+    return Contents(
+        states=(states.name,),
+        files={
+            tensors.name: FileEntry(
+                size=written.size, checksum=written.header, checked=written.header_size
+            ),
+            states.name: FileEntry(size=len(host), checksum=checksum(host), checked=len(host)),
+        },
+        tensors={
+            name: TensorEntry(shape=tensor.shape, dtype=tensor.dtype, pieces=tuple(pieces[name]))
+            for name, tensor in state.tensors.items()
+        },
+    )

@@ -1,0 +1,86 @@
+"""Which tensor of ZeRO a collective serves, read from names in and around it."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from spmdzero.hlo._module import Instruction, Module
+
+# A scope named zero.gradient/layer.weight reaches HLO as zero.gradient/layer.weight.<number>/<op>.
+_TAG = re.compile(r"(?:^|/)zero\.([a-z_]+)(?:/(.+?))?\.\d+(?=/|$)")
+# Operations that keep each element apart from the others, so a slice after them is a slice before.
+ELEMENTWISE = {"add", "subtract", "multiply", "divide", "convert", "copy", "bitcast", "reshape"}
+ELEMENTWISE |= {"transpose", "all-reduce-done", "async-done"}
+# What the compiler puts around a collective of its own, to move a tensor into another layout.
+_LAYOUT = ELEMENTWISE | {"slice", "dynamic-slice", "dynamic-update-slice", "pad", "concatenate"}
+_LAYOUT |= {"select", "copy-start", "copy-done", "collective-permute", "collective-permute-start"}
+_LAYOUT |= {"collective-permute-done", "fusion", "get-tuple-element", "parameter", "tuple"}
+
+
+def traced_as(module: Module, instruction: Instruction, element: int | None) -> Instruction:
+    """The instruction whose metadata tells under which name one element was traced.
+
+    A combined collective keeps the metadata of only one of its tensors, and a fused
+    reduce-scatter none; what takes each tensor out of it keeps that tensor's own.
+    """
+    candidates = [*module.taken_out(instruction, element)]
+    if element is None:
+        candidates.insert(0, instruction)
+    return next((found for found in candidates if _tag(found.op_name)[1]), instruction)
+
+
+def tag_of(
+    module: Module,
+    instruction: Instruction,
+    traced: Instruction,
+    operand: Instruction,
+    element: int | None,
+    outputs: Sequence[str],
+) -> tuple[str, str]:
+    """Role and tensor that one element of a collective serves, each "" if nothing tells.
+
+    Without a tag of its own it is read from the instructions around the element; of a collective
+    that the compiler made for itself, which has no name at all, also from the output that it is.
+
+    Args:
+        traced: what `traced_as` found.
+        outputs: the program's outputs in order, as ``role/tensor``.
+    """
+    own = _tag(instruction.op_name)
+    if traced is not instruction:
+        return _tag(traced.op_name)
+    nameless = not instruction.op_name
+    if element is None and not nameless:
+        return own
+    before = (v.op_name for v in module.origin(operand, through=ELEMENTWISE | {"parameter"}))
+    for name in (*before, *_names_after(module, instruction, element)):
+        near = _tag(name)
+        if near[1] and near[0] == (own[0] or near[0]):
+            return near
+    return _tag_by_use(module, instruction, element, outputs) if nameless else (own[0], "")
+
+
+def _tag(op_name: str) -> tuple[str, str]:
+    """Role and tensor of the innermost ``zero.<role>/<tensor>`` scope, ("", "") without one."""
+    found = _TAG.findall(op_name)
+    return found[-1] if found else ("", "")
+
+
+def _tag_by_use(
+    module: Module, instruction: Instruction, element: int | None, outputs: Sequence[str]
+) -> tuple[str, str]:
+    for use in module.readers(instruction, element, through=_LAYOUT):
+        if use.user is None:
+            role, _, tensor = outputs[use.position].partition("/") if outputs else ("", "", "")
+            if role:
+                return role, tensor
+        elif _tag(use.user.op_name)[1]:
+            return _tag(use.user.op_name)
+    return "", ""
+
+
+def _names_after(module: Module, value: Instruction, element: int | None) -> Iterator[str]:
+    for use in module.uses(value, element):
+        if use.user is not None:
+            yield use.user.op_name
+            if use.user.opcode in ELEMENTWISE:
+                yield from _names_after(module, use.user, None)

@@ -1,0 +1,128 @@
+"""Which module of a model traced an operation, and what each module's operations cost."""
+
+import contextlib
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from spmdzero.backend import programs
+from spmdzero.hlo import Matmul
+
+# torch_xla appends a number to each scope.
+_MODULE = re.compile(r"\bmodule/([^/]*)\.\d+/")
+
+
+@contextlib.contextmanager
+def module_scopes(model: nn.Module) -> Iterator[None]:
+    """Forward calls of the model's modules inside leave their names in the program's `op_name`.
+
+    Not what backward recomputes: that is part of the cost of backward.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    open_scopes: list[contextlib.ExitStack] = []
+
+    def enter(module: nn.Module, _: Any) -> None:
+        if module in names and not _in_backward():
+            stack = contextlib.ExitStack()
+            stack.enter_context(programs.scope(f"module/{names[module]}"))
+            open_scopes.append(stack)
+
+    def leave(module: nn.Module, _: Any, __: Any) -> None:
+        if module in names and not _in_backward():
+            open_scopes.pop().close()
+
+    before = register_module_forward_pre_hook(enter)
+    after = register_module_forward_hook(leave, always_call=True)
+    try:
+        yield
+    finally:
+        before.remove()
+        after.remove()
+
+
+def module_of(op_name: str) -> str | None:
+    """The innermost module that traced an operation; ``""`` is the model, None is no module."""
+    found = _MODULE.findall(op_name)
+    return found[-1] if found else None
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModuleProfile:
+    """One module, with all that it contains.
+
+    Attributes:
+        name: its dotted name, ``""`` for the model.
+        kind: its class.
+        params: elements of its parameters.
+        macs: multiply-accumulate operations of its forward, on one device in one micro-batch.
+    """
+
+    name: str
+    kind: str
+    params: int
+    macs: int
+
+    @property
+    def depth(self) -> int:
+        """0 for the model, 1 for its children."""
+        return self.name.count(".") + 1 if self.name else 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelProfile:
+    """The matrix multiplications and convolutions of one micro-batch on one device.
+
+    Attributes:
+        modules: the model and every module in it, parents first.
+        other_macs: of backward (with what it recomputes), of a loss outside of the model and of
+            the update; 0 for a forward alone.
+    """
+
+    modules: tuple[ModuleProfile, ...]
+    other_macs: int
+
+    @classmethod
+    def of(cls, model: nn.Module, matmuls: Iterable[Matmul]) -> "ModelProfile":
+        """The profile of a program that was traced under `module_scopes(model)`."""
+        own: Counter[str | None] = Counter()
+        for matmul in matmuls:
+            own[module_of(matmul.op_name)] += matmul.macs
+        modules = tuple(
+            ModuleProfile(
+                name=name,
+                kind=type(module).__name__,
+                params=sum(parameter.numel() for parameter in module.parameters()),
+                macs=sum(macs for inner, macs in own.items() if _within(inner, name)),
+            )
+            for name, module in model.named_modules()
+        )
+        return cls(modules=modules, other_macs=own[None])
+
+    @property
+    def params(self) -> int:
+        """Elements of all parameters."""
+        return self.modules[0].params
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulate operations of the forward of one micro-batch on one device."""
+        return self.modules[0].macs
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the same: two for each multiply-accumulate."""
+        return 2 * self.macs
+
+
+def _within(inner: str | None, name: str) -> bool:
+    return inner is not None and (not name or inner == name or inner.startswith(name + "."))

@@ -1,0 +1,188 @@
+"""Pages of text, tables and findings: described once, drawn as text and as HTML.
+
+HTML takes the page's own colours, or translucent ones, so that it reads in light and dark themes.
+"""
+
+import textwrap
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Protocol
+
+_CELL = "padding:2px 8px;background:transparent;color:inherit;white-space:nowrap;text-align:"
+_LINE = "border-bottom:1px solid currentColor;"
+_MARKS = {"error": "✗", "warning": "!", "ok": "✓", "note": "·"}
+_HUES = {"error": "#d64545", "warning": "#c98a1b", "ok": "#3a9a5b", "note": "#888888"}
+# Columns of a finding's text: of its labels, and of what is said.
+_LABEL, _SAID = 13, 87
+_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 75em; margin: 2em auto; padding: 0 1em; }
+"""
+
+
+class Part(Protocol):
+    """One part of a page, as text and as HTML."""
+
+    def text(self) -> str: ...
+
+    def html(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Page:
+    """Parts, one below the other."""
+
+    parts: tuple[Part, ...]
+
+    def text(self) -> str:
+        """The parts with an empty line between them."""
+        return "\n\n".join(part.text() for part in self.parts)
+
+    def html(self) -> str:
+        """The parts in one element."""
+        return f"<div>{''.join(part.html() for part in self.parts)}</div>"
+
+    def document(self) -> str:
+        """A whole HTML document."""
+        return (
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+            f"<title>spmdzero</title><style>{_STYLE}</style></head>"
+            f"<body>{self.html()}</body></html>\n"
+        )
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines of text as they are."""
+
+    lines: Sequence[str]
+
+    def text(self) -> str:
+        """The lines."""
+        return "\n".join(self.lines)
+
+    def html(self) -> str:
+        """One paragraph."""
+        return f'<p style="color:inherit">{"<br>".join(map(escape, self.lines))}</p>'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows under headings.
+
+    Attributes:
+        title: stands above.
+        numbers: the columns that line up on the right.
+        totals: the last so many rows stand apart.
+        notes: stand below.
+    """
+
+    title: str = ""
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: Collection[int] = ()
+    totals: int = 0
+    notes: Sequence[str] = ()
+
+    def text(self) -> str:
+        """Title, headings, a rule, rows, and notes, none of them wrapped."""
+        widths = [max(map(len, column)) for column in zip(self.headers, *self.rows, strict=True)]
+        lines = [self._aligned(row, widths) for row in (self.headers, *self.rows)]
+        lines.insert(1, " " + "─" * (sum(widths) + 3 * len(widths) - 3))
+        if self.totals:
+            lines.insert(-self.totals, "")
+        return "\n".join(
+            [*filter(None, [self.title]), *lines, *(f"  {n}".rstrip() for n in self.notes)]
+        )
+
+    def html(self) -> str:
+        """A table that needs no stylesheet."""
+        ends = len(self.rows) - self.totals - 1 if self.totals else None
+        head = self._html_row("th", self.headers, _LINE)
+        body = [
+            self._html_row("td", row, _LINE if index == ends else "")
+            for index, row in enumerate(self.rows)
+        ]
+        return (
+            '<div style="overflow-x:auto">'
+            '<table style="border-collapse:collapse;background:transparent;color:inherit">'
+            '<caption style="text-align:left;color:inherit;white-space:nowrap">'
+            f"{escape(self.title)}</caption>"
+            f"<thead>{head}</thead><tbody>{''.join(body)}</tbody></table></div>"
+        ) + "".join(
+            f'<p style="color:inherit"><small>{escape(note)}</small></p>' for note in self.notes
+        )
+
+    def _aligned(self, row: Sequence[str], widths: Sequence[int]) -> str:
+        cells = (
+            cell.rjust(width) if column in self.numbers else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        return " " + "   ".join(cells).rstrip()
+
+    def _html_row(self, tag: str, row: Sequence[str], line: str) -> str:
+        cells = (
+            f'<{tag} style="{line}{_CELL}{"right" if column in self.numbers else "left"}">'
+            f"{escape(cell)}</{tag}>"
+            for column, cell in enumerate(row)
+        )
+        return f'<tr style="background:transparent">{"".join(cells)}</tr>'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One finding or check.
+
+    Attributes:
+        status: ``"error"``, ``"warning"``, ``"ok"`` or ``"note"``.
+        title: one line.
+        said: label -> what is said about it.
+    """
+
+    status: str
+    title: str
+    said: dict[str, str]
+
+    def text(self) -> str:
+        """A mark and the title; below them labels with what is said, wrapped."""
+        lines = [f"{_MARKS[self.status]} {self.title}"]
+        for label, said in self.said.items():
+            first, *more = textwrap.wrap(said, _SAID, break_on_hyphens=False) or [""]
+            lines.append(f"{'  ' + label:<{_LABEL}}{first}".rstrip())
+            lines += [" " * _LABEL + line for line in more]
+        return "\n".join(lines)
+
+    def html(self) -> str:
+        """A box with a coloured edge."""
+        hue = _HUES[self.status]
+        lines = "".join(
+            '<div style="display:flex"><span style="opacity:.65;min-width:6em">'
+            f"{escape(label)}</span><span>{escape(said)}</span></div>"
+            for label, said in self.said.items()
+        )
+        return (
+            f'<div style="border-left:4px solid {hue};background:rgba(128,128,128,.1);'
+            f'padding:.4em .8em;margin:.4em 0;color:inherit"><b style="color:inherit">'
+            f'<span style="color:{hue}">{_MARKS[self.status]}</span> {escape(self.title)}</b>'
+            f"{lines}</div>"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entries:
+    """Findings or checks under a headline, with notes below."""
+
+    headline: Sequence[str]
+    entries: Sequence[Entry]
+    notes: Sequence[str] = ()
+
+    def text(self) -> str:
+        """Without empty lines between them."""
+        return "\n".join([*self.headline, *(e.text() for e in self.entries), *self.notes])
+
+    def html(self) -> str:
+        """The boxes below each other."""
+        boxes = "".join(entry.html() for entry in self.entries)
+        notes = Lines(self.notes).html() if self.notes else ""
+        return f'<div style="color:inherit">{Lines(self.headline).html()}{boxes}{notes}</div>'

@@ -1,0 +1,77 @@
+"""What hosts decide together: each would otherwise wait for the others, or go its own way."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from spmdzero.backend import runtime
+from spmdzero.backend.processes import gather_objects
+from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
+
+_Value = TypeVar("_Value")
+logger = logging.getLogger("spmdzero")
+
+
+@contextlib.contextmanager
+def together(file: Path, *, doing: str) -> Iterator[None]:
+    """What is raised inside is raised by every process; each of them must come here.
+
+    Args:
+        file: what the error of the other processes is about.
+        doing: what it keeps from being done to it, such as ``"saved"``.
+
+    Raises:
+        SpmdZeroCheckpointError: another process raised; with its message.
+    """
+    try:
+        yield
+    except Exception as error:
+        everyones(str(error) or type(error).__name__)
+        raise
+    for process, said in enumerate(everyones("")):
+        if said:
+            raise SpmdZeroCheckpointError(
+                file=file, reason=f"can't be {doing}: process {process}: {said}"
+            )
+
+
+def everyones(value: _Value) -> list[_Value]:
+    """What each process calls this with, in their order; of their main threads only."""
+    return [value] if runtime.process_count() == 1 else gather_objects(value)
+
+
+def require_one_tag(folder: Path, tags: list[str | None]) -> None:
+    """Returns if all processes are about to load the same, or nothing.
+
+    Otherwise some would train from another state, or wait for those that found nothing to load.
+    None is the tag of a process that finds no file `latest`.
+
+    Raises:
+        SpmdZeroCheckpointError: they differ.
+    """
+    if len(set(tags)) > 1:
+        raise SpmdZeroCheckpointError(
+            file=folder,
+            reason=f"the processes would load the tags {tags}, None where there is no latest",
+            fix="Name the same tag in every process, in a folder that all of them see",
+        )
+
+
+def agreed_tag(tags: list[str], *, mine: str, validation: str) -> str:
+    """The first process's tag, which all use; a process whose tag is another says so.
+
+    Raises:
+        SpmdZeroUsageError: they differ, and `validation` is ``"FAIL"``; in every process.
+    """
+    if validation == "FAIL" and len(set(tags)) > 1:
+        raise SpmdZeroUsageError(
+            f'the processes save the tags {tags}, and "tag_validation" is "FAIL": name the same '
+            "tag in every process"
+        )
+    if validation == "WARN" and mine != tags[0]:
+        logger.warning(
+            "this process saves the tag %r, the first one %r, which is used", mine, tags[0]
+        )
+    return tags[0]
