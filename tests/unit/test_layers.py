@@ -80,6 +80,17 @@ def test_every_layer_of_the_table_is_there() -> None:
     assert [layer for layer in layers() if layer not in known] == []
 
 
+def test_walks_of_the_design_go_downwards_through_files_that_are_there() -> None:
+    table, page = layers(), DESIGN.read_text()
+    walks = re.findall(r"^- \*\*One \w+\*\*: (?:.+\n(?:  .+\n)*)", page, re.MULTILINE)
+    assert len(walks) == 3
+    for walk in walks:
+        files = re.findall(r"`([\w/]+)\.py`", walk)
+        assert [file for file in files if not (ROOT / f"{file}.py").is_file()] == []
+        passed = [layer_of(file, table) for file in files]
+        assert passed == sorted(passed, reverse=True), files
+
+
 def test_only_its_backend_imports_torch_xla() -> None:
     users = [
         module
