@@ -63,7 +63,7 @@ goldens: .venv/installed
 	$(BIN)/python -m tests.explain.golden
 
 soak: .venv/installed
-	$(BIN)/python -m tests.checkpoint.soak --minutes $(SOAK_MINUTES)
+	$(BIN)/python -m tests.checkpoint.test_soak --minutes $(SOAK_MINUTES)
 
 notebooks: .venv/installed
 	$(BIN)/python -m tests.notebooks.execute

@@ -3,18 +3,18 @@
 from importlib.metadata import version
 from typing import Any
 
-import spmdzero.show  # noqa: F401 - it registers how plans, ledgers and reports are shown
+# Imported for what it registers: how plans, ledgers and reports are shown.
+from spmdzero import show as _show  # noqa: F401
 from spmdzero._initialize import initialize
 from spmdzero._logging import show_log_lines
 from spmdzero.audit import AuditReport, Diagnosis, Finding, audit, auditing, doctor
 from spmdzero.backend import current as _current_backend
 from spmdzero.backend import replicated
 from spmdzero.compat import accelerator, checkpointing, comm, refusals
-from spmdzero.compat._arguments import add_config_arguments
 from spmdzero.compat._old_paths import keep_old_paths
 from spmdzero.compat.accelerator import get_accelerator
 from spmdzero.compat.comm import init_distributed
-from spmdzero.compat.helpers import OnDevice
+from spmdzero.compat.helpers import OnDevice, add_config_arguments
 from spmdzero.compat.logging import log_dist, logger
 from spmdzero.compat.runtime_config import DeepSpeedConfig, DeepSpeedConfigError
 from spmdzero.engine import Engine

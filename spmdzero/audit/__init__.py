@@ -2,7 +2,7 @@
 
 from spmdzero.audit._audit import Audit, audit, auditing
 from spmdzero.audit._doctor import doctor
-from spmdzero.audit._program import audit_program, stray_collectives
+from spmdzero.audit._program import ReadProgram
 from spmdzero.audit._report import AuditReport, Check, Diagnosis, Finding, sorted_findings
 
 __all__ = [
@@ -11,10 +11,9 @@ __all__ = [
     "Check",
     "Diagnosis",
     "Finding",
+    "ReadProgram",
     "audit",
-    "audit_program",
     "auditing",
     "doctor",
     "sorted_findings",
-    "stray_collectives",
 ]

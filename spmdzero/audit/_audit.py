@@ -6,13 +6,12 @@ from typing import Any
 
 from spmdzero.audit import _live
 from spmdzero.audit._host import HostWatch
-from spmdzero.audit._program import audit_program
+from spmdzero.audit._program import ReadProgram
 from spmdzero.audit._recompiles import recompilations
-from spmdzero.audit._report import AuditReport, sorted_findings
+from spmdzero.audit._report import AuditReport, Finding, sorted_findings
 from spmdzero.backend import runtime
 from spmdzero.engine import Engine, StepGraph
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.inspect import CollectiveLedger
 from spmdzero.profiling import module_scopes
 
 
@@ -75,15 +74,15 @@ class Audit:
             name: str(parameter.dtype).removeprefix("torch.")
             for name, parameter in engine.module.named_parameters()
         }
-        findings = []
+        findings, inputs = list[Finding](), 0
         for kind, text in self._texts.items():
-            findings += audit_program(
-                text,
+            program = ReadProgram(text)
+            findings += program.findings(
                 dtypes=dtypes,
                 where=f"{kind} program",
                 communicate=engine.spmd_config.communication_data_type,
             )
-        inputs = CollectiveLedger.from_hlo(next(reversed(self._texts.values()))).parameters
+            inputs = program.ledger.parameters
         findings += _live.replicated_states(engine)
         findings += _live.drifted_parameters(engine)
         findings += _live.missing_donation(

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 
 from spmdzero.audit._report import Finding, first_of
 from spmdzero.hlo import Collective, Instruction, Module, parse, read_collectives
@@ -19,48 +20,62 @@ _MOVED = {"parameter": "values are gathered", "gradient": "gradients are reduced
 _WIDTHS = {"bf16": 2, "f16": 2, "f32": 4, "f64": 8}
 
 
-def audit_program(
-    hlo: str,
-    *,
-    dtypes: Mapping[str, str],
-    where: str,
-    communicate: str | None = None,
-    outputs: Sequence[str] = (),
-    over_slices: bool = False,
-) -> list[Finding]:
-    """What is wrong with one optimised, partitioned program, compiled for any platform.
+class ReadProgram:
+    """One optimised, partitioned program, compiled for any platform, and what is wrong with it.
 
     Args:
         hlo: its text, traced while scopes were recorded.
-        dtypes: name -> dtype of each live parameter, such as ``"bfloat16"``.
-        where: the program's name, for the evidence.
-        communicate: the dtype in which the config asks for gradients to be reduced, None for
-            the parameter's.
         outputs: as in `CollectiveLedger.from_hlo`.
-        over_slices: whether it is compiled for several slices. libtpu splits what crosses them
-            into collectives without a name, of which nothing can be said.
 
     Raises:
-        SpmdZeroUsageError: `hlo` is not one HLO module, or carries no op_name metadata.
+        SpmdZeroUsageError: `hlo` is not one HLO module.
     """
-    module = parse(hlo)
-    pairs = list(read_collectives(module, outputs=outputs))
-    stray = [c for c in _stray(module, pairs) if c.op_name or not over_slices]
-    wide = [c for i, c in pairs if _is_wide(c, dtypes) and not _widened_by_the_compiler(module, i)]
-    return [*_leaks(stray, where), *_wide(wide, dtypes, where, communicate)]
 
+    def __init__(self, hlo: str, *, outputs: Sequence[str] = ()) -> None:
+        self._module = parse(hlo)
+        self._pairs = list(read_collectives(self._module, outputs=outputs))
+        self.ledger = CollectiveLedger.of(self._module, (c for _, c in self._pairs))
 
-def stray_collectives(hlo: str, *, outputs: Sequence[str] = ()) -> tuple[Collective, ...]:
-    """The collectives of a program that move an activation; the arguments of `audit_program`."""
-    module = parse(hlo)
-    return tuple(_stray(module, list(read_collectives(module, outputs=outputs))))
+    @cached_property
+    def stray(self) -> tuple[Collective, ...]:
+        """The collectives that move an activation.
 
+        Raises:
+            SpmdZeroUsageError: the text carries no op_name metadata.
+        """
+        leaks = set(self.ledger.activations)
+        return tuple(
+            collective
+            for instruction, collective in self._pairs
+            if collective in leaks and not _feeds_a_gradient(self._module, instruction)
+        )
 
-def _stray(module: Module, pairs: list[tuple[Instruction, Collective]]) -> Iterator[Collective]:
-    leaks = set(CollectiveLedger.of(module, [c for _, c in pairs]).activations)
-    for instruction, collective in pairs:
-        if collective in leaks and not _feeds_a_gradient(module, instruction):
-            yield collective
+    def findings(
+        self,
+        *,
+        dtypes: Mapping[str, str],
+        where: str,
+        communicate: str | None,
+        over_slices: bool = False,
+    ) -> Iterator[Finding]:
+        """Collectives that move activations, and that are wider than what they move.
+
+        Args:
+            dtypes: name -> dtype of each live parameter, such as ``"bfloat16"``.
+            where: the program's name, for the evidence.
+            communicate: the dtype in which the config asks for gradients to be reduced, None for
+                the parameter's.
+            over_slices: whether it is compiled for several slices. libtpu splits what crosses them
+                into collectives without a name, of which nothing can be said.
+        """
+        yield from _leaks([c for c in self.stray if c.op_name or not over_slices], where)
+        wide = [
+            collective
+            for instruction, collective in self._pairs
+            if _is_wide(collective, dtypes)
+            and not _widened_by_the_compiler(self._module, instruction)
+        ]
+        yield from _wide(wide, dtypes, where, communicate)
 
 
 def _leaks(leaks: list[Collective], where: str) -> Iterator[Finding]:

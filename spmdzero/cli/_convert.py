@@ -7,15 +7,21 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from spmdzero.formats import FORMATS, Conversion, Format, dtype_called
+from spmdzero.cli._options import Source, Tag
+from spmdzero.formats import (
+    FORMATS,
+    Conversion,
+    Format,
+    dtype_called,
+)
 from spmdzero.formats import convert as convert_checkpoint
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(help="a folder of checkpoints, or of one tag")],
+    source: Source,
     target: Annotated[Path, typer.Argument(help="the folder to write (for fp32 also a .bin)")],
     to: Annotated[str, typer.Option(help=", ".join(FORMATS))],
-    tag: Annotated[str | None, typer.Option(help="which checkpoint: `latest` if left out")] = None,
+    tag: Tag = None,
     ranks: Annotated[
         int | None, typer.Option(min=1, help="deepspeed: the processes that will load it")
     ] = None,

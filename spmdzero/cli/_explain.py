@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from spmdzero.cli._options import AsJson, Html, Strict
 from spmdzero.explain import Explanation, Topology, _passes, require_tpu_compiler
 from spmdzero.show import together
 
@@ -35,11 +36,9 @@ def explain(
     devices: Annotated[
         int | None, typer.Option(min=1, help="devices, where no --tpu says how many: 8 if left out")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables")] = False,
-    html: Annotated[Path | None, typer.Option(help="write a page to this file")] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="exit with status 1 if there is a problem")
-    ] = False,
+    as_json: AsJson = False,
+    html: Html = None,
+    strict: Strict = False,
     own_stage: Annotated[
         bool, typer.Option("--own-stage", help="compile the config's stage only: faster")
     ] = False,

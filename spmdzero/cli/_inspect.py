@@ -1,20 +1,20 @@
 """`spmdzero inspect`: what a checkpoint holds."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from spmdzero.cli._options import AsJson, Source, Tag
 from spmdzero.formats import CheckpointDescription, describe
 from spmdzero.show import Table
 
 
 def inspect(
-    source: Annotated[Path, typer.Argument(help="a folder of checkpoints, or of one tag")],
-    tag: Annotated[str | None, typer.Option(help="which checkpoint: `latest` if left out")] = None,
+    source: Source,
+    tag: Tag = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="list every tensor")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Shows what a checkpoint holds, ours or DeepSpeed's, and checks its files."""
     found = describe(source, tag)

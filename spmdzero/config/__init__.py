@@ -10,10 +10,9 @@ from spmdzero.config._monitoring import (
     TensorBoardConfig,
     WandbConfig,
 )
-from spmdzero.config._optimizers import OPTIMIZERS
+from spmdzero.config._optimizers import OPTIMIZERS, REFUSED_OPTIMIZERS
 from spmdzero.config._params import check_params
 from spmdzero.config._precision import Fp16Config, TorchAutocastConfig
-from spmdzero.config._refused_optimizers import REFUSED_OPTIMIZERS
 from spmdzero.config._schedules import SCHEDULES
 from spmdzero.config._triangle import BatchSizes, resolve_batch_sizes
 from spmdzero.config._types import Section

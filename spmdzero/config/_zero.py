@@ -9,9 +9,14 @@ from spmdzero.config._errors import RefusedValueError
 from spmdzero.config._types import DeepSpeedSection, Natural
 
 
-class ZeroKeysWithoutMeaning(DeepSpeedSection):
-    """Keys of a hand-written communication engine; `NO_MEANING` tells why each has no effect."""
+class ZeroConfig(DeepSpeedSection):
+    """What ZeRO shards; every other key belongs to a hand-written communication engine.
 
+    Attributes:
+        stage: 0 shards nothing, 1 the optimizer state, 2 the gradient between micro-batches too.
+    """
+
+    stage: Natural = 0
     allgather_bucket_size: Natural = 500_000_000
     allgather_partitions: bool = True
     contiguous_gradients: bool = True
@@ -42,16 +47,6 @@ class ZeroKeysWithoutMeaning(DeepSpeedSection):
     stage3_use_all_reduce_for_fetch_params: bool = False
     sub_group_size: Natural = 1_000_000_000
     use_multi_rank_bucket_allreduce: bool = True
-
-
-class ZeroConfig(ZeroKeysWithoutMeaning):
-    """What ZeRO shards.
-
-    Attributes:
-        stage: 0 shards nothing, 1 the optimizer state, 2 the gradient between micro-batches too.
-    """
-
-    stage: Natural = 0
 
     @field_validator("stage")
     @classmethod

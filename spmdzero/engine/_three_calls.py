@@ -22,7 +22,7 @@ from spmdzero.step._optimizer import ZeroOptimizer
 
 
 class ThreeCalls:
-    """Trains by forward, backward and step, which the constructor's parts have their shares in."""
+    """Trains by forward, backward and step; holds no state but the watch of backward passes."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.explain._aot import TORCH_XLA_FLAGS, require_tpu_compiler
 from spmdzero.explain._chips import CHIPS, Topology
 from spmdzero.explain._explanation import Explanation
-from spmdzero.explain._fit import stage_fit
+from spmdzero.explain._fit import fit_of_stages
 from spmdzero.explain._moves import floor_elements
 from spmdzero.explain._progress import Step, shown
 from spmdzero.explain._roofline import Roofline, roofline
@@ -184,10 +184,7 @@ def _put_together(
         accumulation=accumulation,
         tokens=tokens,
         xla_flags=tuple(f"{k}={v}" for k, v in _flags(engine.spmd_config).items()),
-        fits=tuple(
-            stage_fit(plan, stage, [target.memory for target in compiled.get(stage, ())])
-            for stage in (0, 1, 2)
-        ),
+        fits=fit_of_stages(plan, {stage: [t.memory for t in ts] for stage, ts in compiled.items()}),
         paper_note=plan.compare().paper_note,
         moves=tuple(target.moves(plan) for target in own),
         audit=_with_tpu_findings(audit, engine, own),

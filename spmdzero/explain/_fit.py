@@ -1,7 +1,7 @@
 """Does it fit: four accounts of the same memory, side by side."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spmdzero.explain._aot import CompilerMemory
@@ -56,16 +56,21 @@ class StageFit:
         return self.plan.total - self.plan[Role.GRADIENT]
 
 
-def stage_fit(plan: ShardingPlan, stage: int, compiled: Sequence[TargetMemory] = ()) -> StageFit:
-    """The accounts of one stage of `plan`'s model."""
+def fit_of_stages(
+    plan: ShardingPlan, compiled: Mapping[int, Sequence[TargetMemory]]
+) -> tuple[StageFit, ...]:
+    """The accounts of each stage of `plan`'s model; `compiled` has those of some."""
     comparison = plan.compare()
     parameters = sum(math.prod(tensor.shape) for tensor in plan)
     # As spmdzero.zero.estimate_zero2_model_states_mem_needs without offload.
     estimate = 2 * parameters + int(18 * parameters / plan.mesh.size)
-    return StageFit(
-        stage=stage,
-        paper=comparison.paper[stage] if comparison.paper else None,
-        deepspeed=estimate if stage == 2 else None,
-        plan=comparison.stages[stage],
-        compiled=tuple(compiled),
+    return tuple(
+        StageFit(
+            stage=stage,
+            paper=comparison.paper[stage] if comparison.paper else None,
+            deepspeed=estimate if stage == 2 else None,
+            plan=planned,
+            compiled=tuple(compiled.get(stage, ())),
+        )
+        for stage, planned in enumerate(comparison.stages)
     )

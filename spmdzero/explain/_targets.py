@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
-from spmdzero.audit import Finding, audit_program, stray_collectives
+from spmdzero.audit import Finding, ReadProgram
 from spmdzero.backend import runtime
 from spmdzero.explain._aot import Compiled, CompilerMemory, compile_for_tpu
 from spmdzero.explain._chips import Topology
@@ -14,7 +14,6 @@ from spmdzero.explain._moves import Moves, ProgramLedger, measure_moves
 from spmdzero.explain._progress import Step
 from spmdzero.explain._roofline import Roofline, roofline
 from spmdzero.explain._trace import TracedProgram
-from spmdzero.inspect import Collective, CollectiveLedger
 from spmdzero.plan import ShardingPlan
 
 # Each is a process of its own, which keeps one core busy most of the time.
@@ -52,37 +51,36 @@ class Target:
         )
 
     @cached_property
+    def _read(self) -> tuple[tuple[TracedProgram, ReadProgram], ...]:
+        return tuple(
+            (traced, ReadProgram(made.hlo, outputs=traced.outputs))
+            for traced, made in zip(self.traced, self.made, strict=True)
+            if made.hlo is not None
+        )
+
+    @property
     def programs(self) -> tuple[ProgramLedger, ...]:
         """The ledger of each program."""
         return tuple(
-            ProgramLedger(
-                kind=traced.kind,
-                runs=traced.runs,
-                ledger=CollectiveLedger.from_hlo(hlo, outputs=traced.outputs),
-            )
-            for traced, hlo in self._texts
+            ProgramLedger(kind=traced.kind, runs=traced.runs, ledger=read.ledger)
+            for traced, read in self._read
         )
 
     def moves(self, plan: ShardingPlan) -> Moves:
         """The traffic of one step."""
+        stray = tuple(collective for _, read in self._read for collective in read.stray)
         return measure_moves(
-            plan,
-            self.programs,
-            stray=tuple(self._stray()),
-            target=self.name,
-            topology=self.topology,
+            plan, self.programs, stray=stray, target=self.name, topology=self.topology
         )
 
     def findings(self, *, dtypes: Mapping[str, str], communicate: str | None) -> Iterator[Finding]:
-        """What is wrong in the programs; the arguments are those of `audit_program`."""
-        for traced, hlo in self._texts:
-            yield from audit_program(
-                hlo,
+        """What is wrong in the programs; the arguments are those of `ReadProgram.findings`."""
+        for traced, read in self._read:
+            yield from read.findings(
                 dtypes=dtypes,
                 where=f"{traced.kind} program on {self.name}",
                 communicate=communicate,
-                outputs=traced.outputs,
-                over_slices=self._over_slices,
+                over_slices=self.topology is not None and self.topology.slices > 1,
             )
 
     def roofline(self, *, matmul_flops: float | None, tokens: int) -> Roofline:
@@ -104,20 +102,6 @@ class Target:
             wire_bytes=sum(p.runs * p.ledger.wire_bytes for p in self.programs),
             tokens=tokens,
         )
-
-    @property
-    def _over_slices(self) -> bool:
-        return self.topology is not None and self.topology.slices > 1
-
-    @property
-    def _texts(self) -> Iterator[tuple[TracedProgram, str]]:
-        for traced, made in zip(self.traced, self.made, strict=True):
-            if made.hlo is not None:
-                yield traced, made.hlo
-
-    def _stray(self) -> Iterator[Collective]:
-        for traced, hlo in self._texts:
-            yield from stray_collectives(hlo, outputs=traced.outputs)
 
 
 def compile_on(

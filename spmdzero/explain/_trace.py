@@ -1,8 +1,8 @@
 """The programs of one training step, as they are traced."""
 
 import dataclasses
+import itertools
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 from spmdzero.audit import AuditReport, auditing
@@ -40,25 +40,29 @@ def trace_step(engine: Engine, batch: Batch) -> tuple[TracedProgram, ...]:
         batch: what one forward takes: a tensor, a tuple of inputs or a dict of keyword inputs;
             the module returns the loss, as `Engine.train_batch` wants it.
     """
-    kept: dict[str, tuple[tuple[str, ...], AnnotatedProgram, str]] = {}
+    programs: dict[str, TracedProgram] = {}
     runs: Counter[str] = Counter()
 
     def read(graph: StepGraph) -> None:
         runs[graph.kind] += 1
-        if graph.kind not in kept:
-            kept[graph.kind] = tuple(graph.outputs), graph.annotated(), graph.hlo()
+        if graph.kind not in programs:
+            annotated, text = graph.annotated(), graph.hlo()
+            arguments = entry_argument_bytes(text)
+            memory = CompilerMemory(
+                arguments=arguments, peak=arguments + peak_temporary_bytes(text)
+            )
+            programs[graph.kind] = TracedProgram(
+                kind=graph.kind,
+                runs=0,
+                outputs=tuple(graph.outputs),
+                annotated=annotated,
+                compiled=Compiled(hlo=text, memory=memory),
+            )
 
     with engine.observe(read):
-        engine.train_batch(_endless(batch))
+        engine.train_batch(itertools.repeat(batch))
     return tuple(
-        TracedProgram(
-            kind=kind,
-            runs=runs[kind],
-            outputs=outputs,
-            annotated=annotated,
-            compiled=_compiled_here(text),
-        )
-        for kind, (outputs, annotated, text) in kept.items()
+        dataclasses.replace(program, runs=runs[kind]) for kind, program in programs.items()
     )
 
 
@@ -69,18 +73,5 @@ def trace_audited(
     with auditing(engine) as watched:
         programs = trace_step(engine, batch)
         for _ in range(steps - 1):
-            engine.train_batch(_endless(batch))
+            engine.train_batch(itertools.repeat(batch))
     return programs, watched.report
-
-
-def _endless(batch: Batch) -> Iterator[Batch]:
-    while True:
-        yield batch
-
-
-def _compiled_here(text: str) -> Compiled:
-    arguments = entry_argument_bytes(text)
-    return Compiled(
-        hlo=text,
-        memory=CompilerMemory(arguments=arguments, peak=arguments + peak_temporary_bytes(text)),
-    )

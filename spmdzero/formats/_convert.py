@@ -87,7 +87,7 @@ def convert(
         SpmdZeroUsageError: the checkpoint has not what the format holds.
     """
     folder, tag = locate(source, tag)
-    state = _checked(open_state(folder, tag))
+    state = open_state(folder, tag).checked()
     exact = conversion.to == "fp32" or conversion.dtype == torch.float32
     weights_only = conversion.to in _WEIGHTS
     _require_names(state, weights_only=weights_only, masters=exact)
@@ -112,15 +112,10 @@ def fp32_weights(source: Path, tag: str | None = None, *, exclude_frozen: bool =
     Raises:
         SpmdZeroCheckpointError: it is damaged, or there is none.
     """
-    state = _checked(open_state(*locate(source, tag)))
+    state = open_state(*locate(source, tag)).checked()
     _require_names(state, weights_only=True, masters=True)
     exclude = frozen_names(state) if exclude_frozen else frozenset[str]()
     return Weights.of(state, dtype=torch.float32, exclude=exclude)
-
-
-def _checked(state: TrainingState) -> TrainingState:
-    state.check({name: tensor.pieces for name, tensor in state.tensors.items()})
-    return state
 
 
 def _require_names(state: TrainingState, *, weights_only: bool, masters: bool) -> None:
@@ -137,20 +132,19 @@ def _require_names(state: TrainingState, *, weights_only: bool, masters: bool) -
 
 
 def _write(state: TrainingState, target: Path, tag: str, conversion: Conversion) -> Path:
-    match conversion.to:
-        case "native":
-            order = SaveOrder(
-                folder=target,
-                tag=tag.removesuffix("_universal"),
-                nonce=secrets.token_hex(4),
-                latest=True,
-                retention=Retention(last=None, every=None),
-                description={"counters": dict(state.host.counters), "converted": state.source},
-            )
-            save_native(state, order)
-            return target / order.tag
-        case "universal" | "deepspeed":
-            return write_for_deepspeed(state, target, tag, conversion)
+    if conversion.to == "native":
+        order = SaveOrder(
+            folder=target,
+            tag=tag.removesuffix("_universal"),
+            nonce=secrets.token_hex(4),
+            latest=True,
+            retention=Retention(),
+            description={"counters": dict(state.host.counters), "converted": state.source},
+        )
+        save_native(state, order)
+        return order.path
+    if conversion.to in ("universal", "deepspeed"):
+        return write_for_deepspeed(state, target, tag, conversion)
     exclude = frozen_names(state) if conversion.exclude_frozen else frozenset[str]()
     if conversion.to == "dcp":
         write_dcp(state, target, dtype=conversion.dtype, exclude=exclude)

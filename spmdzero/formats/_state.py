@@ -115,6 +115,11 @@ class TrainingState:
     source: str
     check: Callable[[Mapping[str, Iterable[Box]]], None] = lambda parts: None
 
+    def checked(self) -> "TrainingState":
+        """The same, all of whose tensors were checked."""
+        self.check({name: tensor.pieces for name, tensor in self.tensors.items()})
+        return self
+
 
 def in_memory(state: TrainingState) -> TrainingState:
     """A copy of this process's part of a state that no longer needs what it was read from."""

@@ -1,6 +1,6 @@
 """How much memory a compiled program's temporaries take, read off its schedule."""
 
-from spmdzero.hlo import _text as _hlo_text
+from spmdzero.hlo._text import parse
 
 # They give another name to memory that is there already, or hold none.
 _VIEWS = frozenset({"bitcast", "tuple", "get-tuple-element", "optimization-barrier"})
@@ -13,7 +13,7 @@ def entry_argument_bytes(text: str) -> int:
     Raises:
         SpmdZeroUsageError: the text is not a whole HLO module.
     """
-    module = _hlo_text.parse(text)
+    module = parse(text)
     entry = module.computations[module.entry].values()
     return sum(shape.bytes for i in entry if i.opcode == "parameter" for shape in i.shapes)
 
@@ -32,7 +32,7 @@ def peak_temporary_bytes(text: str) -> int:
     Raises:
         SpmdZeroUsageError: the text is not a whole HLO module.
     """
-    module = _hlo_text.parse(text)
+    module = parse(text)
     instructions = list(module.computations[module.entry].values())
     owners: dict[str, frozenset[str]] = {}
     last_read: dict[str, int] = {}

@@ -20,7 +20,7 @@ def attach(engine: Engine) -> None:
     if config.flops_profiler.enabled:
         engine.after_step.append(_OneStep(engine))
     if config.comms_logger.enabled:
-        engine.after_step.append(comms.watch(engine))
+        engine.after_step.append(functools.partial(comms.Recorder(engine), engine))
     if config.memory_breakdown:
         engine.after_step.append(functools.partial(_log_memory, engine))
 

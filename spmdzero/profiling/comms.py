@@ -7,11 +7,9 @@ takes; ``bytes`` is the size of the whole message, as in DeepSpeed's ``log_summa
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Callable
 
 from spmdzero.compat.comm import summarise
 from spmdzero.engine import Engine
@@ -47,46 +45,35 @@ class Message:
 _RECORDED: "weakref.WeakKeyDictionary[Engine, StepLedgers]" = weakref.WeakKeyDictionary()
 
 
-def watch(engine: Engine) -> Callable[[], None]:
-    """Reads the ledgers of the first step; returns what must be called when a step is over.
+class Recorder:
+    """Reads the ledgers of an engine's first step.
 
     After `set_train_batch_size` the second step with the new count is read again: with one
     micro-batch more there is one program more.
     """
-    recorder = _Recorder()
-    recorder.start(engine)
-    return functools.partial(recorder.step_is_over, engine)
 
-
-class _Recorder:
-    def __init__(self) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._watching = contextlib.ExitStack()
-        self._ledgers: StepLedgers | None = None
+        self._ledgers: StepLedgers | None = self._watching.enter_context(record_ledgers(engine))
         self._micro_batches = 0
         self._name = object()
 
-    def start(self, engine: Engine) -> None:
-        self._ledgers = self._watching.enter_context(record_ledgers(engine))
-
-    def step_is_over(self, engine: Engine) -> None:
+    def __call__(self, engine: Engine) -> None:
+        """A step is over."""
         if self._ledgers is None:
             if engine.gradient_accumulation_steps() != self._micro_batches:
-                self.start(engine)
+                self._ledgers = self._watching.enter_context(record_ledgers(engine))
             return
         self._watching.close()
         _RECORDED[engine], self._ledgers = self._ledgers, None
-        summarise(self._name, summary(engine), _counts(engine))
         self._micro_batches = engine.gradient_accumulation_steps()
+        counts: dict[str, dict[int, int]] = {}
+        for message, count in messages(engine).items():
+            sizes = counts.setdefault(message.operation, {})
+            sizes[message.bytes] = sizes.get(message.bytes, 0) + count
+        summarise(self._name, summary(engine), counts)
         if engine.spmd_config.comms_logger.verbose:
             logger.info("%s", summary(engine))
-
-
-def _counts(engine: Engine) -> dict[str, dict[int, int]]:
-    counts: dict[str, dict[int, int]] = {}
-    for message, count in messages(engine).items():
-        sizes = counts.setdefault(message.operation, {})
-        sizes[message.bytes] = sizes.get(message.bytes, 0) + count
-    return counts
 
 
 def messages(engine: Engine) -> dict[Message, int]:

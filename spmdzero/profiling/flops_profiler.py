@@ -146,20 +146,11 @@ class FlopsProfiler:
         detailed: bool = True,
         output_file: str | None = None,
     ) -> None:
-        """Prints the report, or writes it to `output_file`.
-
-        Args:
-            profile_step: the step to name in the report.
-            module_depth: how many levels to aggregate, -1 for all.
-            top_modules: classes to name at each level.
-            detailed: whether each module is listed.
-            output_file: a path, whose folder is made; None prints.
-        """
-        engine = self._engine
+        """Prints a `ProfileReport`, which names `profile_step`, or writes it to `output_file`."""
         facts = {
             "profile step:": str(profile_step),
-            "data parallel size:": str(engine.dp_world_size),
-            "batch size per GPU:": str(engine.train_micro_batch_size_per_gpu()),
+            "data parallel size:": str(self._engine.dp_world_size),
+            "batch size per GPU:": str(self._engine.train_micro_batch_size_per_gpu()),
         }
         report = ProfileReport(
             profile=self.profile,
@@ -199,8 +190,7 @@ def get_model_profile(
         input_shape: shape of the one input, which is then all ones.
         args, kwargs: the inputs, where there is no `input_shape`.
         print_profile: whether to print the report, or write it to `output_file`.
-        detailed, module_depth, top_modules, output_file: as in
-            `FlopsProfiler.print_model_profile`.
+        detailed, module_depth, top_modules: as in `ProfileReport`.
         warm_up, ignore_modules: without meaning, nothing is run or timed.
         as_string: whether to return strings such as ``"1.23 G"``.
         mode: "forward".

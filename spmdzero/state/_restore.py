@@ -75,8 +75,10 @@ def restore(training: Training, state: TrainingState, options: LoadOptions) -> L
         module=not own_loading,
         optimizer=with_optimizer,
     )
-    every = {name: tensor.pieces for name, tensor in state.tensors.items()}
-    state.check(every if own_loading else needed_parts(targets))
+    if own_loading:
+        state.checked()
+    else:
+        state.check(needed_parts(targets))
     with _progress(training, host, options), _own_loading(training, state, options):
         _take_over_tensors(training, targets)
     if with_optimizer:

@@ -4,6 +4,7 @@ import functools
 import json
 import re
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 import torch
@@ -98,12 +99,16 @@ def test_the_machine_is_described_without_an_engine(
     assert "flags" not in problems(spmdzero.doctor())
 
 
-def test_the_command_prints_json_and_exits_with_1_under_strict_if_there_is_a_problem() -> None:
+def test_the_command_prints_json_writes_a_page_and_exits_with_1_under_strict_if_there_is_a_problem(
+    tmp_path: Path,
+) -> None:
     run = functools.partial(CliRunner().invoke, app, env={"XLA_IR_DEBUG": "1"})
     done = run(["doctor", "--json"])
     assert done.exit_code == 0
     assert {check["name"] for check in json.loads(done.stdout)["checks"]} >= {"versions", "devices"}
-    assert run(["doctor", "--strict"]).exit_code == 1
+    page = tmp_path / "page.html"
+    assert run(["doctor", "--strict", "--html", str(page)]).exit_code == 1
+    assert page.read_text().startswith("<!doctype html>")
 
 
 def test_a_single_cpu_device_is_told_how_to_become_several() -> None:

@@ -4,13 +4,13 @@
 docs/checkpoints.md.
 """
 
-import argparse
 import contextlib
 import os
 import platform
 import re
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,36 +21,21 @@ os.environ.setdefault("CPU_NUM_DEVICES", "8")
 
 import psutil
 import torch
-from torch import nn
+from harness.workload import Workload
+from peers.config import deepspeed_config
 
 import spmdzero
 from spmdzero.backend.torch_xla import runtime
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 REGION = re.compile(r"(<!-- begin benchmark -->\n).*?(<!-- end benchmark -->)", re.DOTALL)
+ROUNDS = 5
 
 
-class Blocks(nn.Module):
-    """The weights of a GPT with 12 layers of width 768; nothing runs them."""
-
-    def __init__(self, layers: int, width: int) -> None:
-        super().__init__()
-        shapes = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)]
-        self.weights = nn.ParameterList(
-            nn.Parameter(torch.randn(shape)) for _ in range(layers) for shape in shapes
-        )
-
-
-def make_engine(layers: int, width: int, **checkpoint: bool) -> spmdzero.Engine:
-    return spmdzero.initialize(
-        model=Blocks(layers, width),
-        config={
-            "train_micro_batch_size_per_gpu": 1,
-            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-            "zero_optimization": {"stage": 2},
-            "checkpoint": checkpoint,
-        },
-    )[0]
+def make_engine(**checkpoint: bool) -> spmdzero.Engine:
+    workload = Workload(model="gpt-85m", devices=int(os.environ["CPU_NUM_DEVICES"]), steps=0)
+    config = deepspeed_config(workload, stage=2) | {"checkpoint": checkpoint}
+    return spmdzero.initialize(model=workload.build(), config=config)[0]
 
 
 def seconds(act: Callable[[], object]) -> float:
@@ -80,9 +65,8 @@ def copied(source: Path, target: Path) -> None:
         os.close(handle)
 
 
-def measure(layers: int, width: int, rounds: int) -> str:
-    engine = make_engine(layers, width)
-    beside = make_engine(layers, width, **{"async": True})
+def measure() -> str:
+    engine, beside = make_engine(), make_engine(**{"async": True})
     times: dict[str, list[float]] = {}
     peaks: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as root:
@@ -97,7 +81,7 @@ def measure(layers: int, width: int, rounds: int) -> str:
             with peak_of_memory(peaks.setdefault(name, [])):
                 times.setdefault(name, []).append(seconds(act))
 
-        for number in range(rounds):
+        for number in range(ROUNDS):
             saved = folder / f"saved {number}"
             note("save", lambda saved=saved: engine.save_checkpoint(saved, tag="t"))
             plain = folder / "copy"
@@ -129,25 +113,15 @@ def table(times: dict[str, list[float]], peaks: dict[str, list[float]], size: in
     for name, found in times.items():
         taken = statistics.median(found)
         shown = f"{size / taken / 1e6:.0f} | {plain / taken:.2f}"
-        speed = " | " if "asynchronous" in name or "rest" in name else shown
+        speed = shown if name in ("save", "plain copy", "load") else " | "
         peak = statistics.median(peaks[name]) / 1e6
         lines.append(f"| {name} | {taken:.2f} | {speed} | {peak:.0f} |")
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--width", type=int, default=768)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--write", action="store_true")
-    given = parser.parse_args()
-    found = measure(given.layers, given.width, given.rounds)
+if __name__ == "__main__":
+    found = measure()
     print(found)
-    if given.write:
+    if "--write" in sys.argv:
         page = PAGE.read_text()
         PAGE.write_text(REGION.sub(lambda match: match[1] + found + match[2], page))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,24 +1,19 @@
 """How fast torch and XLA's CPU compiler compute the matrix products of a GPT, on the same cores.
 
-`python -m matrix_products '{"model": ..., "devices": 2, "repeats": 20, "xnnpack": false}' out.json`
-
 For torch a thread for each device computes its part, as a rank with one core would; under XLA each
 device computes the same part. They take turns.
 """
 
 import dataclasses
-import json
 import math
 import os
 import statistics
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TypeAlias
 
 import torch
+from harness.turns import Way, take_turns
 from harness.workload import ROWS, SIZES, Size
 
 import spmdzero
@@ -27,12 +22,11 @@ from spmdzero.plan import MeshSpec
 
 # Products of one turn, so that starting a program doesn't count.
 COUNT = 4
-WARM_UP = 2
 
 # Of each device, COUNT pairs to multiply.
 Parts: TypeAlias = list[list[tuple[torch.Tensor, torch.Tensor]]]
-# Computes them all; the seconds it took, and the first product of each device.
-Way: TypeAlias = Callable[[], tuple[float, torch.Tensor]]
+# Each way's first product of each device, of its last turn.
+Results: TypeAlias = dict[str, torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,38 +99,30 @@ def _measured(product: Product, *, devices: int, repeats: int) -> dict[str, floa
         [(torch.randn(product.left), torch.randn(product.right)) for _ in range(COUNT)]
         for _ in range(devices)
     ]
-    ways: tuple[tuple[str, Way], ...]
-    ways = (("torch", _in_threads(product, parts)), ("xla", _on_devices(product, parts)))
-    seconds: dict[str, list[float]] = {name: [] for name, _ in ways}
-    results: dict[str, torch.Tensor] = {}
-    for _ in range(WARM_UP + repeats):
-        for name, way in ways:
-            taken, results[name] = way()
-            seconds[name].append(taken)
-    operations = product.operations * COUNT * devices
-    apart = (results["xla"] - results["torch"]).abs().max() / results["torch"].abs().max()
-    return {
-        "difference": apart.item(),
-        **{
-            name: operations / statistics.median(taken[WARM_UP:]) / 1e9
-            for name, taken in seconds.items()
-        },
+    results: Results = {}
+    ways = {
+        "torch": _in_threads(product, parts, results),
+        "xla": _on_devices(product, parts, results),
     }
+    taken = take_turns(ways, turns=repeats, warm_up=2)
+    operations = product.operations * COUNT * devices
+    speeds = {name: operations / statistics.median(t.whole) / 1e9 for name, t in taken.items()}
+    apart = (results["xla"].cpu() - results["torch"]).abs().max() / results["torch"].abs().max()
+    return {"difference": apart.item(), **speeds}
 
 
-def _in_threads(product: Product, parts: Parts) -> Way:
+def _in_threads(product: Product, parts: Parts, results: Results) -> Way:
     # How many threads torch takes for a product is a number of each thread's own.
     pool = ThreadPoolExecutor(len(parts), initializer=torch.set_num_threads, initargs=(1,))
 
-    def compute() -> tuple[float, torch.Tensor]:
-        start = time.perf_counter()
+    def compute() -> None:
         found = list(pool.map(lambda part: [product(*pair) for pair in part], parts))
-        return time.perf_counter() - start, torch.cat([results[0] for results in found])
+        results["torch"] = torch.cat([products[0] for products in found])
 
-    return compute
+    return lambda _: compute
 
 
-def _on_devices(product: Product, parts: Parts) -> Way:
+def _on_devices(product: Product, parts: Parts, results: Results) -> Way:
     spmdzero.init_distributed()
     mesh = DeviceMesh(MeshSpec((("fsdp", len(parts)),)))
 
@@ -148,21 +134,15 @@ def _on_devices(product: Product, parts: Parts) -> Way:
         for turn in range(COUNT)
     ]
 
-    def compute() -> tuple[float, torch.Tensor]:
-        results = []
+    def prepare(_: int) -> Callable[[], object]:
+        found = []
         for pair in pairs:
             left, right = (_manual.enter(x, mesh, mesh.batch_spec(x.dim())) for x in pair)
             mine = product(left, right)
             shape = (len(parts) * mine.shape[0], *mine.shape[1:])
-            results.append(_manual.leave(mine, mesh, mesh.batch_spec(mine.dim()), shape))
-        runtime.wait()
-        start = time.perf_counter()
-        runtime.sync()
-        runtime.wait()
-        return time.perf_counter() - start, results[0].cpu()
+            found.append(_manual.leave(mine, mesh, mesh.batch_spec(mine.dim()), shape))
+        results["xla"] = found[0]
+        # Holds the products until they are computed.
+        return lambda: (runtime.sync(), found)
 
-    return compute
-
-
-if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(json.dumps(measure(**json.loads(sys.argv[1]))))
+    return prepare

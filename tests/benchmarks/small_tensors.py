@@ -1,24 +1,16 @@
-"""What it costs to sum the gradients of small tensors apart, as spmdzero does, or as one tensor.
+"""What it costs to sum the gradients of small tensors apart, as spmdzero does, or as one tensor."""
 
-`python -m small_tensors '{"devices": ..., "repeats": ...}' out.json`
-"""
-
-import json
-import sys
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch_xla
 import torch_xla.distributed.spmd as xs
+from harness.turns import Way, take_turns
 
 import spmdzero
-from spmdzero.backend.torch_xla import runtime
 
 COUNT, ELEMENTS = 42, 400
-WARM_UP = 3
 
 Sum = Callable[[Sequence[torch.Tensor], xs.Mesh], list[torch.Tensor]]
 
@@ -45,24 +37,21 @@ def measure(devices: int, repeats: int) -> dict[str, list[float]]:
         xs.mark_sharding(values, mesh, ("fsdp", None))
         partials.append(values)
     torch_xla.sync()
-    ways: dict[str, Sum] = {"apart": apart, "together": together}
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(WARM_UP + repeats):
-        for name, way in ways.items():
+
+    def summed(way: Sum) -> Way:
+        def prepare(_: int) -> Callable[[], object]:
             sums = way(partials, mesh)
-            runtime.wait()
-            start = time.perf_counter()
-            torch_xla.sync()
-            runtime.wait()
-            seconds[name].append(time.perf_counter() - start)
-            del sums
-    return {name: taken[WARM_UP:] for name, taken in seconds.items()}
+            # Holds the sums until they are computed.
+            return lambda: (torch_xla.sync(), sums)
+
+        return prepare
+
+    taken = take_turns(
+        {"apart": summed(apart), "together": summed(together)}, turns=repeats, warm_up=3
+    )
+    return {name: seconds.whole for name, seconds in taken.items()}
 
 
 def _replicated(tensor: torch.Tensor, mesh: xs.Mesh) -> torch.Tensor:
     xs.mark_sharding(tensor, mesh, (None,) * tensor.dim())
     return tensor
-
-
-if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(json.dumps(measure(**json.loads(sys.argv[1]))))

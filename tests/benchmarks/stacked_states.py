@@ -1,21 +1,16 @@
 """What a step takes of the host and of the devices with fewer, larger optimizer states.
 
-`python -m stacked_states '{"model": ..., "devices": ..., "steps": ...}' out.json`
-
 AdamW's update of all shards of a model, compiled and started as a captured step is. "apart" has two
 states for each parameter, as spmdzero does; in "stacked" parameters of equal shape have two in
 common, so that fewer buffers are handed to a program and back.
 """
 
 import collections
-import json
 import statistics
-import sys
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
+from harness.turns import take_turns
 from harness.workload import Workload
 
 import spmdzero
@@ -23,13 +18,11 @@ from spmdzero.backend.torch_xla import (
     DeviceMesh,
     compile_alone,
     fold,
-    runtime,
     set_value,
 )
 from spmdzero.optim import Adam, LocalTensor
 from spmdzero.plan import MeshSpec, choose_placement
 
-WARM_UP = 3
 RULE = Adam(decoupled=True, bias_correction=True)
 
 
@@ -136,30 +129,17 @@ def measure(model: str, devices: int, steps: int) -> dict[str, dict[str, float]]
     mesh = DeviceMesh(MeshSpec((("fsdp", devices),)))
     built = Workload(model=model, devices=devices, steps=steps).build_on_meta()
     shapes = [tuple(parameter.shape) for parameter in built.parameters()]
-    ways = {
-        "apart": Update(shapes, mesh, stacked=False),
-        "stacked": Update(shapes, mesh, stacked=True),
+    updates = {
+        name: Update(shapes, mesh, stacked=name == "stacked") for name in ("apart", "stacked")
     }
-    host: dict[str, list[float]] = {name: [] for name in ways}
-    whole: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(WARM_UP + steps):
-        for name, way in ways.items():
-            runtime.wait()
-            began, began_host = time.perf_counter(), time.thread_time()
-            way.run()
-            host[name].append(time.thread_time() - began_host)
-            runtime.wait()
-            whole[name].append(time.perf_counter() - began)
+    ways = {name: lambda _, update=update: update.run for name, update in updates.items()}
+    taken = take_turns(ways, turns=steps, warm_up=3)
     return {
         name: {
-            "host": 1e3 * statistics.median(host[name][WARM_UP:]),
-            "step": 1e3 * statistics.median(whole[name][WARM_UP:]),
-            "tensors": len(way.roots),
-            "sum": sum(param.abs().sum().item() for param in way.params),
+            "host": 1e3 * statistics.median(taken[name].host),
+            "step": 1e3 * statistics.median(taken[name].whole),
+            "tensors": len(update.roots),
+            "sum": sum(param.abs().sum().item() for param in update.params),
         }
-        for name, way in ways.items()
+        for name, update in updates.items()
     }
-
-
-if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(json.dumps(measure(**json.loads(sys.argv[1]))))

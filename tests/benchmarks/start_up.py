@@ -1,26 +1,19 @@
-"""How long `spmdzero.initialize` takes beside moving the same parameters by hand.
-
-`python -m start_up '{"model": ..., "devices": ..., "repeats": ..., "ways": ["from_cpu"]}' out.json`
-"""
+"""How long `spmdzero.initialize` takes beside moving the same parameters by hand."""
 
 import gc
-import json
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
+from harness.turns import Way, take_turns
 from harness.workload import Workload
 from peers.config import deepspeed_config
 from torch import nn
 
 import spmdzero
-from spmdzero.backend.torch_xla import runtime
 
 
 def to_and_mark(model: nn.Module, workload: Workload) -> nn.Module:
@@ -59,36 +52,27 @@ def from_meta(model: nn.Module, workload: Workload) -> object:
     return spmdzero.initialize(model=empty, config=config, weights=values.pop)
 
 
-WAYS: tuple[Callable[[nn.Module, Workload], object], ...] = (
-    upload_each,
-    to_and_mark,
-    from_cpu,
-    from_meta,
-)
+WAYS = (upload_each, to_and_mark, from_cpu, from_meta)
 
 
 def measure(model: str, devices: int, repeats: int, ways: list[str]) -> dict[str, list[float]]:
     """Seconds of each repetition, of each way that is named; they take turns."""
     workload = Workload(model=model, devices=devices, steps=1)
     spmdzero.init_distributed()
-    taking_part = [way for way in WAYS if way.__name__ in ways]
-    seconds: dict[str, list[float]] = {way.__name__: [] for way in taking_part}
-    for _ in range(repeats):
-        for way in taking_part:
-            built = workload.build()
-            start = time.perf_counter()
-            kept = way(built, workload)
-            runtime.wait()
-            seconds[way.__name__].append(time.perf_counter() - start)
-            del kept, built
+
+    def built(way: Callable[[nn.Module, Workload], object]) -> Way:
+        def prepare(_: int) -> Callable[[], object]:
             # An engine is part of cycles, and four of them don't fit into the memory of a laptop.
             gc.collect()
-    return seconds
+            model = workload.build()
+            return lambda: way(model, workload)
+
+        return prepare
+
+    taking_part = {way.__name__: built(way) for way in WAYS if way.__name__ in ways}
+    taken = take_turns(taking_part, turns=repeats, warm_up=0)
+    return {name: seconds.whole for name, seconds in taken.items()}
 
 
 def _mesh(workload: Workload) -> xs.Mesh:
     return xs.Mesh(np.arange(workload.devices), (workload.devices,), ("fsdp",))
-
-
-if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(json.dumps(measure(**json.loads(sys.argv[1]))))

@@ -2,14 +2,10 @@
 
 XLA's CPU runtime records an event for each operation that it starts. A matrix product that its
 thread pool cuts into tasks goes on after its event, without one.
-
-`python -m time_of_a_step '{"model": ..., "devices": ..., "steps": ...}' out.json`
 """
 
-import json
 import os
 import re
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -95,7 +91,3 @@ def _own_time(events: Iterable[tuple[float, float, str]]) -> Counter[str]:
 
 def _kind(name: str) -> str:
     return next((kind for kind, pattern in KINDS if pattern.search(name)), OTHER)
-
-
-if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(json.dumps(measure(**json.loads(sys.argv[1]))))

@@ -45,11 +45,9 @@ def in_two(tensor: torch.Tensor) -> StoredTensor:
     whole = StoredTensor.of(tensor)
     if not tensor.dim():
         return whole
-    half, rest = tensor.shape[0] // 2, ((0, length) for length in tensor.shape[1:])
-    inner = tuple(rest)
-    return dataclasses.replace(
-        whole, pieces=(((0, half), *inner), ((half, tensor.shape[0]), *inner))
-    )
+    (_, rows), *inner = whole.pieces[0]
+    pieces = tuple(((start, stop), *inner) for start, stop in ((0, rows // 2), (rows // 2, rows)))
+    return dataclasses.replace(whole, pieces=pieces)
 
 
 def order_of(folder: Path, number: int, **more: Any) -> SaveOrder:

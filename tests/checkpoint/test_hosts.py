@@ -1,10 +1,10 @@
 """Several processes save one checkpoint: each its own pieces, none a whole tensor."""
 
+import concurrent.futures
 import dataclasses
 import multiprocessing
 import re
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from spmdzero.formats import (
     open_state,
     save_native,
 )
-from spmdzero.formats.native import _hosts
+from spmdzero.formats.native import _processes
 from spmdzero.state._together import agreed_tag, require_one_tag
 from tests.checkpoint.files import number_in, order_of, save, state_of
 
@@ -49,8 +49,8 @@ def order_for(folder: Path, process: int, processes: int) -> SaveOrder:
     return order_of(folder, 1, process=process, processes=processes)
 
 
-def save_part(folder: Path, process: int) -> None:
-    save_native(part_of(process), order_for(folder, process, 2))
+def save_part(folder: Path, process: int, processes: int = 2) -> None:
+    save_native(part_of(process), order_for(folder, process, processes))
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_a_host_goes_on_with_its_own_generators_and_a_new_one_with_those_of_all(
 
 
 def test_a_run_of_one_host_hands_its_generators_to_all(tmp_path: Path) -> None:
-    save_native(part_of(0), order_for(tmp_path, 0, 1))
+    save_part(tmp_path, 0, processes=1)
     found = open_state(tmp_path, "step1", process=1).host
     assert found.rng is not None
     assert found.rng.keys() == {OWN, COMMON}
@@ -126,18 +126,15 @@ def save_in_all(
         except Exception as error:
             raised[process] = error
 
-    threads = [threading.Thread(target=run, args=(process,)) for process in range(PROCESSES)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with concurrent.futures.ThreadPoolExecutor(PROCESSES) as pool:
+        list(pool.map(run, range(PROCESSES)))
     return raised
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     # Who isn't told says after a while that it waited, which is no reason that a test expects.
-    monkeypatch.setattr(_hosts, "PATIENCE", 60.0)
+    monkeypatch.setattr(_processes, "PATIENCE", 60.0)
 
 
 @pytest.mark.parametrize(("failing", "change", "reason"), FAILURES.values(), ids=FAILURES)
@@ -191,7 +188,7 @@ def test_a_report_of_a_failure_is_removed_once_nobody_can_wait_for_it(
     (report,) = tmp_path.glob(".saving-*")
     save(tmp_path, 2)
     assert report.exists(), "another host may not have looked yet"
-    monkeypatch.setattr(_hosts, "PATIENCE", -1.0)
+    monkeypatch.setattr(_processes, "PATIENCE", -1.0)
     save(tmp_path, 3)
     assert not report.exists()
 
@@ -202,7 +199,7 @@ def test_a_state_that_can_not_be_kept_for_a_background_save_fails_in_all_process
     with pytest.raises(RuntimeError, match="the device is gone"):
         held_for(order_for(tmp_path, 1, 2), unreadable(part_of(1)))
     with pytest.raises(SpmdZeroCheckpointError, match="process 1: RuntimeError: the device"):
-        save_native(part_of(0), order_for(tmp_path, 0, 2))
+        save_part(tmp_path, 0)
 
 
 def test_tags_that_differ_between_processes_stop_all_of_them_or_none(

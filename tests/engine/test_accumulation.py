@@ -1,7 +1,7 @@
 """Whoever ends a step, and however backward is called, the sum of gradients is torch's."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,65 +12,44 @@ from torch.utils.checkpoint import checkpoint
 
 import spmdzero
 from spmdzero.errors import SpmdZeroUsageError
+from tests.support import engines
+from tests.support.engines import assert_trained_as, three_calls
 
 ROWS, WIDTH = 16, 16
-# Sums over 8 devices in another order than torch's over the batch; fp32 has 7 digits.
-CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
 
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
+        torch.manual_seed(0)
         self.first, self.second = nn.Linear(WIDTH, 32), nn.Linear(32, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.second(self.first(x).relu()).pow(2).mean()
 
 
-def make() -> Net:
-    torch.manual_seed(0)
-    return Net()
-
-
 def batch(index: int) -> torch.Tensor:
     return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(index))
 
 
-def config(gas: int = 1, stage: int = 2, **more: Any) -> dict[str, Any]:
-    return {
+def start(model: nn.Module | None = None, **more: Any) -> spmdzero.Engine:
+    """Plain SGD, whose update is the gradient."""
+    usual = {
         "train_micro_batch_size_per_gpu": ROWS // 8,
-        "gradient_accumulation_steps": gas,
         "gradient_clipping": 0.0,
         "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
-        "zero_optimization": {"stage": stage},
         "zero_allow_untested_optimizer": True,
         "spmd": {"min_shard_elements": 64},
-    } | more
+    }
+    return engines.start(model or Net(), **usual | more)
 
 
-def start(**settings: Any) -> spmdzero.Engine:
-    return spmdzero.initialize(model=make(), config=config(**settings))[0]
-
-
-def expected(weights: dict[int, float], steps: int = 1) -> dict[str, torch.Tensor]:
-    """Parameters after torch's SGD on the sum over batches of weight x loss."""
-    model = make()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        for index, weight in weights.items():
-            (model(batch(index)) * weight).backward()
-        optimizer.step()
-    return dict(model.named_parameters())
-
-
-def assert_trained(engine: spmdzero.Engine, wanted: dict[str, torch.Tensor]) -> None:
-    for name, parameter in engine.module.named_parameters():
-        torch.testing.assert_close(parameter.detach().cpu(), wanted[name].detach(), **CLOSE)
-
-
-def by_engine(engine: spmdzero.Engine, loss: torch.Tensor) -> None:
-    engine.backward(loss)
+def expected(weights: dict[int, float]) -> nn.Module:
+    """After torch's SGD on the sum over batches of weight x loss."""
+    model = Net()
+    sum(model(batch(index)) * weight for index, weight in weights.items()).backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    return model
 
 
 def by_torch(engine: spmdzero.Engine, loss: torch.Tensor) -> None:
@@ -81,25 +60,17 @@ def by_scale(engine: spmdzero.Engine, loss: torch.Tensor) -> None:
     engine.scale(loss).backward()
 
 
-@pytest.mark.parametrize("backward", [by_engine, by_torch, by_scale])
+@pytest.mark.parametrize("backward", [spmdzero.Engine.backward, by_torch, by_scale])
 @pytest.mark.parametrize("stage", [1, 2])
 def test_every_way_of_backward_averages_over_micro_batches(
     stage: int, backward: Callable[..., None]
 ) -> None:
-    engine = start(gas=2, stage=stage)
+    engine = start(gradient_accumulation_steps=2, zero_optimization={"stage": stage})
     for index in range(2):
         backward(engine, engine(batch(index)))
         engine.step()
     assert engine.global_steps == 1
-    assert_trained(engine, expected({0: 0.5, 1: 0.5}))
-
-
-def test_plain_backward_without_accumulation() -> None:
-    engine = start()
-    for _ in range(2):
-        engine(batch(0)).backward()
-        engine.step()
-    assert_trained(engine, expected({0: 1.0}, steps=2))
+    assert_trained_as(engine, expected({0: 0.5, 1: 0.5}))
 
 
 def test_backward_twice_before_a_step_sums_gradients() -> None:
@@ -108,11 +79,11 @@ def test_backward_twice_before_a_step_sums_gradients() -> None:
     engine.backward(engine(batch(0)))
     engine.backward(3 * engine(batch(1)))
     engine.step()
-    assert_trained(engine, expected({0: 1.0, 1: 3.0}))
+    assert_trained_as(engine, expected({0: 1.0, 1: 3.0}))
 
 
 def test_the_caller_sets_the_boundary() -> None:
-    engine = start(gas=2)
+    engine = start(gradient_accumulation_steps=2)
     engine.set_gradient_accumulation_boundary(False)
     engine.backward(engine(batch(0)))
     assert not engine.is_gradient_accumulation_boundary()
@@ -120,24 +91,17 @@ def test_the_caller_sets_the_boundary() -> None:
     engine.backward(engine(batch(1)))
     engine.step()
     assert (engine.global_steps, engine.micro_steps) == (1, 1)
-    assert_trained(engine, expected({0: 0.5, 1: 0.5}))
+    assert_trained_as(engine, expected({0: 0.5, 1: 0.5}))
 
 
-def test_without_managed_accumulation_each_step_is_a_boundary() -> None:
-    engine = start(gas=2, managed_gradient_accumulation=False)
-    for index in range(2):
-        engine.backward(engine(batch(index)))
-        assert not engine.is_gradient_accumulation_boundary()
-    engine.step()
-    assert (engine.global_steps, engine.micro_steps, engine.global_samples) == (1, 1, 2 * ROWS)
-    assert engine.was_step_applied()
-    assert_trained(engine, expected({0: 0.5, 1: 0.5}))
+def test_without_managed_accumulation_nobody_sets_the_boundary() -> None:
+    engine = start(gradient_accumulation_steps=2, managed_gradient_accumulation=False)
     with pytest.raises(SpmdZeroUsageError, match=r"each step\(\) is the boundary"):
         engine.set_gradient_accumulation_boundary(True)
 
 
 def test_no_sync_reduces_once_for_all() -> None:
-    engine = start(stage=1)
+    engine = start(zero_optimization={"stage": 1})
     with spmdzero.record_ledgers(engine) as ledgers:
         with engine.no_sync():
             engine.backward(engine(batch(0)))
@@ -145,7 +109,7 @@ def test_no_sync_reduces_once_for_all() -> None:
                 engine.step()
         engine.backward(engine(batch(1)))
         engine.step()
-    assert_trained(engine, expected({0: 1.0, 1: 1.0}))
+    assert_trained_as(engine, expected({0: 1.0, 1: 1.0}))
     reduced = sorted(c.tensor for c in ledgers.boundary.of_role("gradient"))
     assert reduced == sorted(name for name, _ in engine.module.named_parameters())
 
@@ -156,7 +120,7 @@ def test_coalesced_reduction_sums_at_stage_2() -> None:
         engine.backward(engine(batch(0)))
         engine.backward(engine(batch(1)))
     engine.step()
-    assert_trained(engine, expected({0: 1.0, 1: 1.0}))
+    assert_trained_as(engine, expected({0: 1.0, 1: 1.0}))
 
 
 def test_no_sync_is_refused_where_gradients_are_shards() -> None:
@@ -166,18 +130,14 @@ def test_no_sync_is_refused_where_gradients_are_shards() -> None:
 
 @pytest.mark.parametrize("first", [1, 2])
 def test_the_train_batch_size_changes_the_micro_batches_of_a_step(first: int) -> None:
-    engine = start(gas=first)
-    for index in range(first):
-        engine.backward(engine(batch(index)))
-        engine.step()
-    engine.module.load_state_dict(make().state_dict())
+    engine = start(gradient_accumulation_steps=first)
+    three_calls(engine, *map(batch, range(first)))
+    engine.module.load_state_dict(Net().state_dict())
     engine.set_train_batch_size(3 * ROWS)
     assert (engine.train_batch_size(), engine.gradient_accumulation_steps()) == (3 * ROWS, 3)
-    for index in range(3):
-        engine.backward(engine(batch(index)))
-        engine.step()
+    three_calls(engine, *map(batch, range(3)))
     assert (engine.global_steps, engine.micro_steps) == (2, first + 3)
-    assert_trained(engine, expected(dict.fromkeys(range(3), 1 / 3)))
+    assert_trained_as(engine, expected(dict.fromkeys(range(3), 1 / 3)))
     with pytest.raises(SpmdZeroUsageError, match="must be divisible"):
         engine.set_train_batch_size(3 * ROWS + 1)
 
@@ -185,12 +145,10 @@ def test_the_train_batch_size_changes_the_micro_batches_of_a_step(first: int) ->
 def test_the_micro_batch_size_changes_the_rows() -> None:
     engine = start()
     engine.set_train_micro_batch_size(4)
-    wide = torch.cat([batch(0), batch(1)])
-    engine.backward(engine(wide))
-    engine.step()
+    three_calls(engine, torch.cat([batch(0), batch(1)]))
     assert (engine.train_batch_size(), engine.global_samples) == (32, 32)
     # The loss is a mean over rows, so that two batches are half of each.
-    assert_trained(engine, expected({0: 0.5, 1: 0.5}))
+    assert_trained_as(engine, expected({0: 0.5, 1: 0.5}))
 
 
 def test_fp16_refuses_a_backward_that_is_not_scaled() -> None:
@@ -210,14 +168,12 @@ def test_a_plain_backward_through_checkpointed_activations_is_refused() -> None:
             hidden = checkpoint(self.first, x, use_reentrant=False)
             return self.second(hidden.relu()).pow(2).mean()
 
-    torch.manual_seed(0)
-    engine = spmdzero.initialize(model=Checkpointed(), config=config())[0]
+    engine = start(Checkpointed())
     with pytest.raises(SpmdZeroUsageError, match=r"engine\.backward\(loss\)"):
         engine(batch(0)).backward()
     engine.zero_grad()
-    engine.backward(engine(batch(0)))
-    engine.step()
-    assert_trained(engine, expected({0: 1.0}))
+    three_calls(engine, batch(0))
+    assert_trained_as(engine, expected({0: 1.0}))
 
 
 def test_two_engines_train_a_gan_as_torch_does() -> None:
@@ -226,27 +182,25 @@ def test_two_engines_train_a_gan_as_torch_does() -> None:
     make_d = nn.Sequential(nn.Linear(WIDTH, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1))
     generator, critic = copy.deepcopy(make_g), copy.deepcopy(make_d)
     g_steps, d_steps = (torch.optim.SGD(m.parameters(), 0.1) for m in (generator, critic))
-    g, d = (spmdzero.initialize(model=m, config=config())[0] for m in (make_g, make_d))
-    for step in range(3):
-        real, noise = batch(step), batch(step + 10)[:, :8]
-        fake = g(noise)
-        d_loss = F.softplus(-d(real)).mean() + F.softplus(d(fake.detach())).mean()
-        d.backward(d_loss)
-        d.step()
-        g_loss = F.softplus(-d(fake)).mean()
-        g.backward(g_loss)
-        g.step()
-        d.zero_grad()  # as with torch's optimizers: g's backward went through d
+    g, d = start(make_g), start(make_d)
 
-        image = generator(noise)
-        loss = F.softplus(-critic(real)).mean() + F.softplus(critic(image.detach())).mean()
-        d_steps.zero_grad()
-        loss.backward()
-        d_steps.step()
-        assert d_loss.item() == pytest.approx(loss.item(), abs=1e-6)
-        loss = F.softplus(-critic(image)).mean()
-        g_steps.zero_grad()
-        loss.backward()
-        g_steps.step()
-        assert g_loss.item() == pytest.approx(loss.item(), abs=1e-6)
-    assert_trained(g, dict(generator.named_parameters()))
+    def losses(g: Any, d: Any, real: torch.Tensor, noise: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The critic's, and, when that one has made its step, the generator's."""
+        fake = g(noise)
+        yield F.softplus(-d(real)).mean() + F.softplus(d(fake.detach())).mean()
+        yield F.softplus(-d(fake)).mean()
+
+    for step in range(3):
+        data = batch(step), batch(step + 10)[:, :8]
+        theirs = losses(generator, critic, *data)
+        ours = losses(g, d, *data)
+        for engine, optimizer in ((d, d_steps), (g, g_steps)):
+            loss, expected_loss = next(ours), next(theirs)
+            engine.backward(loss)
+            engine.step()
+            optimizer.zero_grad()
+            expected_loss.backward()
+            optimizer.step()
+            assert loss.item() == pytest.approx(expected_loss.item(), abs=1e-6)
+        d.zero_grad()  # as with torch's optimizers: g's backward went through d
+    assert_trained_as(g, generator)

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch_xla.debug.metrics as met
 from torch import nn
 
 import spmdzero
 from spmdzero.step._agreement import EVERY, AgreementRhythm
+from tests.support.engines import one_call, reads, start, three_calls
 
 SAME = torch.ones(8, 4)
 # The devices count different numbers of positive rows.
@@ -27,29 +27,6 @@ class Counting(nn.Module):
         return self.line(x).mean()
 
 
-def start(**more: Any) -> spmdzero.Engine:
-    settings = {
-        "train_micro_batch_size_per_gpu": 1,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-        "zero_optimization": {"stage": 2},
-    }
-    return spmdzero.initialize(model=Counting(), config=settings | more)[0]
-
-
-def reads() -> int:
-    data = met.metric_data("TransferFromDeviceTime")
-    return data[0] if data else 0
-
-
-def three_calls(engine: spmdzero.Engine, batch: torch.Tensor) -> None:
-    engine.backward(engine(batch))
-    engine.step()
-
-
-def one_call(engine: spmdzero.Engine, batch: torch.Tensor) -> None:
-    engine.train_batch(iter([batch]))
-
-
 def test_the_rhythm_is_powers_of_two_and_then_a_fixed_number() -> None:
     rhythm = AgreementRhythm()
     due = [number for number in range(1, 3 * EVERY + 1) if rhythm.is_due()]
@@ -62,7 +39,7 @@ def test_the_rhythm_is_powers_of_two_and_then_a_fixed_number() -> None:
     ids=["folded", "traced", "captured"],
 )
 def test_a_late_disagreement_is_found_and_few_values_are_read(run: Any, more: Any) -> None:
-    engine = start(**more)
+    engine = start(Counting(), **more)
     for _ in range(EVERY):
         run(engine, SAME)
     before = reads()
@@ -82,9 +59,8 @@ def test_a_late_disagreement_is_found_and_few_values_are_read(run: Any, more: An
 
 
 def test_a_disagreement_is_found_before_a_checkpoint_is_written(tmp_path: Path) -> None:
-    engine = start()
-    for batch in (SAME, SAME, DIFFERENT):
-        three_calls(engine, batch)
+    engine = start(Counting())
+    three_calls(engine, SAME, SAME, DIFFERENT)
     with pytest.raises(spmdzero.ReplicaRegionError, match="positive"):
         engine.save_checkpoint(tmp_path)
     assert not list(tmp_path.iterdir())

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,21 +12,19 @@ from torch import nn
 
 import spmdzero
 from spmdzero.inspect import StepLedgers
+from tests.support import engines
 from tests.support.contract import make_batch, make_model
-from tests.support.processes import environment
-from tests.support.trajectory import ROOT
+from tests.support.models import KINDS, Kind, ResNet, small_gpt2
+from tests.support.processes import run_python
+from tests.support.selected import outside
 
 ROWS = 8
 
 
 def config(stage: int, gas: int = 1, **spmd: Any) -> dict[str, Any]:
-    return {
-        "train_micro_batch_size_per_gpu": ROWS // 8,
-        "gradient_accumulation_steps": gas,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-        "zero_optimization": {"stage": stage},
-        "spmd": spmd,
-    }
+    return engines.config(
+        gradient_accumulation_steps=gas, zero_optimization={"stage": stage}, spmd=spmd
+    )
 
 
 def ledgers_of(
@@ -78,6 +74,7 @@ class TestStages:
         gathers = ledgers.boundary.of_role("parameter")
         assert sorted(c.tensor for c in gathers) == sorted(large(engine))
         assert {c.kind for c in gathers} == {"all-gather"}
+        assert [c.is_scalar for c in ledgers.boundary.of_role("norm")] == [True]
         assert ledgers.boundary.activations == ()
 
     def test_stage_2_with_two_micro_batches_reduces_at_each(self) -> None:
@@ -99,10 +96,6 @@ class TestStages:
             large(engine)
         )
         assert ledgers.boundary.activations == ()
-
-    def test_the_norm_moves_one_scalar(self) -> None:
-        _, ledgers = ledgers_of(make_model(), gpt_loss, config(2))
-        assert [c.is_scalar for c in ledgers.boundary.of_role("norm")] == [True]
 
     def test_two_axes_scatter_over_fsdp_and_sum_over_data(self) -> None:
         engine, ledgers = ledgers_of(
@@ -130,12 +123,18 @@ class Narrowing(nn.Module):
         return F.mse_loss(self.down(self.up(x).relu()), x)
 
 
-def test_no_gathered_weight_is_transposed() -> None:
-    engine, *_ = spmdzero.initialize(model=Narrowing(), config=config(2))
+def program_of(model: nn.Module, width: int, cfg: dict[str, Any]) -> str:
+    """The optimised HLO of a step on `[ROWS, width]`."""
+    engine, *_ = spmdzero.initialize(model=model, config=cfg)
     texts: list[str] = []
     with engine.observe(lambda graph: texts.append(graph.hlo())):
-        engine.train_batch(iter([torch.ones(ROWS, 64)]))
-    gathered = re.findall(r"= f32\[(\d+,\d+)\]\{(\d,\d)\} all-gather\(", texts[0])
+        engine.train_batch(iter([torch.ones(ROWS, width)]))
+    return texts[0]
+
+
+def test_no_gathered_weight_is_transposed() -> None:
+    text = program_of(Narrowing(), 64, config(2))
+    gathered = re.findall(r"= f32\[(\d+,\d+)\]\{(\d,\d)\} all-gather\(", text)
     # Along the last dim, XLA gathers column-major, and copies to row-major.
     assert sorted(gathered) == [("2048,64", "1,0"), ("64,2048", "1,0")]
 
@@ -153,11 +152,8 @@ class Deep(nn.Module):
 
 @pytest.mark.parametrize(("stage", "forward"), [(1, "region"), (2, "region"), (2, "global")])
 def test_whole_gradients_are_not_kept_until_the_update(stage: int, forward: str) -> None:
-    engine, *_ = spmdzero.initialize(model=Deep(), config=config(stage, forward=forward))
-    texts: list[str] = []
-    with engine.observe(lambda graph: texts.append(graph.hlo())):
-        engine.train_batch(iter([torch.ones(ROWS, 128)]))
-    schedule = texts[0].partition("\nENTRY")[2].splitlines()
+    text = program_of(Deep(), 128, config(stage, forward=forward))
+    schedule = text.partition("\nENTRY")[2].splitlines()
     whole = re.compile(r"%(\S+) = f32\[128,128\]\S* all-reduce\(")
     sums = [(i, found[1]) for i, line in enumerate(schedule) if (found := whole.search(line))]
     assert len(sums) == 12
@@ -168,19 +164,6 @@ def test_whole_gradients_are_not_kept_until_the_update(stage: int, forward: str)
     alive = [sum(made <= i < last[name] for made, name in sums) for i in range(len(schedule))]
     # One, and another while it is cut; without care for it all twelve.
     assert max(alive) <= 2
-
-
-class CNN(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
-            nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
-        )  # fmt: skip
-        self.head = nn.Linear(32 * 16, 10)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(self.head(self.body(x).flatten(1)), y)
 
 
 class Encoder(nn.Module):
@@ -194,63 +177,40 @@ class Encoder(nn.Module):
         return F.cross_entropy(self.head(self.norm(self.layer(x).mean(1))), y)
 
 
-def make_transformer(kind: str) -> nn.Module:
-    import transformers
-
-    from tests.support.models import small_gpt2
-
-    if kind == "gpt2":
-        return small_gpt2()
-    return transformers.BertForMaskedLM(
-        transformers.BertConfig(
-            num_hidden_layers=1,
-            hidden_size=32,
-            num_attention_heads=2,
-            intermediate_size=64,
-            vocab_size=128,
-            max_position_embeddings=32,
-        )
-    )
-
-
-def masked(engine: spmdzero.Engine, _: int) -> torch.Tensor:
-    ids = torch.randint(0, 128, (ROWS, 16), generator=torch.Generator().manual_seed(0))
+def masked(rows: int) -> dict[str, torch.Tensor]:
+    ids = torch.randint(0, 128, (rows, 16), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     mask[:, 12:] = 0
-    return engine(input_ids=ids, attention_mask=mask, labels=ids).loss
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids}
 
 
-def images(engine: spmdzero.Engine, _: int) -> torch.Tensor:
-    return engine(torch.randn(ROWS, 1, 8, 8), torch.arange(ROWS))
-
-
-def sequences(engine: spmdzero.Engine, _: int) -> torch.Tensor:
-    return engine(torch.randn(ROWS, 6, 32), torch.arange(ROWS))
+FAMILIES = {
+    "BatchNorm CNN": Kind(lambda: ResNet(16), KINDS["resnet"].batch),
+    "TransformerEncoderLayer": Kind(
+        Encoder, lambda rows: (torch.randn(rows, 6, 32), torch.arange(rows))
+    ),
+    "transformers GPT-2": Kind(small_gpt2, masked),
+    "transformers BERT": KINDS["bert"],
+}
 
 
 @pytest.mark.parametrize(
-    ("make", "call"),
-    [
-        (CNN, images),
-        (Encoder, sequences),
-        pytest.param(lambda: make_transformer("gpt2"), masked, marks=pytest.mark.slow),
-        pytest.param(lambda: make_transformer("bert"), masked, marks=pytest.mark.slow),
-    ],
-    ids=["BatchNorm CNN", "TransformerEncoderLayer", "transformers GPT-2", "transformers BERT"],
+    "name", [pytest.param(n, marks=outside(list(FAMILIES)[:2], n)) for n in FAMILIES]
 )
-def test_no_collective_serves_an_activation(
-    make: Callable[[], nn.Module], call: Callable[[spmdzero.Engine, int], torch.Tensor]
-) -> None:
+def test_no_collective_serves_an_activation(name: str) -> None:
+    def loss_of(engine: spmdzero.Engine, _: int) -> torch.Tensor:
+        batch = FAMILIES[name].batch(ROWS)
+        out = engine(**batch) if isinstance(batch, dict) else engine(*batch)
+        return getattr(out, "loss", out)
+
     torch.manual_seed(0)
-    engine, ledgers = ledgers_of(make(), call, config(2))
+    engine, ledgers = ledgers_of(FAMILIES[name].model(), loss_of, config(2))
     ledger = ledgers.boundary
     assert ledger.activations == ()
-    gradients = [c.tensor for c in ledger.of_role("gradient")]
-    assert sorted(gradients) == sorted(names(engine))
+    assert sorted(c.tensor for c in ledger.of_role("gradient")) == sorted(names(engine))
     assert {c.tensor for c in ledger.of_role("parameter")} == large(engine)
-    assert {c.role for c in ledger.collectives} <= {
-        "gradient", "parameter", "norm", "output", "buffer",
-    }  # fmt: skip
+    roles = {"gradient", "parameter", "norm", "output", "buffer"}
+    assert {c.role for c in ledger.collectives} <= roles
 
 
 def test_propagation_does_gather_activations() -> None:
@@ -278,6 +238,7 @@ def test_every_state_buffer_is_donated() -> None:
 PROGRAM = """
 import json, torch, spmdzero
 from spmdzero.backend.torch_xla import runtime
+from tests.support import engines
 from tests.support.contract import make_batch, make_model
 engine, *_ = spmdzero.initialize(model=make_model(), config={
     "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
@@ -315,12 +276,8 @@ print(json.dumps([counts, rates, with_buffers]))
 
 
 def test_each_kind_of_program_compiles_once_in_50_steps_of_a_changing_lr() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROGRAM],
-        cwd=ROOT, env=environment(CPU_NUM_DEVICES="2"),
-        capture_output=True, text=True, timeout=600, check=True,
-    )  # fmt: skip
-    counts, rates, with_buffers = json.loads(done.stdout.splitlines()[-1])
+    printed = run_python("-W", "error", "-c", PROGRAM, devices=2)
+    counts, rates, with_buffers = json.loads(printed.splitlines()[-1])
     assert len(set(rates)) > 40
     # The initial states, a micro-batch, the boundary.
     assert counts == [3] * 50

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import spmdzero
+from tests.support.engines import Mean, one_call, start
 
 Call = Callable[[spmdzero.Engine, nn.Module, torch.Tensor], torch.Tensor]
 
@@ -16,12 +17,8 @@ Call = Callable[[spmdzero.Engine, nn.Module, torch.Tensor], torch.Tensor]
 def make() -> tuple[spmdzero.Engine, nn.Sequential]:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-    config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "optimizer": {"type": "Adam", "params": {"lr": 0.1}},
-        "gradient_clipping": 0,
-    }
-    return spmdzero.initialize(model=module, config=config)[0], module
+    adam = {"type": "Adam", "params": {"lr": 0.1}}
+    return start(module, optimizer=adam, gradient_clipping=0), module
 
 
 def losses(call: Call, *, steps: int = 3, plain: bool = False) -> list[float]:
@@ -95,21 +92,7 @@ def test_a_cpu_input_is_named_before_torch_xla_refuses_it(
 
 
 def test_the_hook_that_says_it_leaves_capture_alone() -> None:
-    torch.manual_seed(0)
-
-    class Loss(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x).square().mean()
-
-    config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "optimizer": {"type": "Adam", "params": {"lr": 0.1}},
-    }
-    engine, *_ = spmdzero.initialize(model=Loss(), config=config)
+    engine = start(Mean())
     for _ in range(5):
-        engine.train_batch(iter([torch.randn(engine.mesh.size, 4)]))
+        one_call(engine, torch.randn(engine.mesh.size, 4))
     assert (engine.capture.replayed, engine.capture.reason) == (2, None)

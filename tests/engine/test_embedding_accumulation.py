@@ -5,15 +5,12 @@ it (https://github.com/openxla/xla/issues/49143). Here each micro-batch is a pro
 which tests/explain/test_golden.py reads off the TPU's programs; this is what they compute.
 """
 
-import copy
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-import spmdzero
+from tests.support.engines import start, three_calls
 
 ROWS, LENGTH, VOCABULARY, DIM, MICRO_BATCHES = 8, 6, 64, 32, 4
 
@@ -53,22 +50,20 @@ def micro_batches() -> list[torch.Tensor]:
 @pytest.mark.parametrize("model", [Tied, Padded])
 def test_what_accumulates_is_torchs_gradient(model: type[nn.Module], stage: int) -> None:
     module, peer = model(), model()
-    config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": ROWS // 8,
-        "gradient_accumulation_steps": MICRO_BATCHES,
-        "optimizer": {"type": "SGD", "params": {"lr": 1.0}},
-        "zero_optimization": {"stage": stage},
-        "zero_allow_untested_optimizer": True,
-        "gradient_clipping": 0.0,
+    before = peer.embedding.weight.detach().clone()
+    engine = start(
+        module,
+        gradient_accumulation_steps=MICRO_BATCHES,
+        optimizer={"type": "SGD", "params": {"lr": 1.0}},
+        zero_optimization={"stage": stage},
+        zero_allow_untested_optimizer=True,
+        gradient_clipping=0.0,
         # The table has 2,048 elements, and is sharded.
-        "spmd": {"min_shard_elements": 1},
-    }
-    before = copy.deepcopy(peer.embedding.weight.detach())
-    engine, *_ = spmdzero.initialize(model=module, config=config)
+        spmd={"min_shard_elements": 1},
+    )
     for x in micro_batches():
         (peer(x) / MICRO_BATCHES).backward()
-        engine.backward(engine(x))
-        engine.step()
+        three_calls(engine, x)
     moved = before - engine.module.embedding.weight.detach().cpu()
     expected = peer.embedding.weight.grad
     # Sums of at most 8 x 6 x 4 fp32 terms in another order, and one subtraction from weights of

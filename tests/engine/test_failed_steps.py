@@ -1,14 +1,18 @@
 """A step that raises: it is done again from its first micro-batch, or it is done."""
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 
 import spmdzero
+from tests.support import engines
+from tests.support.engines import Mean, one_call, three_calls
 
 ROWS = 8
 GOOD, BAD = torch.ones(ROWS, 4), torch.full((ROWS, 4), math.inf)
@@ -18,35 +22,12 @@ AT_THE_SMALLEST_SCALE = {
 CHECKED = {"spmd": {"check_finite": True}}
 
 
-class Mean(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.line = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.line(x).float().mean()
-
-
 def start(**more: Any) -> spmdzero.Engine:
-    settings = {
-        "train_micro_batch_size_per_gpu": 1,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-1}},
-        "zero_optimization": {"stage": 2},
-    }
-    return spmdzero.initialize(model=Mean(), config=settings | more)[0]
+    usual = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-1}}}
+    return engines.start(Mean(), **usual | more)
 
 
-def three_calls(engine: spmdzero.Engine, *batches: torch.Tensor) -> None:
-    for batch in batches:
-        engine.backward(engine(batch))
-        engine.step()
-
-
-def one_call(engine: spmdzero.Engine, *batches: torch.Tensor) -> None:
-    engine.train_batch(iter(batches))
-
-
-Run = Callable[..., None]
+Run = Callable[..., object]
 
 
 @pytest.fixture(params=[three_calls, one_call], ids=["three calls", "train_batch"])
@@ -97,10 +78,6 @@ def test_a_loss_that_is_not_finite_starts_the_step_anew(run: Run) -> None:
     engine = start(**CHECKED, gradient_accumulation_steps=2)
     assert_starts_anew(engine, run, GOOD, BAD, error=spmdzero.NonFiniteError)
     # At its first micro-batch, too.
-    assert_restarts_at_the_first(engine, run)
-
-
-def assert_restarts_at_the_first(engine: spmdzero.Engine, run: Run) -> None:
     before = counts(engine)
     with pytest.raises(spmdzero.NonFiniteError):
         run(engine, BAD, GOOD)
@@ -114,9 +91,8 @@ def test_a_failed_step_of_the_callers_own_accumulation_counts_no_samples() -> No
 
 def test_a_failed_step_whose_end_the_caller_named_counts_no_micro_batch() -> None:
     engine = start(**CHECKED)
-    for batch in (GOOD, GOOD):
-        engine.set_gradient_accumulation_boundary(False)
-        three_calls(engine, batch)
+    engine.set_gradient_accumulation_boundary(False)
+    three_calls(engine, GOOD, GOOD)
     engine.set_gradient_accumulation_boundary(True)
     with pytest.raises(spmdzero.NonFiniteError):
         three_calls(engine, BAD)
@@ -129,7 +105,9 @@ def test_an_update_that_raises_leaves_no_half_of_a_step() -> None:
     at = weights(engine)
     stranger = nn.Parameter(torch.zeros(4, device=engine.device))
     engine.optimizer.param_groups[0]["params"].append(stranger)
-    with pytest.raises(spmdzero.SpmdZeroUsageError, match="was not given"):
+    with pytest.raises(
+        spmdzero.SpmdZeroUsageError, match=r"shape \[4\] that initialize was not given"
+    ):
         three_calls(engine, GOOD, GOOD)
     assert (counts(engine), engine.was_step_applied()) == ((2, 1, 16, 0, 0), False)
     assert torch.equal(weights(engine), at)
@@ -146,36 +124,29 @@ def fail(*_: Any, **__: Any) -> None:
     raise FaultError
 
 
-def watch(engine: spmdzero.Engine, run: Run) -> None:
-    with engine.observe(fail):
-        run(engine, GOOD)
-
-
-def hook(engine: spmdzero.Engine, run: Run) -> None:
+@contextlib.contextmanager
+def failing_hook(engine: spmdzero.Engine) -> Iterator[None]:
     engine.after_step.append(fail)
-    try:
-        run(engine, GOOD)
-    finally:
-        engine.after_step.remove(fail)
+    yield
+    engine.after_step.remove(fail)
 
 
-def schedule(engine: spmdzero.Engine, run: Run) -> None:
-    own, engine.lr_scheduler.step = engine.lr_scheduler.step, fail
-    try:
-        run(engine, GOOD)
-    finally:
-        engine.lr_scheduler.step = own
+FAULTS: dict[str, Callable[[spmdzero.Engine], Any]] = {
+    "observer": lambda engine: engine.observe(fail),
+    "hook": failing_hook,
+    "schedule": lambda engine: mock.patch.object(engine.lr_scheduler, "step", fail),
+}
 
 
-@pytest.mark.parametrize("faulty", [watch, hook, schedule])
+@pytest.mark.parametrize("faulty", FAULTS)
 def test_a_step_is_done_whatever_an_observer_a_hook_or_a_schedule_raises(
-    run: Run, faulty: Callable[[spmdzero.Engine, Run], None]
+    run: Run, faulty: str
 ) -> None:
     engine = start(scheduler={"type": "WarmupLR", "params": {"warmup_min_lr": 1e-2}})
     for step in range(1, 6):
         at = weights(engine)
-        with pytest.raises(FaultError):
-            faulty(engine, run)
+        with FAULTS[faulty](engine), pytest.raises(FaultError):
+            run(engine, GOOD)
         passed = (2 * step - 1, 2 * step - 1, (2 * step - 1) * ROWS, 0, 0)
         assert (counts(engine), engine.was_step_applied()) == (passed, True)
         assert not torch.equal(weights(engine), at)

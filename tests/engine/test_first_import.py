@@ -1,7 +1,6 @@
 """What `import spmdzero` and `init_distributed` leave behind in a process: only their own."""
 
 import json
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -90,14 +89,3 @@ def test_each_module_is_an_attribute_of_its_package_without_an_import(first: Fir
 def test_xla_compiles_as_torch_computes_although_no_variable_says_so(first: First) -> None:
     assert "xla_cpu_use_xnnpack: false" in first.options
     assert "xla_cpu_enable_fast_min_max: false" in first.options
-
-
-def test_python_m_spmdzero_is_the_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["spmdzero", "--help"])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module("spmdzero", run_name="__main__")
-    assert ended.value.code == 0
-    shown = capsys.readouterr().out
-    assert all(command in shown for command in ("explain", "doctor", "convert", "inspect"))

@@ -31,23 +31,25 @@ class Broken(Dataset[torch.Tensor]):
 
 
 class Mean(nn.Module):
-    def __init__(self) -> None:
+    """The mean of its input, weighted and perhaps dropped out."""
+
+    def __init__(self, width: int = 1, dropout: float = 0.0) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(1))
+        self.weight, self.dropout = nn.Parameter(torch.ones(width)), dropout
 
     def forward(self, x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
-        return (x * self.weight).mean()
+        return nn.functional.dropout(x * self.weight, self.dropout).mean()
 
 
-def make(data: Dataset[Any], **more: Any) -> tuple[spmdzero.Engine, Any]:
+def make(
+    data: Dataset[Any], model: nn.Module | None = None, collate: Any = None, **more: Any
+) -> tuple[spmdzero.Engine, Any]:
+    settings = {
+        "train_micro_batch_size_per_gpu": MICRO,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.0}},
+    }
     engine, _, loader, _ = spmdzero.initialize(
-        model=Mean(),
-        training_data=data,
-        config={
-            "train_micro_batch_size_per_gpu": MICRO,
-            "optimizer": {"type": "SGD", "params": {"lr": 0.0}},
-        }
-        | more,
+        model=model or Mean(), training_data=data, collate_fn=collate, config=settings | more
     )
     return engine, loader
 
@@ -61,17 +63,13 @@ def test_each_device_gets_the_rows_of_its_deepspeed_rank() -> None:
     _, loader = make(data)
     ranks = [list(DistributedSampler(data, num_replicas=DEVICES, rank=r)) for r in range(DEVICES)]
     seen: list[list[int]] = [[] for _ in range(DEVICES)]
-    for _, y in loader:
-        for rank, shard in enumerate(spmdzero.local_shards(y)):
-            seen[rank] += shard.tolist()
-    assert seen == ranks
-
-
-def test_batches_are_born_sharded() -> None:
-    _, loader = make(rows(32))
     for x, y in loader:
-        assert {tuple(s.shape) for s in spmdzero.local_shards(x)} == {(MICRO, 1)}
-        assert {tuple(s.shape) for s in spmdzero.local_shards(y)} == {(MICRO,)}
+        shards = zip(spmdzero.local_shards(x), spmdzero.local_shards(y), strict=True)
+        for rank, (inputs, numbers) in enumerate(shards):
+            # Born as shards: a device has its own rows only.
+            assert inputs.flatten().tolist() == numbers.tolist()
+            seen[rank] += numbers.tolist()
+    assert seen == ranks
 
 
 def test_a_short_last_micro_batch_trains_or_is_dropped() -> None:
@@ -128,12 +126,7 @@ def test_a_collate_function_and_nested_batches() -> None:
         x = torch.stack([sample[0] for sample in samples])
         return {"x": x, "extra": {"table": torch.arange(3), "name": "numbers"}}
 
-    _, _, loader, _ = spmdzero.initialize(
-        model=Mean(),
-        training_data=rows(16),
-        collate_fn=collate,
-        config={"train_micro_batch_size_per_gpu": MICRO},
-    )
+    _, loader = make(rows(16), collate=collate)
     (batch,) = list(loader)
     assert {tuple(s.shape) for s in spmdzero.local_shards(batch["x"])} == {(MICRO, 1)}
     assert {tuple(s.shape) for s in spmdzero.local_shards(batch["extra"]["table"])} == {(3,)}
@@ -149,23 +142,9 @@ class Noisy(Dataset[torch.Tensor]):
 
 
 def test_a_dataset_that_draws_random_numbers_does_not_disturb_the_dropout_masks() -> None:
-    class Dropping(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(64))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return nn.functional.dropout(x * self.weight, 0.5).mean()
-
     def losses() -> list[float]:
-        engine, _, loader, _ = spmdzero.initialize(
-            model=Dropping(),
-            training_data=Noisy(),
-            config={
-                "train_micro_batch_size_per_gpu": MICRO,
-                "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
-            },
-        )
+        sgd = {"type": "SGD", "params": {"lr": 0.1}}
+        engine, loader = make(Noisy(), Mean(64, dropout=0.5), optimizer=sgd)
         torch.manual_seed(3)
         found = []
         for batch in loader:
@@ -180,25 +159,11 @@ def test_a_dataset_that_draws_random_numbers_does_not_disturb_the_dropout_masks(
 
 
 def test_rows_are_the_samples_even_when_a_batch_starts_with_something_else() -> None:
-    def collate(samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.ones(5, 5), torch.stack([sample[0] for sample in samples])
+    def samples_of(samples: list[Any]) -> torch.Tensor:
+        return torch.stack([sample[0] for sample in samples])
 
-    *_, loader, _ = spmdzero.initialize(
-        model=Mean(),
-        training_data=rows(32),
-        collate_fn=collate,
-        config={"train_micro_batch_size_per_gpu": MICRO},
-    )
+    _, loader = make(rows(32), collate=lambda samples: (torch.ones(5, 5), samples_of(samples)))
     assert [batch[1].shape[0] for batch in loader] == [16, 16]
-
-    def cut(samples: list[Any]) -> torch.Tensor:
-        return torch.stack([sample[0] for sample in samples])[:13]
-
-    *_, loader, _ = spmdzero.initialize(
-        model=Mean(),
-        training_data=rows(32),
-        collate_fn=cut,
-        config={"train_micro_batch_size_per_gpu": MICRO},
-    )
+    _, loader = make(rows(32), collate=lambda samples: samples_of(samples)[:13])
     with pytest.raises(spmdzero.SpmdZeroUsageError, match="13 rows"):
         list(loader)

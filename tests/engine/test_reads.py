@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-import spmdzero
 from spmdzero.errors import ReplicaRegionError
+from tests.support.engines import one_call, start, three_calls
 from tests.support.processes import run_python
 
 # What torch refuses of every XLA tensor, in its own words.
@@ -62,17 +62,13 @@ heard: list[str] = []
 
 
 def test_what_forward_prints_of_a_tensor_is_printed_at_each_step() -> None:
-    config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
-    }
-    engine, *_ = spmdzero.initialize(model=Talkative(), config=config)
+    engine = start(Talkative())
     x = torch.randn(engine.mesh.size, 4)
     steps = 6
-    for run_step in (lambda: engine.train_batch(iter([x])), lambda: three_calls(engine, x)):
+    for run_step in (one_call, three_calls):
         heard.clear()
         for _ in range(steps):
-            run_step()
+            run_step(engine, x)
         # Each step's own values: the parameters have moved.
         assert len(set(heard)) == steps
         assert all(text.count("\n  replica ") == 8 for text in heard)
@@ -80,23 +76,8 @@ def test_what_forward_prints_of_a_tensor_is_printed_at_each_step() -> None:
     assert "reads a value from the devices" in str(engine.folding.reason)
 
 
-def three_calls(engine: spmdzero.Engine, x: torch.Tensor) -> None:
-    loss = engine(x)
-    engine.backward(loss)
-    engine.step()
-
-
 def test_a_loss_with_what_a_hook_kept_is_refused_and_the_next_step_trains() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x).square().mean()
-
-    config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "Adam"}}
-    engine, *_ = spmdzero.initialize(model=Model(), config=config)
+    engine = start(Talkative())
     kept: list[torch.Tensor] = []
     hook = engine.module.layer.register_forward_hook(lambda _, args, out: kept.append(out))
     x = torch.randn(engine.mesh.size, 4)

@@ -75,21 +75,22 @@ def by_ranks(model: nn.Module, batches: Iterator[Any], accumulation: int) -> lis
     return losses
 
 
+def copied(engine: spmdzero.Engine) -> nn.Module:
+    model = LogOfMean()
+    model.load_state_dict({name: value.cpu() for name, value in engine.module.state_dict().items()})
+    return model
+
+
 def same_weights(engine: spmdzero.Engine, model: nn.Module) -> None:
-    for name, value in engine.module.state_dict().items():
-        torch.testing.assert_close(value.cpu(), model.state_dict()[name], msg=name)
+    torch.testing.assert_close(copied(engine).state_dict(), model.state_dict())
 
 
 @pytest.mark.parametrize(("stage", "accumulation"), [(0, 1), (1, 2), (2, 1), (2, 2)])
 def test_a_dataloader_with_a_short_last_batch_trains_as_deepspeeds_ranks(
     stage: int, accumulation: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = make(
-        gradient_accumulation_steps=accumulation,
-        zero_optimization={"stage": stage},
-    )
-    model = LogOfMean()
-    model.load_state_dict({k: v.cpu() for k, v in engine.module.state_dict().items()})
+    engine = make(gradient_accumulation_steps=accumulation, zero_optimization={"stage": stage})
+    model = copied(engine)
     losses = []
     for batch in epochs(4):
         loss = engine(*batch)
@@ -108,8 +109,7 @@ def test_a_dataloader_with_a_short_last_batch_trains_as_deepspeeds_ranks(
 
 def test_train_batch_replays_short_batches_too() -> None:
     engine = make(gradient_accumulation_steps=3)
-    model = LogOfMean()
-    model.load_state_dict({k: v.cpu() for k, v in engine.module.state_dict().items()})
+    model = copied(engine)
     data = epochs(8)
     losses = [engine.train_batch(data).item() for _ in range(8)]
     means = torch.tensor(by_ranks(model, epochs(8), 3)).reshape(8, 3).mean(1)
@@ -121,8 +121,7 @@ def test_train_batch_replays_short_batches_too() -> None:
 
 def test_train_batch_of_one_short_batch_trains_when_it_is_the_whole_step() -> None:
     engine = make()
-    model = LogOfMean()
-    model.load_state_dict({k: v.cpu() for k, v in engine.module.state_dict().items()})
+    model = copied(engine)
     losses = [engine.train_batch(tuple(batch)).item() for batch in loader()]
     assert losses == pytest.approx(by_ranks(model, iter(loader()), 1), rel=1e-5)
 
@@ -143,16 +142,15 @@ def test_rows_for_one_device_instead_of_all_never_train() -> None:
 
 def test_rows_that_devices_cannot_share_say_what_to_do() -> None:
     engine = make()
-    x = torch.zeros(WHOLE, 6)
-    engine(x, x[:, 0])
-    with pytest.raises(
-        SpmdZeroUsageError, match=r"12 rows, which 8 .*drop_last=True.*pad it to 16 rows"
-    ):
-        engine(x[:12], x[:12, 0])
-    with pytest.raises(SpmdZeroUsageError, match="has 0 rows, a micro-batch has 32"):
-        engine(x[:0], x[:0, 0])
-    with pytest.raises(SpmdZeroUsageError, match="has 40 rows, a micro-batch has 32"):
-        engine(torch.zeros(40, 6), torch.zeros(40))
+    x = torch.zeros(40, 6)
+    engine(x[:WHOLE], x[:WHOLE, 0])
+    for rows, match in {
+        12: r"12 rows, which 8 .*drop_last=True.*pad it to 16 rows",
+        0: "has 0 rows, a micro-batch has 32",
+        40: "has 40 rows, a micro-batch has 32",
+    }.items():
+        with pytest.raises(SpmdZeroUsageError, match=match):
+            engine(x[:rows], x[:rows, 0])
 
 
 def table_mean(engine: spmdzero.Engine, table: torch.Tensor, x: torch.Tensor) -> float:

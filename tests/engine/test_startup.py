@@ -16,27 +16,13 @@ from spmdzero.backend.torch_xla import DeviceMesh
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import Role
 from tests.support.contract import GPT, make_batch, make_model
+from tests.support.engines import config, three_calls
 
 Values = dict[str, torch.Tensor]
 
 
-def config(**changes: Any) -> dict[str, Any]:
-    return {
-        "train_micro_batch_size_per_gpu": 1,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-        "zero_optimization": {"stage": 2},
-        **changes,
-    }
-
-
 def losses(engine: spmdzero.Engine) -> list[float]:
-    found = []
-    for step in range(2):
-        loss = engine(*make_batch(step, 0))
-        engine.backward(loss)
-        engine.step()
-        found.append(loss.item())
-    return found
+    return [three_calls(engine, make_batch(step, 0)).item() for step in range(2)]
 
 
 def on_meta() -> GPT:
@@ -194,64 +180,53 @@ def test_a_function_is_asked_for_one_tensor_at_a_time() -> None:
     assert most <= 2
 
 
+def assert_refused(said: str, weights: Any = None, model: nn.Module | None = None) -> None:
+    model = nn.Linear(4, 3, device="meta") if model is None else model
+    with pytest.raises(SpmdZeroUsageError, match=said):
+        spmdzero.initialize(model=model, config=config(), weights=weights)
+
+
 class TestRefused:
     def test_a_meta_model_without_weights(self) -> None:
-        with pytest.raises(
-            SpmdZeroUsageError, match=r"h\.0\.ln_1.* and 24 more on the meta.*weigh"
-        ):
-            spmdzero.initialize(model=on_meta(), config=config())
+        assert_refused(r"h\.0\.ln_1.* and 24 more on the meta.*weigh", model=on_meta())
 
     def test_a_file_that_lacks_a_tensor_or_has_a_stranger(self, tmp_path: Path) -> None:
         path = one_file({"weight": torch.ones(3, 4), "other": torch.ones(1)}, tmp_path)
-        with pytest.raises(SpmdZeroUsageError, match=r"lacks bias of the model.*has no other\. "):
-            spmdzero.initialize(model=nn.Linear(4, 3, device="meta"), config=config(), weights=path)
+        assert_refused(r"lacks bias of the model.*has no other\. ", path)
 
     def test_a_meta_buffer_that_no_file_keeps(self, tmp_path: Path) -> None:
         with torch.device("meta"):
             model = Tied()
         path = one_file({"embed.weight": torch.ones(16, 8), "scale": torch.ones(2)}, tmp_path)
-        with pytest.raises(
-            SpmdZeroUsageError, match=r"lacks table .*persistent=False\) on the CPU"
-        ):
-            spmdzero.initialize(model=model, config=config(), weights=path)
-
-    def test_another_shape(self) -> None:
-        with pytest.raises(SpmdZeroUsageError, match=r"weight is \[2\], in the model it is \[3, 4"):
-            spmdzero.initialize(
-                model=nn.Linear(4, 3, device="meta"),
-                config=config(),
-                weights=lambda name: torch.ones(2),
-            )
+        assert_refused(r"lacks table .*persistent=False\) on the CPU", path, model)
 
     @pytest.mark.parametrize(
-        ("given", "said"), [(None, "NoneType"), (torch.ones(3, 4, device="meta"), "a meta tensor")]
+        ("given", "said"),
+        [
+            (torch.ones(2), r"weight is \[2\], in the model it is \[3, 4"),
+            (None, r"weights\('weight'\) returned NoneType"),
+            (torch.ones(3, 4, device="meta"), r"weights\('weight'\) returned a meta tensor"),
+        ],
     )
-    def test_a_function_that_returns_no_value(self, given: Any, said: str) -> None:
-        with pytest.raises(SpmdZeroUsageError, match=rf"weights\('weight'\) returned {said}"):
-            spmdzero.initialize(
-                model=nn.Linear(4, 3, device="meta"), config=config(), weights=lambda name: given
-            )
-
-    def test_a_folder_without_weights(self, tmp_path: Path) -> None:
-        with pytest.raises(SpmdZeroUsageError, match=r"is a folder without model\.safetensors"):
-            spmdzero.initialize(model=nn.Linear(4, 3), config=config(), weights=tmp_path)
-
-    @pytest.mark.parametrize("content", [None, "no tensors"])
-    def test_a_file_that_is_not_there_or_not_safetensors(
-        self, content: str | None, tmp_path: Path
+    def test_a_function_that_returns_another_shape_or_no_value(
+        self, given: torch.Tensor | None, said: str
     ) -> None:
-        path = tmp_path / "model.safetensors"
-        if content:
-            path.write_text(content)
-        with pytest.raises(SpmdZeroUsageError, match="can't be read as safetensors"):
-            spmdzero.initialize(model=nn.Linear(4, 3), config=config(), weights=path)
+        assert_refused(said, lambda name: given)
 
     @pytest.mark.parametrize(
-        ("content", "said"),
-        [("{", "can't be read"), ("[]", "no index of safetensors"), ("{}", "no index of safe")],
+        ("name", "content", "said"),
+        [
+            ("", None, r"is a folder without model\.safetensors"),
+            ("model.safetensors", None, "can't be read as safetensors"),
+            ("model.safetensors", "no tensors", "can't be read as safetensors"),
+            ("model.safetensors.index.json", "{", "can't be read"),
+            ("model.safetensors.index.json", "[]", "no index of safetensors"),
+            ("model.safetensors.index.json", "{}", "no index of safetensors"),
+        ],
     )
-    def test_an_index_that_is_none(self, content: str, said: str, tmp_path: Path) -> None:
-        path = tmp_path / "model.safetensors.index.json"
-        path.write_text(content)
-        with pytest.raises(SpmdZeroUsageError, match=said):
-            spmdzero.initialize(model=nn.Linear(4, 3), config=config(), weights=path)
+    def test_a_file_that_holds_no_weights(
+        self, name: str, content: str | None, said: str, tmp_path: Path
+    ) -> None:
+        if content is not None:
+            (tmp_path / name).write_text(content)
+        assert_refused(said, tmp_path / name)

@@ -1,16 +1,12 @@
 """How much host memory a start takes, measured in a process of its own."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.support.processes import environment
-from tests.support.trajectory import ROOT
+from tests.support.processes import run_python
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +18,7 @@ SLACK = 16 * MIB
 
 # The CPU's devices keep their buffers in host memory too: those are subtracted.
 PROGRAM = """
-import json, sys, torch, spmdzero
+import sys, torch, spmdzero
 from torch import nn
 
 layers, width, weights, device = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
@@ -60,39 +56,31 @@ engine, *_ = spmdzero.initialize(
 spmdzero.backend.torch_xla.runtime.wait()
 peak = status("VmHWM")
 on_devices = spmdzero.backend.torch_xla.runtime.device_count() * spmdzero.measure(engine).total
-print(json.dumps(peak - before - on_devices))
+print(peak - before - on_devices)
 """
 
 
 def host_peak(device: str, weights: str = "") -> int:
     """Bytes above what the process had before `initialize` and what the devices hold after it."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(LAYERS), str(WIDTH), weights, device],
-        cwd=ROOT,
+    printed = run_python(
+        *("-c", PROGRAM, str(LAYERS), str(WIDTH), weights, device),
+        devices=4,
         # So that what is freed goes back to the system, and the peak counts what was alive.
-        env=environment(CPU_NUM_DEVICES="4", MALLOC_MMAP_THRESHOLD_="65536"),
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+        MALLOC_MMAP_THRESHOLD_="65536",
+    )
+    return int(printed.splitlines()[-1])
 
 
 LARGEST = 4 * WIDTH * WIDTH
 
 
-def test_a_function_needs_the_largest_tensor_and_no_more() -> None:
-    assert host_peak("meta") <= LARGEST + SLACK
-
-
-def test_a_file_needs_the_largest_tensor_and_no_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("device", "from_a_file"), [("meta", False), ("meta", True), ("cpu", False), ("xla", False)]
+)
+def test_a_start_needs_the_largest_tensor_on_the_host_and_no_more(
+    device: str, from_a_file: bool, tmp_path: Path
+) -> None:
     path = tmp_path / "model.safetensors"
-    save_file({f"{i}.weight": torch.ones(WIDTH, WIDTH) for i in range(LAYERS)}, path)
-    assert host_peak("meta", str(path)) <= LARGEST + SLACK
-
-
-def test_a_model_on_the_cpu_needs_the_largest_tensor_beside_itself() -> None:
-    assert host_peak("cpu") <= LARGEST + SLACK
-
-
-def test_a_model_that_is_made_on_the_devices_needs_no_copy_on_the_host() -> None:
-    assert host_peak("xla") <= LARGEST + SLACK
+    if from_a_file:
+        save_file({f"{i}.weight": torch.ones(WIDTH, WIDTH) for i in range(LAYERS)}, path)
+    assert host_peak(device, str(path) if from_a_file else "") <= LARGEST + SLACK

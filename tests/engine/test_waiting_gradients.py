@@ -9,6 +9,7 @@ from torch import nn
 
 import spmdzero
 from spmdzero.errors import NonFiniteError, SpmdZeroUsageError
+from tests.support import engines
 
 BATCH = torch.ones(8, 4)
 
@@ -24,15 +25,9 @@ class Net(nn.Module):
         return self.second(hidden).pow(2).mean(), hidden
 
 
-def start(*, gas: int = 1, optimizer: bool = True, **more: Any) -> spmdzero.Engine:
-    config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": gas,
-        "zero_optimization": {"stage": 1},
-    } | more
-    if optimizer:
-        config["optimizer"] = {"type": "AdamW", "params": {"lr": 1e-3}}
-    return spmdzero.initialize(model=Net(), config=config)[0]
+def start(gas: int = 1, **more: Any) -> spmdzero.Engine:
+    usual = {"gradient_accumulation_steps": gas, "zero_optimization": {"stage": 1}}
+    return engines.start(Net(), **usual | more)
 
 
 def gradient(engine: spmdzero.Engine) -> torch.Tensor:
@@ -47,7 +42,7 @@ def expected() -> torch.Tensor:
 
 @pytest.mark.parametrize("forward", ["region", "global"])
 def test_a_plain_backward_is_divided_once_whatever_else_forward_returns(forward: str) -> None:
-    engine = start(gas=4, spmd={"forward": forward})
+    engine = start(4, spmd={"forward": forward})
     loss, _ = engine(BATCH)  # computed from the second output, as a loss is from logits
     loss.backward()
     # Summed over devices in another order.
@@ -84,7 +79,7 @@ def _then_another_forward(engine: spmdzero.Engine) -> None:
 def test_no_change_of_the_batch_size_drops_a_gradient(
     managed: bool, begin: Callable[[spmdzero.Engine], None]
 ) -> None:
-    engine = start(gas=2, managed_gradient_accumulation=managed)
+    engine = start(2, managed_gradient_accumulation=managed)
     begin(engine)
     with pytest.raises(SpmdZeroUsageError, match="middle of a gradient accumulation"):
         engine.set_train_batch_size(8)
@@ -92,21 +87,21 @@ def test_no_change_of_the_batch_size_drops_a_gradient(
 
 
 def test_a_train_batch_that_fails_leaves_no_gradient_to_the_next() -> None:
-    engine = start(gas=2, managed_gradient_accumulation=False)
+    engine = start(2, managed_gradient_accumulation=False)
     with pytest.raises(SpmdZeroUsageError, match="rows"):
         engine.train_batch(iter([(BATCH,), (BATCH[:3],)]))
     assert engine.module.first.weight.grad is None
 
 
 def test_accumulators_outlive_a_smaller_batch_where_the_caller_ends_steps() -> None:
-    engine = start(gas=2, managed_gradient_accumulation=False)
+    engine = start(2, managed_gradient_accumulation=False)
     before = set(engine.named_tensors())
     engine.set_train_batch_size(8)
     assert set(engine.named_tensors()) == before
 
 
 def test_a_boundary_that_the_caller_set_ends_the_step_for_all() -> None:
-    engine = start(gas=4)
+    engine = start(4)
     for boundary in (False, True):
         engine.set_gradient_accumulation_boundary(boundary)
         _through_engine(engine)
@@ -118,7 +113,7 @@ def test_a_boundary_that_the_caller_set_ends_the_step_for_all() -> None:
 
 
 def test_fp16_without_an_optimizer_scales_neither_the_loss_nor_the_gradient() -> None:
-    engine = start(optimizer=False, fp16={"enabled": True, "auto_cast": True})
+    engine = start(optimizer=None, fp16={"enabled": True, "auto_cast": True})
     _through_engine(engine)
     # fp16 has 11 bits, and each of a few operations rounds.
     torch.testing.assert_close(gradient(engine), expected(), rtol=5e-3, atol=1e-4)

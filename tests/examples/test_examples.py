@@ -1,29 +1,20 @@
 """The example scripts, run as a user runs them."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import matplotlib.image
 import numpy as np
 import pytest
 
+from tests.support.processes import run_python
+
+pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run_example(name: str, *arguments: str) -> str:
-    environment = os.environ | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"}
-    finished = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    return finished.stdout
+    return run_python(str(EXAMPLES / name), *arguments, devices=8, timeout=300)
 
 
 def found(pattern: str, text: str) -> tuple[str, ...]:
@@ -39,7 +30,6 @@ def gpt_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return output, out / "loss.png"
 
 
-@pytest.mark.slow
 def test_gpt_learns_more_than_the_uniform_guess(gpt_run: tuple[str, Path]) -> None:
     said = r"nats per byte, .*: ([\d.]+) before training, ([\d.]+) after"
     before, after = map(float, found(said, gpt_run[0]))
@@ -48,7 +38,6 @@ def test_gpt_learns_more_than_the_uniform_guess(gpt_run: tuple[str, Path]) -> No
     assert after < before - 0.25
 
 
-@pytest.mark.slow
 def test_gpt_draws_a_loss_curve(gpt_run: tuple[str, Path]) -> None:
     picture = gpt_run[1]
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
@@ -58,14 +47,12 @@ def test_gpt_draws_a_loss_curve(gpt_run: tuple[str, Path]) -> None:
     assert (np.abs(colours[:, :3] - np.array([0x1F, 0x77, 0xB4]) / 255) < 0.01).all(axis=1).any()
 
 
-@pytest.mark.slow
 def test_gpt_prints_a_ledger_in_which_all_serves_zero(gpt_run: tuple[str, Path]) -> None:
     assert re.search(r"^ gradient +all-reduce \+ slice ", gpt_run[0], re.MULTILINE)
     assert re.search(r"^ parameter +all-gather ", gpt_run[0], re.MULTILINE)
     assert "untagged" not in gpt_run[0]
 
 
-@pytest.mark.slow
 def test_gpt_prints_measured_memory_that_is_the_planned_and_falls_with_the_stage(
     gpt_run: tuple[str, Path],
 ) -> None:
@@ -75,7 +62,6 @@ def test_gpt_prints_measured_memory_that_is_the_planned_and_falls_with_the_stage
     assert measured[0] > measured[1] > measured[2]
 
 
-@pytest.mark.slow
 def test_digits_cnn_reaches_97_percent() -> None:
     accuracy = found(r"test accuracy: ([\d.]+)", run_example("train_digits_cnn.py"))[0]
     assert float(accuracy) >= 0.97

@@ -1,10 +1,11 @@
 """The runs whose checkpoints are recorded, and the model that they train."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from tests.oracle.model import ROWS, Model, make_model
+from tests.oracle.model import ROWS, Model, make_batch, make_model
 
 SAVED_AFTER, RESUMED_FOR = 4, 3
 CLIENT_STATE = {"epoch": 3, "note": "recorded"}
@@ -71,6 +72,30 @@ def model_of(case: Case) -> tuple[Model, list[dict[str, Any]]]:
     ]
 
 
-def config_of(case: Case, *, ranks: int) -> dict[str, Any]:
+def config_of(case: Case, *, ranks: int, stage: int | None = None) -> dict[str, Any]:
     """The case's JSON for so many ranks or devices, which share the same rows."""
-    return case["config"] | {"train_micro_batch_size_per_gpu": ROWS // ranks}
+    config = case["config"] | {"train_micro_batch_size_per_gpu": ROWS // ranks}
+    if stage is not None:
+        config["zero_optimization"] = config["zero_optimization"] | {"stage": stage}
+    return config
+
+
+def run_order(engine: Any, order: dict[str, Any], rows: slice, save: Callable[[], None]) -> Any:
+    """Trains the order's steps; what a script sees of it, the losses as tensors."""
+    path, client_state = engine.load_checkpoint(order["load"]) if order["load"] else (None, {})
+    losses = []
+    for step in range(order["start"], order["start"] + order["steps"]):
+        if order["save"] and step == order["save_at"]:
+            save()
+        loss = engine(*(tensor[rows] for tensor in make_batch(step, 0)))
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.detach())
+    return {
+        "losses": losses,
+        "global_steps": engine.global_steps,
+        "skipped_steps": engine.skipped_steps,
+        "lr": engine.get_lr(),
+        "client_state": sorted(client_state or {}),
+        "path": path,
+    }

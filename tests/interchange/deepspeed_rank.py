@@ -16,8 +16,8 @@ import torch
 from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
 
-from tests.interchange.cases import CASES, CLIENT_STATE, config_of, model_of
-from tests.oracle.model import ROWS, make_batch
+from tests.interchange.cases import CASES, CLIENT_STATE, config_of, model_of, run_order
+from tests.oracle.model import ROWS
 
 
 def run(order: dict[str, Any]) -> dict[str, Any]:
@@ -25,35 +25,26 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
     case, rank, ranks = CASES[order["case"]], comm.get_rank(), comm.get_world_size()
     rows = slice(rank * ROWS // ranks, (rank + 1) * ROWS // ranks)
     model, groups = model_of(case)
-    config = config_of(case, ranks=ranks)
+    config = config_of(case, ranks=ranks, stage=order["stage"])
     if order["universal"]:
         config["checkpoint"] = {"load_universal": True}
-    if order["stage"] is not None:
-        config["zero_optimization"] = config["zero_optimization"] | {"stage": order["stage"]}
     if order["load"]:
         for parameter in model.parameters():
             # From a universal checkpoint DeepSpeed loads what it trains, and nothing else.
             if parameter.requires_grad or not order["universal"]:
                 torch.nn.init.normal_(parameter)
     engine, *_ = deepspeed.initialize(model=model, model_parameters=groups, config=config)
-    client_state = engine.load_checkpoint(order["load"])[1] if order["load"] else {}
-    losses = []
-    for step in range(order["start"], order["start"] + order["steps"]):
-        if order["save"] and step == order["save_at"]:
-            engine.save_checkpoint(order["save"], client_state=CLIENT_STATE)
-        loss = engine(*(tensor[rows] for tensor in make_batch(step, 0)))
-        engine.backward(loss)
-        engine.step()
-        total = loss.detach().double()
+    seen = run_order(
+        engine,
+        order,
+        rows,
+        lambda: engine.save_checkpoint(order["save"], client_state=CLIENT_STATE),
+    )
+    for index, loss in enumerate(seen["losses"]):
+        total = loss.double()
         comm.all_reduce(total)
-        losses.append(total.item() / ranks)
-    return {
-        "losses": losses,
-        "global_steps": engine.global_steps,
-        "skipped_steps": engine.skipped_steps,
-        "lr": engine.get_lr(),
-        "client_state": sorted(client_state or {}),
-    }
+        seen["losses"][index] = total.item() / ranks
+    return seen
 
 
 def main() -> None:

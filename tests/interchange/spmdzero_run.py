@@ -9,8 +9,7 @@ import json
 import sys
 from typing import Any
 
-from tests.interchange.cases import CASES, CLIENT_STATE, config_of, model_of
-from tests.oracle.model import make_batch
+from tests.interchange.cases import CASES, CLIENT_STATE, config_of, model_of, run_order
 from tests.support.processes import run_module
 
 
@@ -26,39 +25,21 @@ def train(order: dict[str, Any], devices: int) -> dict[str, Any]:
 
     case = CASES[order["case"]]
     model, groups = model_of(case)
-    config = config_of(case, ranks=devices) | {"spmd": {"min_shard_elements": 64}}
-    if order["stage"] is not None:
-        config["zero_optimization"] = config["zero_optimization"] | {"stage": order["stage"]}
+    config = config_of(case, ranks=devices, stage=order["stage"])
+    config |= {"spmd": {"min_shard_elements": 64}}
     engine, *_ = spmdzero.initialize(model=model, model_parameters=groups, config=config)
-    path, client_state = None, {}
-    if order["load"]:
-        path, client_state = engine.load_checkpoint(order["load"])
-    losses = []
-    for step in range(order["start"], order["start"] + order["steps"]):
-        if order["save"] and step == order["save_at"]:
-            _save(engine, order)
-        loss = engine(*make_batch(step, 0))
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss)
-    return {
-        "losses": [loss.item() for loss in losses],
-        "global_steps": engine.global_steps,
-        "skipped_steps": engine.skipped_steps,
-        "lr": engine.get_lr(),
-        "client_state": sorted(client_state),
-        "path": path,
-    }
 
+    def save() -> None:
+        for layout in order["save_as"]:
+            engine.save_deepspeed_checkpoint(
+                order["save"],
+                client_state=CLIENT_STATE,
+                universal=layout == "universal",
+                ranks=order["ranks"],
+            )
 
-def _save(engine: Any, order: dict[str, Any]) -> None:
-    for layout in order["save_as"]:
-        engine.save_deepspeed_checkpoint(
-            order["save"],
-            client_state=CLIENT_STATE,
-            universal=layout == "universal",
-            ranks=order["ranks"],
-        )
+    seen = run_order(engine, order, slice(None), save)
+    return seen | {"losses": [loss.item() for loss in seen["losses"]]}
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.interchange.live import order, train
+from tests.interchange.record import order, train
 from tests.interchange.spmdzero_run import run
 from tests.interchange.test_read import TOLERANCES
 

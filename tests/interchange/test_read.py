@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from tests.interchange.cases import CASES, CLIENT_STATE, RESUMED_FOR, SAVED_AFTER
-from tests.interchange.live import ROOT, order
+from tests.interchange.record import OUT as RECORDED
+from tests.interchange.record import order
 from tests.interchange.spmdzero_run import run
 
-RECORDED = ROOT / "tests" / "data" / "deepspeed_checkpoints"
 LOSSES = json.loads((RECORDED / "losses.json").read_text())
 UNIVERSAL = "z2_w4_bf16_frozen_universal"
 # One of each layout, on 2 devices; the rest in the slow suite, on 4. Those of fp16 need as many as

@@ -1,8 +1,6 @@
 """The notebooks run, and show what they were committed with."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
@@ -10,9 +8,8 @@ import pytest
 
 from tests.notebooks.deepspeed_losses import recorded, under_deepspeed
 from tests.notebooks.execute import NOTEBOOKS
-from tests.support.processes import environment
+from tests.support.processes import ROOT, run_python
 from tests.support.selected import outside
-from tests.support.trajectory import ROOT
 
 PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
 
@@ -48,11 +45,7 @@ def shown(cell: nbformat.NotebookNode) -> list[str]:
 )
 def test_a_notebook_runs_and_shows_what_it_was_committed_with(path: Path, tmp_path: Path) -> None:
     # A process of its own: the kernel's client leaves sockets open, which is a warning here.
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.notebooks.execute", str(path), str(tmp_path / path.name)],
-        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=1800,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_python("-m", "tests.notebooks.execute", str(path), str(tmp_path / path.name), devices=8)
     fresh, committed = code_cells(read(tmp_path / path.name)), code_cells(read(path))
     for now, then in zip(fresh, committed, strict=True):
         assert kinds(now) == kinds(then), now.source
@@ -68,7 +61,8 @@ def test_the_losses_beside_which_a_notebook_stands_are_deepspeeds() -> None:
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_a_notebook_is_committed_as_a_fresh_kernel_ran_it(path: Path) -> None:
-    cells = code_cells(read(path))
+    notebook = read(path)
+    cells = code_cells(notebook)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell.outputs]
     assert all(output.output_type != "error" for output in outputs)
@@ -77,24 +71,12 @@ def test_a_notebook_is_committed_as_a_fresh_kernel_ran_it(path: Path) -> None:
     checked = [cell for cell in cells if "checked" in cell.metadata.get("tags", ())]
     assert len(checked) >= 4
     assert all(shown(cell) for cell in checked)
-
-
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_a_notebook_starts_with_what_its_reader_can_do_afterwards(path: Path) -> None:
-    first = read(path).cells[0]
-    assert first.cell_type == "markdown"
-    title, promise, *_ = first.source.split("\n\n")
+    # No path of the machine that ran it.
+    for text in (text for cell in cells for text in shown(cell)):
+        assert not re.search(r"(?<![\w.])/(?:home|root|tmp|work|usr)/", text), text
+    # It starts with what its reader can do afterwards, and the index of the docs lists it.
+    assert notebook.cells[0].cell_type == "markdown"
+    title, promise, *_ = notebook.cells[0].source.split("\n\n")
     assert title.startswith("# ")
     assert promise.startswith("After this notebook you can ")
-
-
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_a_notebook_names_no_path_of_the_machine_that_ran_it(path: Path) -> None:
-    for cell in code_cells(read(path)):
-        for text in shown(cell):
-            assert not re.search(r"(?<![\w.])/(?:home|root|tmp|work|usr)/", text), text
-
-
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_a_notebook_is_listed_in_the_index_of_the_docs(path: Path) -> None:
     assert f"(../notebooks/{path.name})" in (ROOT / "docs" / "index.md").read_text()

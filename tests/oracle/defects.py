@@ -5,7 +5,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +13,9 @@ from typing import Any
 import torch
 
 from tests.oracle.model import ROWS, make_batch, make_model
-from tests.oracle.peer import WORLD, Peer, this_process
+from tests.oracle.peer import ROOT, WORLD, Peer, run_ours, this_process
 from tests.support.deepspeed import run_ranks
-from tests.support.processes import environment
 
-ROOT = Path(__file__).parents[2]
 BF16 = {"bf16": {"enabled": True}}
 FP16 = {"fp16": {"enabled": True, "loss_scale": 1024}}
 
@@ -158,17 +155,7 @@ def compare() -> dict[str, tuple[float | str, float | str]]:
     arguments = ["-m", "tests.oracle.defects", "measure"]
     printed = run_ranks(arguments, ranks=WORLD, cwd=ROOT, timeout=600)
     ranks = [json.loads(text.splitlines()[-1]) for text in printed]
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        env=environment(PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(WORLD), XLA_FLAGS=""),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    ours = json.loads(done.stdout.splitlines()[-1])
+    ours = json.loads(run_ours(*arguments).splitlines()[-1])
     return {name: (_mean([rank[name] for rank in ranks]), ours[name]) for name in ours}
 
 

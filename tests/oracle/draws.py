@@ -25,85 +25,51 @@ class Case:
     frozen: list[str]
 
 
-_BETAS = {"lr": 2e-3, "betas": [0.9, 0.95], "eps": 1e-8}
+def _named(type_: str, **params: Any) -> dict[str, Any]:
+    return {"type": type_, "params": params}
+
+
+def _fp16(**rules: Any) -> dict[str, Any]:
+    return {"fp16": {"enabled": True, **rules}}
+
+
+_BETAS: dict[str, Any] = {"lr": 2e-3, "betas": [0.9, 0.95], "eps": 1e-8}
 # Without Lion and Lamb, which DeepSpeed has not on the CPU.
 OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "adamw": {"type": "AdamW", "params": _BETAS | {"weight_decay": 0.1}},
-    "adamw_torch": {"type": "AdamW", "params": {"lr": 2e-3, "torch_adam": True}},
-    "adam": {"type": "Adam", "params": _BETAS},
-    "adam_l2": {"type": "Adam", "params": _BETAS | {"adam_w_mode": False, "weight_decay": 0.1}},
-    "adam_uncorrected": {"type": "Adam", "params": _BETAS | {"bias_correction": False}},
-    "sgd": {"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}},
-    "sgd_nesterov": {"type": "SGD", "params": {"lr": 0.05, "momentum": 0.8, "nesterov": True}},
-    "adagrad": {"type": "Adagrad", "params": {"lr": 0.01, "weight_decay": 0.01}},
-    "muon": {"type": "Muon", "params": {"lr": 2e-3, "momentum": 0.95, "weight_decay": 0.1}},
-    "rmsprop": {"type": "RMSprop", "params": {"lr": 2e-3, "momentum": 0.5}},
+    "adamw": _named("AdamW", **_BETAS, weight_decay=0.1),
+    "adamw_torch": _named("AdamW", lr=2e-3, torch_adam=True),
+    "adam": _named("Adam", **_BETAS),
+    "adam_l2": _named("Adam", **_BETAS, adam_w_mode=False, weight_decay=0.1),
+    "adam_uncorrected": _named("Adam", **_BETAS, bias_correction=False),
+    "sgd": _named("SGD", lr=0.05, momentum=0.9, weight_decay=0.01),
+    "sgd_nesterov": _named("SGD", lr=0.05, momentum=0.8, nesterov=True),
+    "adagrad": _named("Adagrad", lr=0.01, weight_decay=0.01),
+    "muon": _named("Muon", lr=2e-3, momentum=0.95, weight_decay=0.1),
+    "rmsprop": _named("RMSprop", lr=2e-3, momentum=0.5),
 }
+_LINEAR = {"warmup_num_steps": 2, "total_num_steps": 6, "warmup_type": "linear"}
+_CYCLE = {"cycle_min_lr": 1e-4, "cycle_max_lr": 4e-3, "cycle_first_step_size": 2}
+_RANGE = {"lr_range_test_step_size": 2, "lr_range_test_step_rate": 2.0}
 SCHEDULES: dict[str, dict[str, Any] | None] = {
     "constant": None,
-    "warmup": {
-        "type": "WarmupLR",
-        "params": {"warmup_min_lr": 1e-4, "warmup_max_lr": 4e-3, "warmup_num_steps": 3},
-    },
-    "decay": {
-        "type": "WarmupDecayLR",
-        "params": {
-            "warmup_max_lr": 4e-3,
-            "warmup_num_steps": 2,
-            "total_num_steps": 6,
-            "warmup_type": "linear",
-        },
-    },
-    "cosine": {
-        "type": "WarmupCosineLR",
-        "params": {"total_num_steps": 6, "warmup_num_steps": 2, "warmup_min_ratio": 0.2},
-    },
-    "onecycle": {
-        "type": "OneCycle",
-        "params": {
-            "cycle_min_lr": 1e-4,
-            "cycle_max_lr": 4e-3,
-            "cycle_first_step_size": 2,
-            "decay_step_size": 1,
-            "decay_lr_rate": 0.5,
-        },
-    },
-    "range": {
-        "type": "LRRangeTest",
-        "params": {
-            "lr_range_test_min_lr": 5e-4,
-            "lr_range_test_step_size": 2,
-            "lr_range_test_step_rate": 2.0,
-        },
-    },
+    "warmup": _named("WarmupLR", warmup_min_lr=1e-4, warmup_max_lr=4e-3, warmup_num_steps=3),
+    "decay": _named("WarmupDecayLR", warmup_max_lr=4e-3, **_LINEAR),
+    "cosine": _named("WarmupCosineLR", total_num_steps=6, warmup_num_steps=2, warmup_min_ratio=0.2),
+    "onecycle": _named("OneCycle", **_CYCLE, decay_step_size=1, decay_lr_rate=0.5),
+    "range": _named("LRRangeTest", lr_range_test_min_lr=5e-4, **_RANGE),
 }
+_BF16: dict[str, Any] = {"bf16": {"enabled": True}}
 PRECISIONS: dict[str, dict[str, Any]] = {
     "fp32": {},
-    "bf16": {"bf16": {"enabled": True}},
-    "bf16_acc32": {
-        "bf16": {"enabled": True},
-        "data_types": {"grad_accum_dtype": "fp32"},
-    },
-    "bf16_comm32": {"bf16": {"enabled": True}, "communication_data_type": "fp32"},
-    "fp16": {
-        "fp16": {
-            "enabled": True,
-            # The first steps overflow: 2^19 times this model's gradients is beyond fp16.
-            "initial_scale_power": 19,
-            "loss_scale_window": 2,
-            "hysteresis": 1,
-        }
-    },
-    "fp16_slow": {
-        "fp16": {
-            "enabled": True,
-            "initial_scale_power": 18,
-            "loss_scale_window": 3,
-            "hysteresis": 2,
-            "consecutive_hysteresis": True,
-        }
-    },
-    "fp16_static": {"fp16": {"enabled": True, "loss_scale": 256}},
+    "bf16": _BF16,
+    "bf16_acc32": {**_BF16, "data_types": {"grad_accum_dtype": "fp32"}},
+    "bf16_comm32": {**_BF16, "communication_data_type": "fp32"},
+    # The first steps overflow: 2^19 times this model's gradients is beyond fp16.
+    "fp16": _fp16(initial_scale_power=19, loss_scale_window=2, hysteresis=1),
+    "fp16_slow": _fp16(
+        initial_scale_power=18, loss_scale_window=3, hysteresis=2, consecutive_hysteresis=True
+    ),
+    "fp16_static": _fp16(loss_scale=256),
     "autocast": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
 }
 # At stage 2 DeepSpeed divides before the sum only without its reduce-scatter.

@@ -1,11 +1,17 @@
 """The library that this process belongs to, and its rows of a global micro-batch."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from tests.oracle.model import ROWS
+from tests.support.processes import environment
+
+ROOT = Path(__file__).parents[2]
 
 WORLD = 2
 
@@ -39,3 +45,18 @@ def this_process() -> Peer:
     deepspeed.init_distributed(dist_backend="gloo")
     rank, share = int(os.environ["RANK"]), ROWS // WORLD
     return Peer(deepspeed, rank, slice(rank * share, (rank + 1) * share))
+
+
+def run_ours(*arguments: str) -> str:
+    """What a Python with spmdzero on `WORLD` devices prints."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=environment(PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(WORLD), XLA_FLAGS=""),
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout

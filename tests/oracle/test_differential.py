@@ -1,23 +1,18 @@
 """The same JSON, model and data through real DeepSpeed and spmdzero, over drawn configs."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.oracle.draws import Case, draw, to_json
+from tests.oracle.peer import ROOT, WORLD, run_ours
 from tests.support.deepspeed import run_ranks
-from tests.support.processes import environment
 from tests.support.selected import each, selected
 
-ROOT = Path(__file__).parents[2]
 CASES = draw(36, seed=2026)
 # With torch's own optimizers: DeepSpeed's are compiled for minutes first.
 SAMPLE = [CASES[2], CASES[9], CASES[11]]
-RANKS = 2
 # Two frameworks sum in different orders. Over five steps of this model that stays under 2e-6 in
 # fp32; the bound leaves room for another CPU's matmul. 16-bit formats round each operation, and
 # XLA and torch round at different places (XLA fuses what torch writes out): measured, up to 5e-4
@@ -43,8 +38,8 @@ def theirs(
     folder = tmp_path_factory.mktemp("deepspeed")
     (folder / "cases.json").write_text(to_json(selected(request)))
     arguments = [str(folder / "cases.json"), str(folder / "result.json")]
-    run_ranks(["-m", "tests.oracle.worker", *arguments], ranks=RANKS, cwd=ROOT, timeout=900)
-    return [json.loads((folder / f"result.json.{rank}").read_text()) for rank in range(RANKS)]
+    run_ranks(["-m", "tests.oracle.worker", *arguments], ranks=WORLD, cwd=ROOT, timeout=900)
+    return [json.loads((folder / f"result.json.{rank}").read_text()) for rank in range(WORLD)]
 
 
 @pytest.fixture(scope="module")
@@ -52,16 +47,7 @@ def ours(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("spmdzero")
     (folder / "cases.json").write_text(to_json(selected(request)))
     arguments = [str(folder / "cases.json"), str(folder / "result.json")]
-    done = subprocess.run(
-        [sys.executable, "-W", "error", *KNOWN, "-m", "tests.oracle.worker", *arguments],
-        cwd=ROOT,
-        env=environment(PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(RANKS), XLA_FLAGS=""),
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_ours("-W", "error", *KNOWN, "-m", "tests.oracle.worker", *arguments)
     return json.loads((folder / "result.json").read_text())
 
 
@@ -78,7 +64,7 @@ def test_a_drawn_config_trains_as_in_deepspeed(
     for record, *recorded in records:
         at = f"step {record['step']}, micro-batch {record['micro']}"
         first = recorded[0]
-        mean = sum(rank["loss"] for rank in recorded) / RANKS
+        mean = sum(rank["loss"] for rank in recorded) / WORLD
         assert record["loss"] == pytest.approx(mean, abs=allowed["loss"]), at
         # At stage 0 DeepSpeed has no norm in fp32.
         if first["grad_norm"] is not None:

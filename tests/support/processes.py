@@ -23,12 +23,13 @@ def run_module(module: str, *arguments: str, devices: int, **variables: str) -> 
     return run_python("-W", "error", "-m", module, *arguments, devices=devices, **variables)
 
 
-def run_python(*arguments: str, devices: int, timeout: int = 1200, **variables: str) -> str:
+def run_python(*arguments: str, devices: int = 1, timeout: int = 1200, **variables: str) -> str:
     """What `python` with these arguments prints within `timeout` seconds, as `run_module`."""
+    told = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices)} | variables
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=ROOT,
-        env=environment(PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(devices), **variables),
+        env=environment(**told),
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ import run  # noqa: E402
 from harness import candidates, report, workload  # noqa: E402
 from harness.candidates import Candidate, ours  # noqa: E402
 from harness.launch import launch, launch_alone  # noqa: E402
-from harness.protocol import Failure, Run  # noqa: E402
-from harness.sections import Scale  # noqa: E402
+from harness.processes import ProcessFailedError  # noqa: E402
+from harness.protocol import Run  # noqa: E402
+from harness.scale import Scale  # noqa: E402
 from harness.workload import Workload  # noqa: E402
 from peers.config import deepspeed_config  # noqa: E402
 
@@ -118,10 +120,8 @@ def test_the_table_has_every_measured_column() -> None:
 
 
 def test_a_peer_that_fails_stays_in_the_table_with_its_reason() -> None:
-    runs = {
-        "ours": [run_of([1.0])],
-        "peer": [Failure("exit status 1", "Traceback\n  File ...\nRuntimeError: no rank 1\n\n")],
-    }
+    failed = ProcessFailedError("exit status 1", "Traceback\n  ...\nRuntimeError: no rank 1\n\n")
+    runs = {"ours": [run_of([1.0])], "peer": [failed]}
     assert rows_of(report.peer_table(runs))[3][:2] == ["peer", "failed"]
     assert "peer failed: `exit status 1: RuntimeError: no rank 1`" in report.remarks(runs)
     series = report.series_table({"1": runs, "2": {"ours": runs["ours"]}}, title="devices")
@@ -152,18 +152,17 @@ def test_rounds_that_differ_are_called_noise() -> None:
 @pytest.mark.slow
 def test_a_process_that_fails_says_why() -> None:
     failure = launch(workload_of(), ours("stage 3", stage=3))
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, ProcessFailedError)
     assert "stage = 3" in failure.headline
     failure = launch(workload_of(), Candidate(name="none", peer="nobody", ranks=True))
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, ProcessFailedError)
     assert "No module named 'peers.nobody'" in failure.headline
 
 
 @pytest.mark.slow
 def test_both_ways_to_multiply_matrices_find_the_same() -> None:
-    order = {"model": "gpt-1m", "devices": 2, "repeats": 1, "xnnpack": False}
-    answer = launch_alone("matrix_products", order)
-    assert not isinstance(answer, Failure)
+    order = {"model": "gpt-1m", "repeats": 1, "xnnpack": False}
+    answer = launch_alone("matrix_products", devices=2, **order)
     for name, found in answer.items():
         # fp32 in another order of summation.
         assert found["difference"] < 1e-5, name
@@ -229,6 +228,21 @@ def test_a_section_alone_is_measured_anew(tmp_path: Path, monkeypatch: pytest.Mo
     assert "load 0.5 at the start." in before
     run.write(page, Scale(), only=["First"])
     assert page.read_text() == before.replace("\n\none\n", "\n\nthree\n")
+
+
+def test_a_section_that_fails_keeps_what_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def section(_: Scale) -> Iterator[str]:
+        yield "a table"
+        raise ProcessFailedError("exit status 1", "RuntimeError: no rank 1")
+
+    monkeypatch.setattr(run, "SECTIONS", {"Only": section})
+    run.write(tmp_path / "page.md", Scale())
+    written = (tmp_path / "page.md").read_text()
+    assert "## Only\n\na table\nfailed: `exit status 1: RuntimeError: no rank 1`" in written
+    # The words of the page are those of docs/benchmarks.md.
+    assert "## How it is measured\n\nEvery peer trains the same model" in written
 
 
 def test_sections_of_another_machine_are_not_put_beside_each_other(tmp_path: Path) -> None:

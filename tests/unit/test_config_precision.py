@@ -7,13 +7,6 @@ from spmdzero.errors import SpmdZeroConfigError
 from tests.support.refusals import refused
 
 
-def test_defaults_of_fp16_are_those_of_deepspeed_0_19_8():
-    fp16 = load_config({}).fp16
-    assert (fp16.enabled, fp16.auto_cast, fp16.loss_scale) == (False, False, 0)
-    assert (fp16.initial_scale_power, fp16.loss_scale_window) == (16, 1000)
-    assert (fp16.hysteresis, fp16.consecutive_hysteresis, fp16.min_loss_scale) == (2, False, 1)
-
-
 def test_each_spelling_of_a_dtype_that_deepspeed_takes_is_read():
     spellings = {
         "fp32": ("fp32", "FP32", "float", "torch.float32"),

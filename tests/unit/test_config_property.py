@@ -122,62 +122,61 @@ def outcome(source):
     return config
 
 
-@settings(max_examples=300, deadline=None)
-@given(_configs() | _mutated_files())
-def test_any_object_gives_a_config_or_a_config_error_and_stays_as_it_was(source):
-    before = copy.deepcopy(source)
-    result = outcome(source)
-    # repr, because NaN differs from itself.
-    assert repr(source) == repr(before)
-    if isinstance(result, SpmdZeroConfig):
-        assert repr(result.source) == repr(before)
+def cases(few, many):
+    """How many are drawn, and slowly: together 12,000, about a minute on 2 cores."""
+    return pytest.mark.parametrize("count", [few, pytest.param(many, marks=pytest.mark.slow)])
 
 
-@settings(max_examples=60, deadline=None)
-@given(source=_configs())
-def test_a_file_and_its_dict_have_the_same_outcome(tmp_path_factory, source):
-    path = tmp_path_factory.getbasetemp() / "fuzz.json"
-    path.write_text(json.dumps(source), encoding="utf-8")
-    assert repr(outcome(path)) == repr(outcome(source))
+def drawn(count, strategy, check):
+    """Runs a check on drawn values."""
+    every = list(HealthCheck)
+    settings(max_examples=count, deadline=None, suppress_health_check=every)(
+        given(strategy)(check)
+    )()
 
 
-@settings(max_examples=100, deadline=None)
-@given(_texts())
-def test_any_base64_gives_a_config_or_a_config_error(text):
-    outcome(base64.urlsafe_b64encode(text.encode("utf-8", "replace")).decode())
+@cases(150, 5000)
+@pytest.mark.parametrize("strategy", [_configs(), _mutated_files()], ids=["object", "file"])
+def test_any_object_gives_a_config_or_a_config_error_and_stays_as_it_was(strategy, count):
+    def check(source):
+        before = copy.deepcopy(source)
+        result = outcome(source)
+        # repr, because NaN differs from itself.
+        assert repr(source) == repr(before)
+        if isinstance(result, SpmdZeroConfig):
+            assert repr(result.source) == repr(before)
+
+    drawn(count, strategy, check)
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.text() | st.binary() | _SCALARS | st.lists(_VALUES))
-def test_anything_else_gives_a_config_error(source):
-    assert isinstance(outcome(source), str)
+def test_a_file_and_its_dict_have_the_same_outcome(tmp_path):
+    path = tmp_path / "fuzz.json"
+
+    def check(source):
+        path.write_text(json.dumps(source), encoding="utf-8")
+        assert repr(outcome(path)) == repr(outcome(source))
+
+    drawn(60, _configs(), check)
 
 
-# Together 12,000 cases, about a minute on 2 cores; each size was chosen by what finds most.
+@cases(100, 3000)
+def test_any_text_gives_a_config_or_a_config_error(tmp_path, count):
+    path = tmp_path / "fuzz_text.json"
+
+    def check(source):
+        text, encoded = source
+        data = text.encode("utf-8", "replace")
+        if encoded:
+            outcome(base64.urlsafe_b64encode(data).decode())
+        else:
+            path.write_bytes(data)
+            outcome(path)
+
+    drawn(count, st.tuples(_texts(), st.booleans()), check)
 
 
-@pytest.mark.slow
-@settings(max_examples=5000, deadline=None, suppress_health_check=list(HealthCheck))
-@given(_configs())
-def test_slow_any_object(source):
-    outcome(source)
+def test_anything_else_gives_a_config_error():
+    def check(source):
+        assert isinstance(outcome(source), str)
 
-
-@pytest.mark.slow
-@settings(max_examples=4000, deadline=None, suppress_health_check=list(HealthCheck))
-@given(_mutated_files())
-def test_slow_any_change_of_a_real_file(source):
-    outcome(source)
-
-
-@pytest.mark.slow
-@settings(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
-@given(source=_texts(), encoded=st.booleans())
-def test_slow_any_text(tmp_path_factory, source, encoded):
-    data = source.encode("utf-8", "replace")
-    if encoded:
-        outcome(base64.b64encode(data).decode())
-    else:
-        path = tmp_path_factory.getbasetemp() / "fuzz_text.json"
-        path.write_bytes(data)
-        outcome(path)
+    drawn(100, st.text() | st.binary() | _SCALARS | st.lists(_VALUES), check)

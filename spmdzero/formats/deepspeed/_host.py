@@ -1,11 +1,10 @@
 """DeepSpeed's counters, loss scaler and param groups as a `HostState`, and back."""
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from spmdzero.formats._state import HostState
 from spmdzero.formats.deepspeed._model_file import ModelFile
@@ -33,9 +32,9 @@ def host_state(model: ModelFile, found: SavedOptimizer | None) -> HostState:
         SpmdZeroCheckpointError: parameters were updated different numbers of times.
     """
     content = model.content
-    client_state = {key: _own(value) for key, value in content.items() if key not in _TAKEN}
+    client_state = {key: value for key, value in content.items() if key not in _TAKEN}
     if content.get("optimizer") is not None:
-        client_state["optimizer"] = _own(content["optimizer"])
+        client_state["optimizer"] = content["optimizer"]
     return HostState(
         counters={key: int(content[key]) for key in COUNTERS if key in content},
         applied=_applied(found.steps, model.path) if found else None,
@@ -44,20 +43,10 @@ def host_state(model: ModelFile, found: SavedOptimizer | None) -> HostState:
         scheduler=content.get("lr_scheduler"),
         scaler=_scaler(found.scaler) if found else None,
         extra=model.extra,
-        client_state=client_state,
+        # The caller's tensors must outlive the mapped file.
+        client_state=copy.deepcopy(client_state),
         tied=model.tied,
     )
-
-
-def _own(value: Any) -> Any:
-    """The same, with copies of its tensors: the caller's must outlive the mapped file."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return type(value)((key, _own(item)) for key, item in value.items())
-    if type(value) in (list, tuple):
-        return type(value)(_own(item) for item in value)
-    return value
 
 
 def loss_scaler(scaler: Mapping[str, Any] | None) -> LossScaler | DynamicLossScaler:

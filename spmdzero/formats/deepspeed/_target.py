@@ -12,7 +12,6 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.formats._state import StoredTensor, TrainingState
 from spmdzero.formats.deepspeed._flat import FlatGroup
 from spmdzero.formats.deepspeed._host import COUNTERS
-from spmdzero.formats.deepspeed._stand_ins import ZeroStageEnum
 
 # The DeepSpeed whose layout this is.
 VERSION = "0.19.8"
@@ -114,13 +113,7 @@ class Target:
     @property
     def bf16(self) -> bool:
         """Whether that run has ``bf16`` on, by which its files are named."""
-        parameters = self.named("parameter").values()
-        return any(tensor.dtype == torch.bfloat16 for tensor in parameters)
-
-    @property
-    def stage_value(self) -> ZeroStageEnum:
-        """The stage as DeepSpeed pickles it."""
-        return ZeroStageEnum(self.stage)
+        return any(t.dtype == torch.bfloat16 for t in self.named("parameter").values())
 
     def model_file(self) -> dict[str, Any]:
         """The contents of the model's file (DeepSpeed, runtime/engine.py, `_save_checkpoint`)."""

@@ -12,7 +12,7 @@ from spmdzero.formats.deepspeed._host import loss_scaler
 from spmdzero.formats.deepspeed._model_file import MODEL_FILE
 from spmdzero.formats.deepspeed._pickles import write_pt
 from spmdzero.formats.deepspeed._read import recognises
-from spmdzero.formats.deepspeed._stand_ins import FragmentAddress
+from spmdzero.formats.deepspeed._stand_ins import FragmentAddress, ZeroStageEnum
 from spmdzero.formats.deepspeed._target import VERSION, Target
 from spmdzero.formats.deepspeed._universal import GLOBAL_STATE, STATES
 
@@ -108,7 +108,7 @@ def _global_state(target: Target) -> dict[str, Any]:
     scaler = target.state.host.scaler
     state = {
         "overflow": False,
-        "zero_stage": target.stage_value,
+        "zero_stage": ZeroStageEnum(target.stage),
         "param_alignment_paddings": [list(group.gaps) for group in target.flat],
         "partition_count": [target.ranks for _ in target.flat],
         "ds_version": VERSION,

@@ -189,14 +189,13 @@ def commit_line(manifest: Manifest, data: bytes) -> bytes:
 def committed_nonce(folder: Path) -> str | None:
     """The nonce of the files that a tag's commit file vouches for; None without a valid one."""
     try:
-        found = _COMMITTED.fullmatch((folder / COMMIT).read_bytes().decode("ascii", "replace"))
-    except OSError:
+        return _commit_of(folder)[2]
+    except SpmdZeroCheckpointError:
         return None
-    return found[2] if found else None
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a tag's folder, checked against its commit file; no other file is looked at.
+def _commit_of(folder: Path) -> re.Match[str]:
+    """The manifest's name, nonce, size and checksum, by a tag's commit file.
 
     Raises:
         SpmdZeroCheckpointError: no commit, one of a newer format, or altered.
@@ -211,19 +210,28 @@ def read_manifest(folder: Path) -> Manifest:
         raise SpmdZeroCheckpointError(file=folder, reason=reason) from None
     except OSError as error:
         raise unreadable(commit, error) from error
-    found = _COMMITTED.fullmatch(line)
-    if found is None:
-        newer = _NEWER.match(line)
-        reason = "altered: this is not what a commit file says"
-        if newer and int(newer[1]) > VERSION:
-            reason = f"format {newer[1]} is newer than the {VERSION} that this spmdzero reads"
-        raise SpmdZeroCheckpointError(file=commit, reason=reason)
-    path = folder / found[1]
+    if found := _COMMITTED.fullmatch(line):
+        return found
+    newer = _NEWER.match(line)
+    reason = "altered: this is not what a commit file says"
+    if newer and int(newer[1]) > VERSION:
+        reason = f"format {newer[1]} is newer than the {VERSION} that this spmdzero reads"
+    raise SpmdZeroCheckpointError(file=commit, reason=reason)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a tag's folder, checked against its commit file; no other file is looked at.
+
+    Raises:
+        SpmdZeroCheckpointError: as for the commit file, or the manifest is missing or altered.
+    """
+    name, _, size, expected = _commit_of(folder).groups()
+    path = folder / name
     try:
         data = path.read_bytes()
     except OSError as error:
         raise unreadable(path, error) from error
-    if len(data) != int(found[3]) or checksum(data) != found[4]:
+    if len(data) != int(size) or checksum(data) != expected:
         reason = "altered: its checksum is not the one in the commit file"
         raise SpmdZeroCheckpointError(file=path, reason=reason)
     return Manifest.from_json(data)

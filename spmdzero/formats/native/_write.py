@@ -21,17 +21,6 @@ from spmdzero.formats.native._folder import (
     remove_written,
 )
 from spmdzero.formats.native._host_file import dump_host
-from spmdzero.formats.native._hosts import (
-    PREFIX,
-    await_beginning,
-    await_end,
-    await_parts,
-    begin,
-    end,
-    remove_old_messages,
-    shared_failure,
-    tell_part,
-)
 from spmdzero.formats.native._manifest import (
     COMMIT,
     Contents,
@@ -43,6 +32,17 @@ from spmdzero.formats.native._manifest import (
     committed_nonce,
 )
 from spmdzero.formats.native._order import SaveOrder
+from spmdzero.formats.native._processes import (
+    PREFIX,
+    await_beginning,
+    await_end,
+    await_parts,
+    begin,
+    end,
+    remove_old_messages,
+    shared_failure,
+    tell_part,
+)
 
 _LOCK = ".spmdzero.lock"
 

@@ -1,16 +1,16 @@
-"""Starts the processes of a candidate and collects what they measured."""
+"""Starts the processes that measure, and collects their answers."""
 
-import contextlib
 import dataclasses
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.candidates import Candidate
 from harness.processes import ProcessFailedError, run_together
-from harness.protocol import Failure, Order, Run
+from harness.protocol import Run
 from harness.ranks import rank_environments
 from harness.workload import Workload
 
@@ -20,50 +20,53 @@ TIMEOUT_SECONDS = 900
 _LEFT_OUT = ("PJRT_DEVICE", "CPU_NUM_DEVICES", "XLA_FLAGS", "XLA_USE_SPMD")
 
 
-def launch(workload: Workload, candidate: Candidate) -> Run | Failure:
+def launch(workload: Workload, candidate: Candidate) -> Run | ProcessFailedError:
     """Trains once: one process with virtual devices, or one process per rank."""
-    order = Order(peer=candidate.peer, options=candidate.options, workload=workload)
-    inherited = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
+    order = {
+        "peer": candidate.peer,
+        "options": candidate.options,
+        "workload": dataclasses.asdict(workload),
+    }
     # All ranks together have the cores that virtual devices share.
     threads = max(1, (os.cpu_count() or 1) // workload.devices)
-    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as ranks:
+    try:
         if candidate.ranks:
-            told = ranks.enter_context(rank_environments(workload.devices, threads=threads))
+            with rank_environments(workload.devices, threads=threads) as told:
+                answers = _run("harness.worker", order, told)
         else:
-            told = [_devices(workload.devices)]
-        answers = _run_all(
-            "harness.worker",
-            dataclasses.asdict(order),
-            [inherited | more for more in told],
-            folder=Path(scratch),
-        )
-    if isinstance(answers, Failure):
-        return answers
+            answers = _run("harness.worker", order, [_devices(workload.devices)])
+    except ProcessFailedError as error:
+        return error
     runs = [Run(**answer) for answer in answers]
     # The first rank speaks for all, because collectives keep the ranks in step; not for memory.
     return dataclasses.replace(runs[0], peak_rss=sum(run.peak_rss for run in runs))
 
 
-def launch_alone(module: str, order: dict[str, Any]) -> dict[str, Any] | Failure:
-    """Runs `python -m module order answer.json` with ``order["devices"]`` virtual devices."""
+def launch_alone(module: str, *, devices: int, **order: Any) -> dict[str, Any]:
+    """What the module's `measure` answers in a process with so many virtual devices.
+
+    Raises:
+        ProcessFailedError: it failed, or ran too long.
+    """
+    return _run(module, {"devices": devices, **order}, [_devices(devices)])[0]
+
+
+def _run(
+    module: str, order: dict[str, Any], environments: Sequence[dict[str, str]]
+) -> list[dict[str, Any]]:
     inherited = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
     with tempfile.TemporaryDirectory() as scratch:
-        environment = inherited | _devices(order["devices"])
-        answers = _run_all(module, order, [environment], folder=Path(scratch))
-    return answers if isinstance(answers, Failure) else answers[0]
-
-
-def _run_all(
-    module: str, order: dict[str, Any], environments: list[dict[str, str]], *, folder: Path
-) -> list[dict[str, Any]] | Failure:
-    answers = [folder / f"{i}.json" for i in range(len(environments))]
-    commands = [["-m", module, json.dumps(order), str(answer)] for answer in answers]
-    try:
+        folder = Path(scratch)
+        answers = [folder / f"{i}.json" for i in range(len(environments))]
         # `python -m` imports from its folder first: not from the caller's.
-        run_together(commands, environments, cwd=BENCHMARKS, folder=folder, timeout=TIMEOUT_SECONDS)
-    except ProcessFailedError as error:
-        return Failure(error.ended, error.log)
-    return [json.loads(answer.read_text()) for answer in answers]
+        run_together(
+            [["-m", "harness.child", module, json.dumps(order), str(path)] for path in answers],
+            [inherited | more for more in environments],
+            cwd=BENCHMARKS,
+            folder=folder,
+            timeout=TIMEOUT_SECONDS,
+        )
+        return [json.loads(answer.read_text()) for answer in answers]
 
 
 def _devices(count: int) -> dict[str, str]:

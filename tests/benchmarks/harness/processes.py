@@ -22,6 +22,12 @@ class ProcessFailedError(Exception):
         super().__init__(f"{ended}:\n{log}")
         self.ended, self.log = ended, log
 
+    @property
+    def headline(self) -> str:
+        """How it ended, and its last line, which names an error that was raised."""
+        lines = [line.strip() for line in self.log.splitlines() if line.strip()]
+        return f"{self.ended}: {lines[-1] if lines else 'no output'}"
+
 
 def run_together(
     commands: Sequence[Sequence[str]],
@@ -33,15 +39,10 @@ def run_together(
 ) -> None:
     """Runs `python *command` for each command and environment, to the end of all.
 
-    Args:
-        commands: arguments of each process.
-        environments: of each process.
-        cwd: of all.
-        folder: where the i-th process prints to `i.out` and its errors to `i.err`.
-        timeout: seconds for all together.
+    The i-th process prints to `i.out` of `folder` and its errors to `i.err`.
 
     Raises:
-        ProcessFailedError: one failed, or ran past `timeout`.
+        ProcessFailedError: one failed, or all together ran past `timeout` seconds.
     """
     processes: list[subprocess.Popen[bytes]] = []
     try:

@@ -1,61 +1,46 @@
-"""What a peer's process is told, what it must offer, and what it answers."""
+"""What a peer must offer inside its process, and what the process answers."""
 
 import dataclasses
 import statistics
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from harness.workload import Workload
 
-
-class Peer(Protocol):
-    """One way to train, inside its own process. Made with the workload and the order's options.
+class Peer:
+    """One way to train, made with the workload and the options of its candidate.
 
     Making it starts process groups and devices, which is not timed.
     """
 
-    rows: slice
+    rows: slice = slice(None)
     """The rows of a micro-batch that this process works on."""
-    host_is_apart: bool
+    host_is_apart: ClassVar[bool] = True
     """Whether the thread that calls `step` leaves the arithmetic to other threads."""
 
     def place(self, model: nn.Module) -> None:
         """Brings model and optimizer states to where they are trained; timed as initialisation."""
+        raise NotImplementedError
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> Any:
         """Trains one step; returns its loss in any form."""
+        raise NotImplementedError
 
     def read(self, loss: Any) -> float:
         """The mean loss over all rows; waits until the step is done everywhere."""
-        ...
+        raise NotImplementedError
 
     def programs(self) -> int:
         """Programs compiled so far."""
-        ...
+        return 0
 
     def wire_bytes(self, inputs: torch.Tensor, targets: torch.Tensor) -> int | None:
         """Bytes that one device sends in a step, by the compiled program; None without one."""
-        ...
+        return None
 
     def close(self) -> None:
         """Ends what `__init__` started."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Order:
-    """What one process does.
-
-    Attributes:
-        peer: module under peers/ that has the class `Peer`.
-        options: keyword arguments of that class.
-        workload: what to train.
-    """
-
-    peer: str
-    options: dict[str, Any]
-    workload: Workload
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,27 +71,3 @@ class Run:
         """What the warm-up took beyond as many median steps."""
         usual = len(self.warm_up_seconds) * statistics.median(self.step_seconds)
         return max(0.0, sum(self.warm_up_seconds) - usual)
-
-
-@dataclasses.dataclass(frozen=True)
-class Failure:
-    """A run that gave no numbers.
-
-    Attributes:
-        ended: which process, and how.
-        log: the end of what it wrote.
-    """
-
-    ended: str
-    log: str
-
-    @property
-    def headline(self) -> str:
-        """How it ended, and its last line, which names an error that was raised."""
-        lines = [line.strip() for line in self.log.splitlines() if line.strip()]
-        return f"{self.ended}: {lines[-1] if lines else 'no output'}"
-
-    @property
-    def lines(self) -> list[str]:
-        """What a section shows in the place of numbers."""
-        return [f"failed: `{self.headline}`", ""]

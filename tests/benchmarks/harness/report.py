@@ -4,7 +4,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from harness.protocol import Failure, Run
+import torch
+
+from harness.processes import ProcessFailedError
+from harness.protocol import Run
 
 LOSS_TOLERANCE = 1e-3
 """Far above what another order of summation costs in fp32 over a few steps, far below what a
@@ -13,38 +16,37 @@ missing mean, a wrong shard or other data would cost."""
 NOISE = 0.1
 """Spread between rounds, relative to the median, from which the report calls a machine noisy."""
 
-Runs: TypeAlias = Mapping[str, Sequence[Run | Failure]]
+Runs: TypeAlias = Mapping[str, Sequence[Run | ProcessFailedError]]
 """Candidate name -> what each round gave, the reference candidate first."""
 
 
 def peer_table(runs: Runs) -> str:
     """Everything measured of each candidate; ratios are to the first candidate's median step."""
     reference = median_step(_good(next(iter(runs.values()))))
-    rows = []
-    for name, rounds in runs.items():
-        good = _good(rounds)
-        if not good:
-            rows.append([name, "failed", *[""] * 8])
-            continue
-        step, (low, high) = median_step(good), round_range(good)
-        host = [seconds for run in good for seconds in run.host_seconds]
-        wire = good[0].wire_bytes
-        rows.append(
-            [
-                name,
-                f"{step:.3f}",
-                f"{step / reference:.2f}" if reference else "",
-                f"{low:.3f} to {high:.3f}",
-                f"{1e3 * statistics.median(host):.1f}" if host else "all",
-                f"{_median(run.compile_seconds for run in good):.1f}",
-                f"{_median(run.init_seconds for run in good):.2f}",
-                f"{wire / 1e6:.1f}" if wire is not None else "",
-                f"{_median(run.peak_rss for run in good) / 2**20:.0f}",
-                f"{good[0].losses[-1]:.5f}",
-            ]
-        )
+    rows = [_row(name, _good(rounds), reference) for name, rounds in runs.items()]
     titles = ["", "s/step", "ratio", "rounds", "host ms", "compile s", "init s", "wire MB"]
     return markdown([*titles, "peak MiB", "last loss"], rows)
+
+
+def _row(name: str, good: Sequence[Run], reference: float | None) -> list[str]:
+    step = median_step(good)
+    if step is None:
+        return [name, "failed", *[""] * 8]
+    low, high = round_range(good)
+    host = [seconds for run in good for seconds in run.host_seconds]
+    wire = good[0].wire_bytes
+    return [
+        name,
+        f"{step:.3f}",
+        f"{step / reference:.2f}" if reference else "",
+        f"{low:.3f} to {high:.3f}",
+        f"{1e3 * statistics.median(host):.1f}" if host else "all",
+        f"{statistics.median(run.compile_seconds for run in good):.1f}",
+        f"{statistics.median(run.init_seconds for run in good):.2f}",
+        f"{wire / 1e6:.1f}" if wire is not None else "",
+        f"{statistics.median(run.peak_rss for run in good) / 2**20:.0f}",
+        f"{good[0].losses[-1]:.5f}",
+    ]
 
 
 def series_table(results: Mapping[str, Runs], *, title: str) -> str:
@@ -72,37 +74,23 @@ def round_range(rounds: Sequence[Run]) -> tuple[float, float]:
 def loss_difference(runs: Runs) -> float:
     """Largest difference between two runs' losses at the same step, NaN if a loss is NaN."""
     good = [run.losses for rounds in runs.values() for run in _good(rounds)]
-    spreads = [
-        max(losses) - min(losses) if all(loss == loss for loss in losses) else float("nan")
-        for losses in zip(*good, strict=True)
-    ]
-    # max() would drop a NaN.
-    return max(spreads, default=0.0) if all(s == s for s in spreads) else float("nan")
-
-
-def failures(runs: Runs) -> dict[str, str]:
-    """Candidate name -> the headline of its first failure."""
-    found = {
-        name: next((run.headline for run in rounds if isinstance(run, Failure)), None)
-        for name, rounds in runs.items()
-    }
-    return {name: reason for name, reason in found.items() if reason is not None}
+    # Unlike max(), torch keeps a NaN.
+    losses = torch.tensor(good, dtype=torch.float64)
+    return (losses.amax(0) - losses.amin(0)).max().item() if good else 0.0
 
 
 def noise_note(runs: Runs) -> str | None:
     """A sentence when rounds of one candidate differ by more than `NOISE`, else None."""
-    worst, spread = "", 0.0
-    for name, rounds in runs.items():
-        good = _good(rounds)
-        median = median_step(good)
-        if median:
+    spreads = {}
+    for name, good in ((name, _good(rounds)) for name, rounds in runs.items()):
+        if median := median_step(good):
             low, high = round_range(good)
-            if (high - low) / median > spread:
-                worst, spread = name, (high - low) / median
-    if spread <= NOISE:
+            spreads[name] = (high - low) / median
+    worst = max(spreads, key=lambda name: spreads[name], default=None)
+    if worst is None or spreads[worst] <= NOISE:
         return None
     return (
-        f"The machine was noisy: the rounds of {worst!r} are {spread:.0%} apart. "
+        f"The machine was noisy: the rounds of {worst!r} are {spreads[worst]:.0%} apart. "
         "Differences of that size between rows mean nothing."
     )
 
@@ -114,7 +102,9 @@ def remarks(runs: Runs) -> list[str]:
     if not difference <= LOSS_TOLERANCE:
         lines.append("**The peers did not do the same work.**")
     lines += [note] if note else []
-    lines += [f"{name} failed: `{reason}`" for name, reason in failures(runs).items()]
+    for name, rounds in runs.items():
+        failed = [run for run in rounds if isinstance(run, ProcessFailedError)]
+        lines += [f"{name} failed: `{run.headline}`" for run in failed[:1]]
     return lines
 
 
@@ -124,9 +114,5 @@ def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _good(rounds: Sequence[Run | Failure]) -> list[Run]:
+def _good(rounds: Sequence[Run | ProcessFailedError]) -> list[Run]:
     return [run for run in rounds if isinstance(run, Run)]
-
-
-def _median(values) -> float:
-    return statistics.median(values)

@@ -1,26 +1,26 @@
-"""One process of a peer: `python -m harness.worker '{...}' result.json`.
-
-A process of its own, because torch_xla and jax fix the number of devices at the first access.
-"""
+"""One process of a peer: what `harness.child` calls to train, time and watch it."""
 
 import dataclasses
 import importlib
-import json
 import resource
-import sys
 import time
 from pathlib import Path
+from typing import Any
 
-from harness.protocol import Order, Peer, Run
+from harness.protocol import Peer, Run
 from harness.workload import Workload
 
 
-def measure(peer: Peer, workload: Workload) -> Run:
-    """Trains `warm_up` and then `steps` steps.
+def measure(peer: str, options: dict[str, Any], workload: dict[str, Any]) -> dict[str, Any]:
+    """The fields of the `Run` of a module under peers/, whose class `Peer` takes the options."""
+    given = Workload(**workload)
+    made = importlib.import_module(f"peers.{peer}").Peer(given, **options)
+    run = _trained(made, given)
+    made.close()
+    return dataclasses.asdict(run)
 
-    Raises:
-        RuntimeError: a timed step compiled.
-    """
+
+def _trained(peer: Peer, workload: Workload) -> Run:
     model = workload.build()
     start = time.perf_counter()
     peer.place(model)
@@ -60,19 +60,3 @@ def _loopback_bytes() -> int:
     lines = Path("/proc/net/dev").read_text().splitlines()
     loopback = next(line for line in lines if line.strip().startswith("lo:"))
     return int(loopback.split(":")[1].split()[8])
-
-
-def main() -> None:
-    """Carries out the order of argv[1] and writes its `Run` to argv[2]."""
-    given = json.loads(sys.argv[1])
-    order = Order(**{**given, "workload": Workload(**given["workload"])})
-    peer: Peer = importlib.import_module(f"peers.{order.peer}").Peer(
-        order.workload, **order.options
-    )
-    run = measure(peer, order.workload)
-    peer.close()
-    Path(sys.argv[2]).write_text(json.dumps(dataclasses.asdict(run)))
-
-
-if __name__ == "__main__":
-    main()

@@ -4,6 +4,7 @@ import os
 
 import torch
 import torch.distributed as dist
+from harness.protocol import Peer
 from harness.workload import CLIP, LEARNING_RATE, ROWS, WEIGHT_DECAY, Workload
 from torch import nn
 
@@ -11,7 +12,7 @@ ADAMW = {"lr": LEARNING_RATE, "weight_decay": WEIGHT_DECAY, "fused": True}
 """torch.optim.AdamW at its fastest on a CPU."""
 
 
-class RankPeer:
+class RankPeer(Peer):
     """A rank of RANK, WORLD_SIZE, MASTER_PORT; its own thread does the arithmetic."""
 
     host_is_apart = False
@@ -30,15 +31,7 @@ class RankPeer:
         dist.all_reduce(mean)
         return mean.item() / dist.get_world_size()
 
-    def programs(self) -> int:
-        """Nothing compiles."""
-        return 0
-
-    def wire_bytes(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-        """No program tells: the loopback's counter does."""
-
     def close(self) -> None:
-        """Leaves the group."""
         dist.destroy_process_group()
 
 
@@ -49,7 +42,6 @@ class TorchPeer(RankPeer):
     _optimizer: torch.optim.Optimizer
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Forward, backward, clip, update."""
         loss = self._model(inputs, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(self._model.parameters(), CLIP)

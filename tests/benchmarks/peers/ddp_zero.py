@@ -12,7 +12,6 @@ class Peer(TorchPeer):
     """One rank of DDP."""
 
     def place(self, model: nn.Module) -> None:
-        """Wraps the model and its optimizer."""
         self._model = DistributedDataParallel(model, gradient_as_bucket_view=True)
         self._optimizer = ZeroRedundancyOptimizer(
             self._model.parameters(),

@@ -20,11 +20,9 @@ class Peer(RankPeer):
         deepspeed.init_distributed(dist_backend="gloo")
 
     def place(self, model: nn.Module) -> None:
-        """`deepspeed.initialize`."""
         self._engine, *_ = deepspeed.initialize(model=model, config=self._config)
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The three calls."""
         loss = self._engine(inputs, targets)
         self._engine.backward(loss)
         self._engine.step()

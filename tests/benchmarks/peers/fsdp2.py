@@ -12,7 +12,6 @@ class Peer(TorchPeer):
     """One rank of `fully_shard(..., reshard_after_forward=False)`."""
 
     def place(self, model: nn.Module) -> None:
-        """Shards each block, then what is left."""
         for part in model.modules():
             if isinstance(part, Block):
                 fully_shard(part, reshard_after_forward=False)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from harness import protocol
 from harness.workload import CLIP, LEARNING_RATE, SIZES, WEIGHT_DECAY, Workload
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from torch import nn
@@ -16,11 +17,8 @@ Tree = dict[str, jax.Array]
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8
 
 
-class Peer:
+class Peer(protocol.Peer):
     """Donated state, one program per step."""
-
-    rows = slice(None)
-    host_is_apart = True
 
     def __init__(self, workload: Workload) -> None:
         self._mesh = Mesh(np.array(jax.devices()), ("fsdp",))
@@ -34,7 +32,6 @@ class Peer:
         self._compiled = jax.jit(self._update, donate_argnums=(0,))
 
     def place(self, model: nn.Module) -> None:
-        """Parameters replicated, moments born as shards."""
         self._whole = self._on(PartitionSpec())
         arrays = {name: p.detach().numpy() for name, p in model.named_parameters()}
         self._shards = {name: self._on(self._spec(a.shape)) for name, a in arrays.items()}
@@ -82,7 +79,6 @@ class Peer:
         return {k: jax.lax.with_sharding_constraint(t, shardings[k]) for k, t in tree.items()}
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> jax.Array:
-        """Starts the program."""
         self._state, loss = self._compiled(self._state, *self._upload(inputs, targets))
         return loss
 
@@ -91,20 +87,15 @@ class Peer:
         return tuple(jax.device_put(array, self._on(PartitionSpec("fsdp"))) for array in arrays)
 
     def read(self, loss: jax.Array) -> float:
-        """The loss, once the devices are done."""
         jax.block_until_ready(self._state)
         return float(loss)
 
     def programs(self) -> int:
-        """Programs of the step."""
         return self._compiled._cache_size()
 
     def wire_bytes(self, inputs: torch.Tensor, targets: torch.Tensor) -> int:
-        """By the ledger of the compiled step."""
+        # Not before: torch_xla has no part in what was measured.
         from spmdzero.inspect import CollectiveLedger
 
         made = self._compiled.lower(self._state, *self._upload(inputs, targets)).compile()
         return CollectiveLedger.from_hlo(made.as_text()).wire_bytes
-
-    def close(self) -> None:
-        """Nothing to end."""

@@ -7,30 +7,25 @@ import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
-import torch_xla.runtime as xr
 from harness.workload import CLIP, LEARNING_RATE, WEIGHT_DECAY, Block, Workload
 from torch import nn
 from torch_xla.distributed.fsdp.wrap import transformer_auto_wrap_policy
 from torch_xla.experimental.spmd_fully_sharded_data_parallel import SpmdFullyShardedDataParallel
 
+from peers._devices import DevicesPeer
 from spmdzero.backend.torch_xla import optimized_hlo, runtime
 from spmdzero.inspect import CollectiveLedger
 
 
-class Peer:
+class Peer(DevicesPeer):
     """Traces every step, as torch_xla's own examples do."""
 
-    rows = slice(None)
-    host_is_apart = True
-
     def __init__(self, workload: Workload, *, sharded: bool) -> None:
-        xr.use_spmd()
+        super().__init__(workload)
         self._mesh = xs.Mesh(np.arange(workload.devices), (workload.devices,), ("fsdp",))
         self._sharded = sharded
-        torch_xla.device()
 
     def place(self, model: nn.Module) -> None:
-        """Replicates the parameters, or hands them to FSDPv2."""
         if self._sharded:
             self._model: nn.Module = SpmdFullyShardedDataParallel(
                 model,
@@ -48,14 +43,13 @@ class Peer:
             self._model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY
         )
         torch_xla.sync()
-        xm.wait_device_ops()
+        runtime.wait()
 
     def _shard_output(self, output: torch.Tensor, mesh: xs.Mesh) -> None:
         if output.dim():
             xs.mark_sharding(output, mesh, ("fsdp", *[None] * (output.dim() - 1)))
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Traces a step and starts it."""
         loss = self._trace(inputs, targets)
         torch_xla.sync()
         return loss
@@ -73,22 +67,8 @@ class Peer:
         (placed,) = xm.send_cpu_data_to_device([tensor], torch_xla.device(), input_sharding=spec)
         return placed
 
-    def read(self, loss: torch.Tensor) -> float:
-        """The loss, once the devices are done."""
-        value = loss.item()
-        xm.wait_device_ops()
-        return value
-
-    def programs(self) -> int:
-        """Programs of this process."""
-        return runtime.compile_count()
-
     def wire_bytes(self, inputs: torch.Tensor, targets: torch.Tensor) -> int:
-        """By the ledger of the compiled step."""
         loss = self._trace(inputs, targets)
         states = [t for s in self._optimizer.state.values() for t in s.values() if t.dim()]
         text = optimized_hlo([loss, *self._model.parameters(), *states])
         return CollectiveLedger.from_hlo(text).wire_bytes
-
-    def close(self) -> None:
-        """Nothing to end."""

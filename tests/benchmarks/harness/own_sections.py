@@ -1,0 +1,135 @@
+"""The page's sections that a script of their own measures, in one process."""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+
+from harness import report
+from harness.launch import launch_alone
+from harness.scale import Scale
+
+
+def stacked_states(scale: Scale) -> Iterator[str]:
+    """Whether fewer, larger states would make a step cheaper."""
+    rows = []
+    for count in (2, 8):
+        answer = launch_alone(
+            "stacked_states", devices=count, model=scale.large, steps=5 * scale.large_steps
+        )
+        # The same arithmetic in fp32, which two programs may round differently.
+        if not math.isclose(answer["apart"]["sum"], answer["stacked"]["sum"], rel_tol=1e-6):
+            yield f"**The two ways did not do the same work**: {answer}.\n"
+            return
+        for way, found in answer.items():
+            times = [f"{found['host']:.1f}", f"{found['step']:.0f}"]
+            rows.append([str(count), way, str(found["tensors"]), *times])
+    yield (
+        "AdamW's update of all shards of the GPT of 85 M parameters, alone, compiled and started\n"
+        "as a captured step is: with two states for each parameter, as spmdzero does, and with\n"
+        "two for all parameters of the same shape, which their updates are cut from and put\n"
+        "together in. The host's part is torch_xla's start of the program, which is handed the\n"
+        "gradients too, and putting the results in place.\n"
+    )
+    yield report.markdown(["devices", "states", "tensors written", "host ms", "ms a step"], rows)
+
+
+def accumulation(scale: Scale) -> Iterator[str]:
+    """Stage 1 over stage 0 with many micro-batches, both in one process."""
+    answer = launch_alone(
+        "accumulation",
+        devices=2,
+        model=scale.middle,
+        accumulation=scale.accumulation,
+        steps=2 * scale.steps,
+    )
+    zero, one = (statistics.median(answer[stage]) for stage in ("0", "1"))
+    paired = statistics.median(b / a for a, b in zip(answer["0"], answer["1"], strict=True))
+    yield (
+        f"{scale.accumulation} micro-batches a step of the GPT of 10 M parameters on 2 devices; "
+        "both engines\nin one process, step by step.\n"
+    )
+    rows = [["0", f"{zero:.4f}", ""], ["1", f"{one:.4f}", f"{paired:.3f}"]]
+    yield report.markdown(["stage", "s/step", "median ratio of neighbours"], rows)
+
+
+def time_of_a_step(scale: Scale) -> Iterator[str]:
+    """What the devices do during a step."""
+    columns = []
+    for model, steps in ((scale.middle, scale.steps), (scale.large, scale.large_steps)):
+        answer = launch_alone("time_of_a_step", devices=2, model=model, steps=steps)
+        step, busy = answer.pop("step"), answer.pop("busy")
+        shown = {kind: [f"{ms:.0f}", f"{ms / step:.0%}"] for kind, ms in answer.items()}
+        shown["the step"] = [f"{step:.0f}", ""]
+        columns.append({**shown, "the cores are busy": ["", f"{busy:.0%}"]})
+    yield (
+        "The GPTs of 10 M and 85 M parameters under spmdzero ZeRO-2 on 2 devices, by a trace of\n"
+        "their steps. The last row is the processor time of the whole process, without the trace,\n"
+        "over what all cores could have given.\n"
+    )
+    rows = [[kind, *(cell for column in columns for cell in column[kind])] for kind in columns[0]]
+    titles = ["", "10 M: ms a step and device", "of the step", "85 M: ms", "of the step"]
+    yield report.markdown(titles, rows)
+
+
+def matrix_products(scale: Scale) -> Iterator[str]:
+    """What torch and XLA's CPU compiler make of the same products, which are most of a step."""
+    usual, with_xnnpack = (
+        launch_alone(
+            "matrix_products",
+            devices=2,
+            model=scale.wide,
+            repeats=4 * scale.wide_steps,
+            xnnpack=xnnpack,
+        )
+        for xnnpack in (False, True)
+    )
+    rows = []
+    for product, found in usual.items():
+        torch, xla, other = found["torch"], found["xla"], with_xnnpack[product]["xla"]
+        rows.append([product, f"{torch:.0f}", f"{xla:.0f}", f"{torch / xla:.2f}", f"{other:.0f}"])
+    yield (
+        "Billions of operations a second in fp32 on both cores together, for products of the GPT\n"
+        "of 23 M parameters: 2 threads with torch, as 2 ranks with a core each, beside 2 devices.\n"
+        "Rows of the MLP's and the vocabulary's results are multiples of 8 KiB. XLA was seen to\n"
+        "be slower at such results; the same products with 64 columns more show by how much.\n"
+    )
+    titles = ["", "torch", "XLA, as spmdzero sets it", "torch / XLA", "XLA with XNNPACK"]
+    yield report.markdown(titles, rows)
+
+
+_WAYS = {
+    "upload_each": "upload each",
+    "to_and_mark": "`.to` and mark",
+    "from_cpu": "initialize",
+    "from_meta": "initialize from meta",
+}
+
+
+def start_up(scale: Scale) -> Iterator[str]:
+    """`initialize` beside moving parameters by hand."""
+
+    def seconds(devices: int, repeats: int, *ways: str) -> dict[str, list[float]]:
+        return launch_alone(
+            "start_up", devices=devices, model=scale.large, repeats=repeats, ways=ways
+        )
+
+    warm, cold = [], []
+    for count in (2, 8):
+        # The first repetition compiles.
+        usual = {way: statistics.median(t[1:]) for way, t in seconds(count, 4, *_WAYS).items()}
+        first = {way: seconds(count, 1, way)[way][0] for way in _WAYS}
+        warm.append([str(count), *_beside_by_hand(usual)])
+        cold.append([str(count), *_beside_by_hand(first)])
+    titles = ["devices", *_WAYS.values()]
+    yield (
+        "Seconds until the GPT of 85 M parameters is on the devices, and the ratio to the quicker\n"
+        "way of moving its parameters by hand. `initialize` also makes AdamW's states.\n"
+    )
+    yield report.markdown(titles, warm)
+    yield "\nThe first time in a process, with what that compiles:\n"
+    yield report.markdown(titles, cold)
+
+
+def _beside_by_hand(seconds: Mapping[str, float]) -> list[str]:
+    hand = min(seconds["upload_each"], seconds["to_and_mark"])
+    return [f"{seconds[way]:.2f} ({seconds[way] / hand:.2f})" for way in _WAYS]

@@ -1,0 +1,41 @@
+"""How much is measured."""
+
+import dataclasses
+
+from harness import candidates as who
+from harness.candidates import Candidate
+
+_FEWER = (
+    who.ZERO_2, who.EXPLICIT, who.DEEPSPEED_2, who.FSDP2, who.DDP, who.FSDPV2, who.XLA_DDP, who.JAX,
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scale:
+    """The models, the numbers of steps, and who takes part.
+
+    Attributes:
+        small, middle, wide, large: the GPTs.
+        steps: timed steps of the small and the middle one.
+        wide_steps, large_steps: timed steps of the others.
+        rounds: processes of each candidate of a table.
+        everybody: who trains the middle GPT.
+        fewer: who trains the others and the CNN.
+        series: who is followed over devices and sizes.
+        counts: devices to follow them over.
+        accumulation: micro-batches a step where stage 1 is compared with stage 0.
+    """
+
+    small: str = "gpt-1m"
+    middle: str = "gpt-10m"
+    wide: str = "gpt-23m"
+    large: str = "gpt-85m"
+    steps: int = 8
+    wide_steps: int = 5
+    large_steps: int = 3
+    rounds: int = 2
+    everybody: tuple[Candidate, ...] = who.ALL
+    fewer: tuple[Candidate, ...] = _FEWER
+    series: tuple[Candidate, ...] = (who.ZERO_2, who.DEEPSPEED_2, who.FSDP2, who.JAX)
+    counts: tuple[int, ...] = (1, 2, 4, 8)
+    accumulation: int = 8
