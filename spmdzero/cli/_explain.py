@@ -49,11 +49,7 @@ def explain(
 ) -> None:
     """Does a step fit, what does it move, what is wrong, what does it wait for? No TPU needed."""
     if meta and tpu and _passes.FOLDER not in os.environ:
-        require_tpu_compiler()
-        # A model too large for this machine's memory takes the TPU's compiler the rest of it.
-        again = [sys.executable, "-m", "spmdzero", *sys.argv[1:]]
-        # The Pythons that have this compiler have -P.
-        os.execv(sys.executable, [sys.executable, "-P", str(_passes.__file__), *again])
+        _start_again()
     explanations = [
         _explain_on(
             count,
@@ -80,6 +76,14 @@ def explain(
         typer.echo(f"problem: {problem}", err=True)
     if strict and problems:
         raise typer.Exit(1)
+
+
+def _start_again() -> None:
+    """Replaces this process: a model that fills memory leaves the TPU's compiler the rest of it."""
+    require_tpu_compiler()
+    again = [sys.executable, "-m", "spmdzero", *sys.argv[1:]]
+    # The Pythons that have this compiler have -P.
+    os.execv(sys.executable, [sys.executable, "-P", str(_passes.__file__), *again])
 
 
 def _by_devices(tpu: list[str], devices: int | None) -> dict[int, list[str]]:

@@ -75,6 +75,18 @@ def test_no_circle_of_imports_between_files() -> None:
     graphlib.TopologicalSorter(graph).prepare()
 
 
+def test_no_file_has_more_than_300_lines_and_no_function_more_than_60() -> None:
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    lengths = {}
+    for module, path in FILES.items():
+        text = path.read_text()
+        lengths[module] = len(text.splitlines()) - 300
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, functions) and node.end_lineno is not None:
+                lengths[f"{module}.{node.name}"] = node.end_lineno - node.lineno + 1 - 60
+    assert {name: over for name, over in lengths.items() if over > 0} == {}
+
+
 def test_every_layer_of_the_table_is_there() -> None:
     known = {module.removeprefix("spmdzero.").replace(".", "/") for module in FILES}
     assert [layer for layer in layers() if layer not in known] == []
