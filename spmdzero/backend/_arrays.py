@@ -21,6 +21,9 @@ class Arrays(Protocol):
     def set_value(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Makes `tensor`, what is detached from it and its views hold what `value` holds."""
 
+    def are_pending(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
+        """Whether each is the result of operations that have not been started."""
+
     def buffer_handles(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """What tells the memory of computed tensors apart; shared by those that share it."""
 

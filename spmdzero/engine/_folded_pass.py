@@ -87,9 +87,7 @@ class PassTracer(ModuleTracer):
             passages.append(passage)
             return [*flat, *passage.buffers.values(), *passage.flags.values()]
 
-        traced = fold_python(
-            function, tensors, known=arrays.buffer_handles([self._region.replicas])
-        )
+        traced = fold_python(function, tensors, known=self.known(self.state))
         (passage,), (output,) = passages, outputs
         if traced.draws != tuple(range(len(traced.draws))) or self._region.recomputes:
             raise NotCapturableError("activation checkpointing runs the forward again in backward")

@@ -13,12 +13,13 @@ from spmdzero.backend import (
     Passage,
     StandInKeptError,
     Tracing,
+    arrays,
     compiler,
     map_tensors,
 )
 from spmdzero.engine._generator_watch import GeneratorWatch
 from spmdzero.engine._kinds import NotCapturableError
-from spmdzero.engine._module_watch import ModuleWatch
+from spmdzero.engine._module_watch import ModuleWatch, device_attributes
 from spmdzero.errors import SpmdZeroError
 from spmdzero.state._training import Training
 
@@ -39,7 +40,7 @@ class ModuleTracer:
     """
 
     def __init__(self, training: Training, args: Any, kwargs: Mapping[str, Any]) -> None:
-        self.forward = training.forward
+        self._training, self.forward = training, training.forward
         # Not the batch itself, which would stay on the devices.
         self._inputs = map_tensors((args, dict(kwargs)), lambda _, leaf: _like(leaf, meta()))
         self.parameters = dict(training.module.named_parameters())
@@ -78,6 +79,18 @@ class ModuleTracer:
         passage = self.forward.trace(args, kwargs, own)
         self.refuse_reads()
         return passage
+
+    def known(self, state: Sequence[torch.Tensor]) -> set[int]:
+        """Handles of what the module may read beside `state`, and beside what it is handed.
+
+        An attribute over a buffer of the state is not among them: steps write there.
+        """
+        region = self._training.region
+        known = {*arrays.buffer_handles([region.replicas])} if region is not None else set()
+        attributes = device_attributes(self._training.module)
+        if attributes:
+            known |= {*arrays.buffer_handles(attributes)} - {*arrays.buffer_handles(state)}
+        return known
 
     def refuse_reads(self) -> None:
         """Raises NotCapturableError for a read whose refusal was caught where it happened."""

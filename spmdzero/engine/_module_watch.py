@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from spmdzero.backend import arrays
 from spmdzero.engine._watched_content import WatchedContent, content_of
 
 HOOKS = {
@@ -75,7 +76,7 @@ class ModuleWatch:
 
     Values are compared by identity, all in one pass. Followed, three levels deep, are lists, dicts,
     sets, deques and objects with attributes, whose classes are not a library's; generators of
-    random numbers and data on the CPU are compared by content.
+    random numbers, and tensors that are neither parameters nor buffers, are compared by content.
 
     Args:
         module: the user's module.
@@ -93,7 +94,8 @@ class ModuleWatch:
         self._watched: list[_Watched] = []
         self._contents: list[WatchedContent] = []
         self._followed: list[Any] = []
-        seen: set[int] = set()
+        # Steps write these, and programs take them as they are.
+        seen = {id(tensor) for tensor in (*self.parameters, *module.buffers())}
         for prefix, part in module.named_modules():
             name = f"submodule {prefix!r}" if prefix else "the module"
             self._add(name, vars(part), seen)
@@ -170,6 +172,16 @@ class ModuleWatch:
         keys = list(container) if isinstance(container, dict) else []
         values = list(_values(container))
         self._watched.append(_Watched(name=name, container=container, keys=keys, values=values))
+
+
+def device_attributes(module: nn.Module) -> list[torch.Tensor]:
+    """Computed tensors on the devices that are attributes of a submodule, and no state of it."""
+    own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    values = [value for part in module.modules() for value in vars(part).values()]
+    tensors = [v for v in values if isinstance(v, torch.Tensor) and id(v) not in own]
+    tensors = [tensor for tensor in tensors if arrays.is_mine(tensor)]
+    pending = arrays.are_pending(tensors)
+    return [tensor for tensor, pends in zip(tensors, pending, strict=True) if not pends]
 
 
 def _values(container: Any) -> Iterable[Any]:

@@ -1,4 +1,4 @@
-"""Objects that change in place, which their container doesn't show: CPU data, and generators."""
+"""Objects that change in place, which their container doesn't show: tensors, arrays, generators."""
 
 import operator
 import pickle
@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from spmdzero.backend import arrays
 
 # More elements are data, which is not copied: a tensor that big is followed by its version only,
 # a numpy array not at all.
@@ -40,10 +42,20 @@ class WatchedContent:
 
 
 def content_of(name: str, value: Any) -> WatchedContent | None:
-    """Watches `value` if it is data on the CPU or a generator of random numbers."""
+    """Watches `value` if it is a tensor, a numpy array or a generator of random numbers."""
     if isinstance(value, torch.Tensor):
         # A tensor made in inference mode has no version, and can't be written outside of it.
-        if value.device.type != "cpu" or value.is_inference():
+        if value.is_inference():
+            return None
+        if arrays.is_mine(value):
+            # A clone costs nothing as long as neither is written.
+            before = value.detach().clone()
+            return WatchedContent(
+                name,
+                lambda: arrays.write_stamp(value),
+                lambda: arrays.set_value(value, before),
+            )
+        if value.device.type != "cpu":
             return None
         kept = value.detach().clone() if value.numel() <= _MOST_ELEMENTS else None
         return WatchedContent(

@@ -159,7 +159,7 @@ def trace_whole_step(
     traced = fold_python(
         function,
         [*state.values(), *inputs, *hosts],
-        known=arrays.buffer_handles([region.replicas]) if region is not None else (),
+        known=tracer.known([*state.values()]),
         seeds=region is None,
     )
     if region is not None:

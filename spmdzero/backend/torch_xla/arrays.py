@@ -5,6 +5,7 @@ import torch_xla.distributed.spmd as xs
 
 from spmdzero.backend.torch_xla import runtime
 from spmdzero.backend.torch_xla._private import (
+    are_pending,
     buffer_handles,
     buffer_ids,
     is_split,
@@ -18,6 +19,7 @@ from spmdzero.backend.torch_xla._private import (
 )
 
 __all__ = [
+    "are_pending",
     "buffer_handles",
     "buffer_ids",
     "fresh",
