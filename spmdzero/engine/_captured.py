@@ -56,9 +56,7 @@ class CapturedSteps:
     ) -> None:
         self._training, self._calls, self._call = training, calls, call
         self._launching, self._step_end = launching, step_end
-        self._following: Following[Trust[WholeStep]] = Following(
-            look=self._look, trust=lambda trust: trust
-        )
+        self._following: Following[Trust[WholeStep]] = Following(self._look)
         self.replayed = self.traced = 0
         self.reason: str | None = None
 

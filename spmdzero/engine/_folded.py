@@ -24,17 +24,15 @@ from spmdzero.state._training import Training
 
 
 @dataclasses.dataclass(kw_only=True)
-class _Forwards:
+class _Forwards(Trust[FoldedPass]):
     """What is known of the forwards of one kind of input.
 
     Attributes:
         tracer: traces their region.
-        trust: the forwards.
         backwards: outputs that have a gradient -> the backward passes.
     """
 
     tracer: PassTracer
-    trust: Trust[FoldedPass] = dataclasses.field(default_factory=Trust)
     backwards: dict[Hashable, Trust[TracedFunction]] = dataclasses.field(default_factory=dict)
 
 
@@ -56,10 +54,7 @@ class FoldedCalls:
 
     def __init__(self, training: Training, launching: Launching) -> None:
         self._training, self._launching = training, launching
-        self._following: Following[_Forwards] = Following(
-            look=lambda: ModuleWatch(training.module, {}),
-            trust=lambda forwards: forwards.trust,
-        )
+        self._following: Following[_Forwards] = Following(lambda: ModuleWatch(training.module, {}))
         self._in_program = False
         self.folded = self.traced = 0
         self.reason: str | None = None
@@ -119,15 +114,15 @@ class FoldedCalls:
         except UnknownInputError as error:
             raise NotCapturableError(str(error)) from error
         forwards = self._find(form, args, kwargs)
-        trust, tracer = forwards.trust, forwards.tracer
-        if trust.given_up is not None:
-            raise NotCapturableError(trust.given_up)
+        tracer = forwards.tracer
+        if forwards.given_up is not None:
+            raise NotCapturableError(forwards.given_up)
         tensors = [*tracer.state, *inputs]
-        verify = not trust.ready
+        verify = not forwards.ready
         if verify:
             with self._launching.programs.own_reads():
                 self._verify(forwards, tensors)
-        record = trust.record
+        record = forwards.record
         assert record is not None
         keys = self._training.mesh.place_all(draw_keys(record.traced.keys))
         call = FoldedCall(
@@ -146,14 +141,13 @@ class FoldedCalls:
         return map_tensors(output, lambda _, marker: found[id(marker)])
 
     def _verify(self, forwards: _Forwards, tensors: Sequence[torch.Tensor]) -> None:
-        trust = forwards.trust
         outcome = attempt(
             lambda: forwards.tracer.fold(tensors), watch=self._following.watch, name="forward"
         )
-        reason = trust.judge(outcome)
-        if trust.given_up is not None:
+        reason = forwards.judge(outcome)
+        if forwards.given_up is not None:
             self._following.say(
-                logging.WARNING, "engine(...) goes on being traced: %s", trust.given_up
+                logging.WARNING, "engine(...) goes on being traced: %s", forwards.given_up
             )
         if reason is not None:
             forwards.backwards.clear()
@@ -180,7 +174,7 @@ class FoldedCalls:
                 )
                 reason = trust.judge(outcome)
             if reason is not None:
-                forwards.trust.given_up = reason
+                forwards.given_up = reason
                 self._following.say(logging.WARNING, "engine(...) goes on being traced: %s", reason)
         if traced or trust.record is None:
             passage, call.passage = call.passage or call.again(call, saved), None
@@ -215,7 +209,7 @@ class FoldedCalls:
         known = following.kinds.get(kind)
         if known is None:
             return following.add(kind, _Forwards(tracer=PassTracer(self._training, args, kwargs)))
-        if not known.trust.ready:
+        if not known.ready:
             # Afresh: an earlier trace may have changed what is traced.
             known.tracer = PassTracer(self._training, args, kwargs)
         return known

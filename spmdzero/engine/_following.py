@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -12,32 +12,29 @@ from spmdzero.engine._module_watch import ModuleWatch
 # Kinds of micro-batch that are kept: by inputs, modes and frozen parameters.
 _MOST_KINDS = 64
 logger = logging.getLogger("spmdzero")
-KnownT = TypeVar("KnownT")
+TrustT = TypeVar("TrustT", bound=Trust)
 
 
-class Following(Generic[KnownT]):
+class Following(Generic[TrustT]):
     """What is known of each kind, for as long as the module is what it was when it was traced.
 
     Args:
         look: watches the module as it is now.
-        trust: how far what is known of a kind can be relied on.
 
     Attributes:
         kinds: the latest 64.
     """
 
-    def __init__(
-        self, *, look: Callable[[], ModuleWatch], trust: Callable[[KnownT], Trust[Any]]
-    ) -> None:
-        self._look, self._trust = look, trust
+    def __init__(self, look: Callable[[], ModuleWatch]) -> None:
+        self._look = look
         self._watch: ModuleWatch | None = None
         self._said: set[str] = set()
-        self.kinds: dict[Kind, KnownT] = {}
+        self.kinds: dict[Kind, TrustT] = {}
 
     def recheck(self) -> None:
         """Has the next of each kind traced once more, and compared."""
         for known in self.kinds.values():
-            self._trust(known).recheck()
+            known.recheck()
 
     @property
     def watch(self) -> ModuleWatch:
@@ -63,14 +60,14 @@ class Following(Generic[KnownT]):
         """Takes what a trace did to the module for granted, as it does so at each step."""
         if self._watch is not None and self._watch.change():
             self._watch = self._look()
-            self.kinds = {key: k for key, k in self.kinds.items() if not self._trust(k).ready}
+            self.kinds = {key: k for key, k in self.kinds.items() if not k.ready}
 
     @property
     def any_ready(self) -> bool:
         """Whether there is a kind that needs no more traces."""
-        return any(self._trust(known).ready for known in self.kinds.values())
+        return any(known.ready for known in self.kinds.values())
 
-    def add(self, kind: Kind, known: KnownT) -> KnownT:
+    def add(self, kind: Kind, known: TrustT) -> TrustT:
         """Keeps a new kind, in the place of the oldest if there are too many."""
         if len(self.kinds) == _MOST_KINDS:
             del self.kinds[next(iter(self.kinds))]
