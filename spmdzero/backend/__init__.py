@@ -2,7 +2,6 @@
 
 from spmdzero.backend._arrays import Arrays
 from spmdzero.backend._autograd_graph import nodes_behind
-from spmdzero.backend._backend import Backend
 from spmdzero.backend._compiler import (
     CompiledProgram,
     Compiler,
@@ -20,36 +19,30 @@ from spmdzero.backend._current import (
     programs,
     runtime,
 )
-from spmdzero.backend._keys import draw_key, draw_keys
+from spmdzero.backend._keys import draw_keys
 from spmdzero.backend._mesh import Mesh, PartitionSpec, Reduction
 from spmdzero.backend._programs import AnnotatedProgram, Placeholders, Programs
 from spmdzero.backend._region import (
     Forward,
-    GradientSink,
     KeySource,
-    OutputRule,
     Passage,
     Region,
     RegionRules,
     Tracing,
     refuse_gradient_hooks,
 )
-from spmdzero.backend._runtime import Runtime
 from spmdzero.backend._tree import Batch, Replicated, map_tensors, replicated
 
 __all__ = [
     "AnnotatedProgram",
     "Arrays",
-    "Backend",
     "Batch",
     "CompiledProgram",
     "Compiler",
     "FoldedFunction",
     "Forward",
-    "GradientSink",
     "KeySource",
     "Mesh",
-    "OutputRule",
     "PartitionSpec",
     "Passage",
     "Placeholders",
@@ -59,14 +52,12 @@ __all__ = [
     "Region",
     "RegionRules",
     "Replicated",
-    "Runtime",
     "StandInKeptError",
     "Tracing",
     "arrays",
     "compiler",
     "counters",
     "current",
-    "draw_key",
     "draw_keys",
     "flags",
     "map_tensors",

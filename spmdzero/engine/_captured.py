@@ -12,7 +12,13 @@ from spmdzero.engine._blocks import block
 from spmdzero.engine._folded_call import keep_waiting
 from spmdzero.engine._following import Following
 from spmdzero.engine._input_form import InputForm, UnknownInputError
-from spmdzero.engine._kinds import TRACES, Kind, NotCapturableError, Trust
+from spmdzero.engine._kinds import (
+    TRACES,
+    Kind,
+    NotCapturableError,
+    Trust,
+    errors_are_the_users,
+)
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._loss import find_loss
 from spmdzero.engine._module_tracer import attempt
@@ -94,11 +100,15 @@ class CapturedSteps:
         keep_waiting(ending=training if last else None)
         # It may depend on buffers that the program donates; a `clone` shares one until then.
         compiler.start_pending(training.device)
+        trust: Trust[WholeStep] | None = None
         try:
             form = InputForm.of(*placed)
-            reason = self._start(placed, form, last=last, ends=ends)
+            trust = self._trust(last, ends, form)
+            reason = self._start(trust, placed, form, last=last, ends=ends)
         except (UnknownInputError, NotCapturableError) as error:
-            self._trace(lambda: calls.forward_placed(*placed), str(error), ends=ends)
+            reason = str(error)
+            with errors_are_the_users(trust):
+                self._trace(lambda: calls.forward_placed(*placed), reason, ends=ends)
             return
         self.reason = reason
         self.replayed += reason is None
@@ -107,14 +117,20 @@ class CapturedSteps:
             self._step_end.end_micro_batch(boundary=last, lr_kwargs={})
 
     def _start(
-        self, placed: tuple[Any, Any], form: InputForm, *, last: bool, ends: bool
+        self,
+        trust: Trust[WholeStep],
+        placed: tuple[Any, Any],
+        form: InputForm,
+        *,
+        last: bool,
+        ends: bool,
     ) -> str | None:
         """Starts the micro-batch as one program; returns why it was traced, None if it was not.
 
         Raises:
             NotCapturableError: it can't be one; nothing has happened.
         """
-        training, trust = self._training, self._trust(last, ends, form)
+        training = self._training
         if trust.given_up is not None:
             raise NotCapturableError(trust.given_up)
         reason = None

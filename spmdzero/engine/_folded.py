@@ -16,7 +16,12 @@ from spmdzero.engine._folded_pass import FoldedPass, PassTracer
 from spmdzero.engine._folded_surroundings import Surroundings
 from spmdzero.engine._following import Following
 from spmdzero.engine._input_form import UnknownInputError, freeze
-from spmdzero.engine._kinds import Kind, NotCapturableError, Trust
+from spmdzero.engine._kinds import (
+    Kind,
+    NotCapturableError,
+    Trust,
+    errors_are_the_users,
+)
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._module_tracer import TracedFunction, attempt
 from spmdzero.engine._module_watch import ModuleWatch
@@ -97,23 +102,21 @@ class FoldedCalls:
         if not torch.is_grad_enabled() or training.in_train_batch:
             return training.forward(args, kwargs)
         self.reason = self._follow_structure() or self.blocked()
+        forwards: _Forwards | None = None
         if self.reason is None:
             try:
-                return self._call(args, kwargs)
+                forwards, inputs = self._find(args, kwargs)
+                return self._call(forwards, inputs)
             except NotCapturableError as reason:
                 self.reason = str(reason)
                 self._following.say(logging.INFO, "engine(...) is traced: %s", self.reason)
         self.traced += 1
-        output = training.forward(args, kwargs)
+        with errors_are_the_users(forwards):
+            output = training.forward(args, kwargs)
         self._following.accept_changes()
         return output
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        try:
-            form, inputs = freeze((args, kwargs))
-        except UnknownInputError as error:
-            raise NotCapturableError(str(error)) from error
-        forwards = self._find(form, args, kwargs)
+    def _call(self, forwards: _Forwards, inputs: Sequence[torch.Tensor]) -> Any:
         tracer = forwards.tracer
         if forwards.given_up is not None:
             raise NotCapturableError(forwards.given_up)
@@ -203,13 +206,18 @@ class FoldedCalls:
             return "no parameter requires a gradient"
         return self._following.hook()
 
-    def _find(self, form: Hashable, args: Any, kwargs: Mapping[str, Any]) -> _Forwards:
+    def _find(self, args: Any, kwargs: Mapping[str, Any]) -> tuple[_Forwards, list[torch.Tensor]]:
+        """What is known of forwards like this one, and its tensors."""
+        try:
+            form, inputs = freeze((args, kwargs))
+        except UnknownInputError as error:
+            raise NotCapturableError(str(error)) from error
         following = self._following
         kind = Kind.of(self._training, part="forward", form=form, parameters=following.parameters)
         known = following.kinds.get(kind)
         if known is None:
-            return following.add(kind, _Forwards(tracer=PassTracer(self._training, args, kwargs)))
-        if not known.ready:
+            known = following.add(kind, _Forwards(tracer=PassTracer(self._training, args, kwargs)))
+        elif not known.ready:
             # Afresh: an earlier trace may have changed what is traced.
             known.tracer = PassTracer(self._training, args, kwargs)
-        return known
+        return known, inputs

@@ -1,7 +1,8 @@
 """Kinds of micro-batch: what tells them apart, and how far the traces of one can be relied on."""
 
+import contextlib
 import dataclasses
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -110,6 +111,11 @@ class Trust(Generic[Traced]):
         """Has the next micro-batch traced once more, and compared."""
         self.equal = min(self.equal, TRACES - 1)
 
+    def forgive(self) -> None:
+        """What was traced instead of the latest failure raised too: an error of the user's."""
+        if self.failures < _FAILURES:
+            self.failures = max(0, self.failures - 1)
+
     def judge(self, outcome: Traced | NotCapturableError) -> str | None:
         """Takes note of a trace; returns why it can't stand for others, None if it may."""
         if isinstance(outcome, NotCapturableError):
@@ -126,3 +132,14 @@ class Trust(Generic[Traced]):
         if self.failures == _FAILURES:
             self.given_up = reason
         return reason
+
+
+@contextlib.contextmanager
+def errors_are_the_users(trust: Trust[Any] | None) -> Iterator[None]:
+    """Around what is traced for want of a record: who raises here raised in the trace before."""
+    try:
+        yield
+    except BaseException:
+        if trust is not None:
+            trust.forgive()
+        raise

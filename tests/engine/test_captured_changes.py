@@ -440,6 +440,24 @@ def test_what_a_refused_trace_wrote_is_undone(way: str) -> None:
     assert engines[1].module.mask.tolist() == [8.0] * WIDTH
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_errors_of_the_users_own_are_no_reason_to_go_on_tracing(way: str) -> None:
+    class Fails(Residual):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if OUTSIDE["fails"]:
+                raise RuntimeError("not yet")
+            return super().forward(x)
+
+    train_so_many, told = WAYS[way]
+    OUTSIDE["fails"], engine = True, make_engine(Fails())
+    for _ in range(5):
+        with pytest.raises(RuntimeError, match="not yet"):
+            train_so_many(engine, 1)
+    OUTSIDE["fails"] = False
+    train_so_many(engine, 6)
+    assert told(engine).reason is None
+
+
 def test_a_tensor_outside_of_the_module_is_not_taken_for_a_constant() -> None:
     engine = make_engine(KeepsTensorOutside(), spmd={"forward": "global"})
     OUTSIDE["tensor"] = engine.mesh.place(torch.full((1,), 2.0)).sum()
