@@ -1,12 +1,10 @@
 """Where a step's state is kept: what a captured program reads and writes."""
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from spmdzero.backend import PartitionSpec, arrays
 from spmdzero.state._training import Training
@@ -51,15 +49,13 @@ def forms_of(tensors: Sequence[torch.Tensor]) -> list[Form]:
 
 
 def own_numbers(training: Training) -> None:
-    """Gives each 0-dim buffer and attribute of the module a buffer on the devices of its own; reads
-    them.
+    """Gives each 0-dim buffer of the module a buffer on the devices of its own; reads them.
 
     One that was made of a Python number shares that of equal numbers in the program.
     """
-    attributes = [place.holder[place.key] for place in _attributes(training.module)]
-    for tensor in (*training.module.buffers(), *attributes):
-        if not tensor.dim():
-            arrays.set_value(tensor, training.mesh.place(tensor.detach().cpu()))
+    for buffer in training.module.buffers():
+        if not buffer.dim():
+            arrays.set_value(buffer, training.mesh.place(buffer.detach().cpu()))
 
 
 def state_places(training: Training) -> dict[str, Place]:
@@ -76,33 +72,6 @@ def state_places(training: Training) -> dict[str, Place]:
     return found
 
 
-@contextlib.contextmanager
-def attributes_are(module: nn.Module, values: Mapping[int, torch.Tensor]) -> Iterator[None]:
-    """Inside, attributes of `module` that are tensors on the devices hold others.
-
-    Args:
-        module: the user's.
-        values: id of the tensor that is there -> what stands for it.
-    """
-    places = [(place, place.holder[place.key]) for place in _attributes(module)]
-    for place, tensor in places:
-        place.holder[place.key] = values[id(tensor)]
-    try:
-        yield
-    finally:
-        for place, tensor in places:
-            place.holder[place.key] = tensor
-
-
-def _attributes(module: nn.Module) -> list[Place]:
-    return [
-        Place(name=f"attribute/{prefix}.{name}", holder=vars(part), key=name)
-        for prefix, part in module.named_modules()
-        for name, value in vars(part).items()
-        if isinstance(value, torch.Tensor) and arrays.is_mine(value) and not value.requires_grad
-    ]
-
-
 def _all(training: Training) -> Iterator[Place]:
     for prefix, part in training.module.named_modules():
         start = f"{prefix}." if prefix else ""
@@ -110,7 +79,6 @@ def _all(training: Training) -> Iterator[Place]:
             for name, tensor in holder.items():
                 if tensor is not None:
                     yield Place(name=f"{role}/{start}{name}", holder=holder, key=name)
-    yield from _attributes(training.module)
     store, optimizer = training.gradients, training.optimizer
     for name in store.accumulators:
         spec = store.path.spec(name)

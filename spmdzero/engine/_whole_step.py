@@ -17,7 +17,7 @@ from spmdzero.engine._module_tracer import (
     fold_python,
     refuse_read,
 )
-from spmdzero.engine._places import Form, Place, agreement, attributes_are, forms_of, state_places
+from spmdzero.engine._places import Form, Place, agreement, forms_of, state_places
 from spmdzero.state._training import Training
 from spmdzero.step._numbers import loss_scale_number, step_number
 from spmdzero.step._program import StepProgram
@@ -149,9 +149,7 @@ def trace_whole_step(
         own = [named[name] for name in tracer.names] + [next(given) for _ in inputs]
         run = functools.partial(tracer.passage, own, key=key)
         backward = functools.partial(tracer.forward.backward, key=key, read=refuse_read)
-        stand_ins = {id(state[name]): named[name] for name in named}
-        with attributes_are(training.module, stand_ins):
-            loss, new = program(named, [*given], run=run, backward=backward)
+        loss, new = program(named, [*given], run=run, backward=backward)
         tracer.refuse_reads()
         written[:] = new
         for name in new.keys() - places.keys():

@@ -157,21 +157,6 @@ def test_a_number_on_the_devices_is_an_input(before: float, after: float) -> Non
     assert assert_capture_changes_nothing(script).capture.replayed == 5
 
 
-def test_a_tensor_on_the_devices_that_is_a_plain_attribute_is_state() -> None:
-    class Weighted(Net):
-        def factor(self) -> Any:
-            return super().factor() * self.weight.sum() * self.weight_of_another_name.mean()
-
-    def script(engine: spmdzero.Engine) -> list[float]:
-        module: Any = engine.module
-        module.weight = module.weight_of_another_name = torch.ones(2).to(engine.device)
-        before = train(engine, 0, 4)
-        module.weight.mul_(0.5)
-        return [*before, *train(engine, 4, 2), module.weight.sum().item()]
-
-    assert assert_capture_changes_nothing(script, Weighted).capture.replayed == 2
-
-
 class LayerDrop(Net):
     """Leaves a layer out by a generator of its own."""
 
