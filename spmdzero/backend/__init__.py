@@ -20,7 +20,7 @@ from spmdzero.backend._current import (
     programs,
     runtime,
 )
-from spmdzero.backend._keys import draw_key, draw_keys
+from spmdzero.backend._keys import draw_keys
 from spmdzero.backend._mesh import Mesh, PartitionSpec, Reduction
 from spmdzero.backend._programs import AnnotatedProgram, Placeholders, Programs
 from spmdzero.backend._region import (
@@ -66,7 +66,6 @@ __all__ = [
     "compiler",
     "counters",
     "current",
-    "draw_key",
     "draw_keys",
     "flags",
     "map_tensors",

@@ -5,7 +5,6 @@ from spmdzero.config._keys import NO_MEANING
 from spmdzero.config._load import load_config
 from spmdzero.config._models import OptimizerConfig, SchedulerConfig, SpmdZeroConfig
 from spmdzero.config._monitoring import (
-    CommsLoggerConfig,
     CsvConfig,
     TensorBoardConfig,
     WandbConfig,
@@ -23,7 +22,6 @@ __all__ = [
     "REFUSED_OPTIMIZERS",
     "SCHEDULES",
     "BatchSizes",
-    "CommsLoggerConfig",
     "CsvConfig",
     "Fp16Config",
     "OptimizerConfig",

@@ -8,7 +8,6 @@ from torch import Tensor
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ITERATIONS = 5
 _RESTART = 2
-METHODS = ("gram", "standard")
 
 
 def gather_dtype(method: str) -> torch.dtype:

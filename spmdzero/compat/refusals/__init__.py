@@ -4,10 +4,10 @@ import importlib
 import importlib.util
 from typing import Any, NoReturn
 
-from spmdzero.compat.refusals._table import REFUSALS, Refusal
+from spmdzero.compat.refusals._table import REFUSALS
 from spmdzero.errors import RefusedNameError, SpmdZeroUsageError
 
-__all__ = ["REFUSALS", "Refusal", "attribute", "refuse", "refused_methods", "why_refused"]
+__all__ = ["REFUSALS", "attribute", "refuse", "refused_methods", "why_refused"]
 
 
 def refuse(path: str) -> NoReturn:

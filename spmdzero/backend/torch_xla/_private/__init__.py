@@ -31,7 +31,6 @@ from spmdzero.backend.torch_xla._private.programs import (
     without_scopes,
 )
 from spmdzero.backend.torch_xla._private.sharding import (
-    MANUAL,
     OpSharding,
     all_reduce,
     full_to_shard,
@@ -69,7 +68,6 @@ from spmdzero.backend.torch_xla._private.values import (
 )
 
 __all__ = [
-    "MANUAL",
     "TESTED_VERSION",
     "OpSharding",
     "ProgramLostError",
