@@ -20,8 +20,8 @@ from spmdzero.state._host_state import (
     take_over_progress,
     take_over_skips,
 )
-from spmdzero.state._live import persistent_buffers
-from spmdzero.state._match import LoadReport, Target, match, needed_parts
+from spmdzero.state._live_state import persistent_buffers
+from spmdzero.state._tensor_matching import LoadReport, Target, match, needed_parts
 from spmdzero.state._training import Training
 
 _TOGETHER = 1 << 30

@@ -8,7 +8,7 @@ import torch
 
 from spmdzero import comm
 from spmdzero.backend import processes, runtime
-from spmdzero.state._together import everyones, together
+from spmdzero.state._across_hosts import everyones, together
 
 
 def main() -> None:
