@@ -226,7 +226,7 @@ class CapturedSteps:
         share = loss.detach() / training.batch.accumulation
         assert training.total is not None
         training.total = training.mesh.mark(training.total + share)
-        # Alive, they would be outputs of the program.
+        # If they were alive, they would be outputs of the program.
         del loss, share
         if ends:
             self._calls.step()

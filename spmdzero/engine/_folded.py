@@ -141,7 +141,7 @@ class FoldedCalls:
         outputs = call(tensors, keys)
         found = {id(marker): out for marker, out in zip(record.markers, outputs, strict=True)}
         self.folded, self.reason, self._in_program = self.folded + 1, None, True
-        # Containers of the caller's own, who may write into them.
+        # These are containers of the caller's own, who may write into them.
         output = copy.deepcopy(record.output, {id(marker): marker for marker in record.markers})
         return map_tensors(output, lambda _, marker: found[id(marker)])
 
@@ -216,6 +216,6 @@ class FoldedCalls:
         if known is None:
             return following.add(kind, _Forwards(tracer=PassTracer(self._training, args, kwargs)))
         if not known.trust.ready:
-            # Afresh: an earlier trace may have changed what is traced.
+            # It begins afresh: an earlier trace may have changed what is traced.
             known.tracer = PassTracer(self._training, args, kwargs)
         return known

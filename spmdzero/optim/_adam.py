@@ -80,7 +80,7 @@ class Adam(UpdateRule):
             denom = denom / factors["correction2_sqrt"]
         change = mean / (denom + factors["eps"]) * factors["step_size"]
         if self.decoupled:
-            # Not param * (1 - lr * weight_decay): in fp32 that factor makes a decay of 1e-6
-            # 1.3 % too strong for every parameter.
+            # In fp32 the factor of param * (1 - lr * weight_decay) would make a decay of 1e-6 too
+            # strong by 1.3 % for every parameter.
             change = change + param * factors["decay"]
         return param - change, {"exp_avg": mean, "exp_avg_sq": square}

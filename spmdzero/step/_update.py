@@ -37,13 +37,13 @@ class MeshTensor:
     def gather(self, stored: torch.Tensor) -> torch.Tensor:
         """The tensor `[*shape]` on every device: one all-gather in `stored`'s dtype."""
         spec = self.placement.partition_spec(self.shape, self.mesh.spec)
-        # Unmarked, the compiler could gather the operands of `stored` instead, in fp32.
+        # Without the mark the compiler could gather the operands of `stored` instead, in fp32.
         return self.mesh.gather(self.mesh.mark(stored, spec), self.placement, self.shape)
 
     def store(self, tensor: torch.Tensor) -> torch.Tensor:
         """`[*shape]` in the form of the shards: each device keeps its own part."""
-        # Unmarked, the compiler spreads what made `tensor` over the devices, and each of Muon's
-        # matrix products becomes an all-reduce.
+        # Without the mark the compiler spreads what made `tensor` over the devices, and each of
+        # Muon's matrix products becomes an all-reduce.
         return self.mesh.store(self.mesh.mark(arrays.fresh(tensor)), self.placement)
 
 
@@ -165,7 +165,7 @@ class GroupUpdate:
             new_weights, new = rule.update(weights, grad, held, factors, member.on(mesh), keep)
             new_weights = keep(new_weights, weights)
         new = {**new, "master": new_weights}
-        # Cast and mark first: the gather would otherwise move fp32.
+        # The cast and the mark come first: the gather would otherwise move fp32.
         stored = mesh.mark(new_weights.to(member.dtype), spec)
         with programs.scope(f"zero.parameter/{member.name}"):
             gathered = mesh.gather(stored, placement, member.shape)

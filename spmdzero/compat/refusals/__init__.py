@@ -59,8 +59,8 @@ def attribute(package: str, name: str) -> Any:
 def _is_module(path: str) -> bool:
     try:
         return importlib.util.find_spec(path) is not None
-    # Its parent is a module without any.
     except ModuleNotFoundError:
+        # Its parent is a module, and no package.
         return False
 
 

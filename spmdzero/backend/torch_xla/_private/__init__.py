@@ -4,7 +4,7 @@ Everything here has no public equivalent (manual sharding, optimised HLO) or one
 80 times as much (`xs.mark_sharding` rebuilds an OpSharding at each call).
 """
 
-# First: on another version the rest may not even import.
+# This comes first: on another version the rest may not even import.
 from spmdzero.backend.torch_xla._private._version import TESTED_VERSION
 from spmdzero.backend.torch_xla._private.client import (
     advance_seed,
