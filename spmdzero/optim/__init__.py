@@ -11,7 +11,7 @@ from spmdzero.optim._muon_groups import muon_groups
 from spmdzero.optim._named import FusedAdam, FusedLamb, FusedLion
 from spmdzero.optim._one_cycle import OneCycle
 from spmdzero.optim._range_test import LRRangeTest
-from spmdzero.optim._rule import LocalTensor, UpdateRule
+from spmdzero.optim._rule import LocalTensor, Terms, UpdateRule
 from spmdzero.optim._rule_factory import (
     DEEPSPEED_OPTIMIZERS,
     is_tested,
@@ -38,6 +38,7 @@ __all__ = [
     "LocalTensor",
     "Muon",
     "OneCycle",
+    "Terms",
     "TorchElementwise",
     "UpdateRule",
     "WarmupCosineLR",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from spmdzero.config import OPTIMIZERS
-from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, decay_rates, keep_new
+from spmdzero.optim._rule import Named, Terms, Updated, UpdateRule, decay_rates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Adam(UpdateRule):
         decay = lr * weight_decay if self.decoupled else weight_decay
         return {"lr": lr, "eps": float(group["eps"]), "decay": decay, **rates}
 
-    def prepare(self, hyper: Mapping[str, Tensor], step: Tensor) -> dict[str, Tensor]:
+    def prepare(self, hyper: Named, step: Tensor) -> dict[str, Tensor]:
         """The step size and both moments' factors."""
         factors = {
             name: hyper[name]
@@ -59,16 +59,9 @@ class Adam(UpdateRule):
             "correction2_sqrt": correction2.sqrt(),
         }
 
-    def update(
-        self,
-        param: Tensor,
-        grad: Tensor,
-        state: Mapping[str, Tensor],
-        factors: Mapping[str, Tensor],
-        whole: WholeTensor,
-        keep: Keep = keep_new,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, param: Tensor, grad: Tensor, state: Named, terms: Terms) -> Updated:
         """One step of one parameter."""
+        factors, keep = terms.factors, terms.keep
         if not self.decoupled:
             grad = grad + param * factors["decay"]
         mean, square = state["exp_avg"], state["exp_avg_sq"]

@@ -15,7 +15,7 @@ from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.optim._elementwise import TorchElementwise
 from spmdzero.optim._group_checks import refuse_options, refuse_tensors
 from spmdzero.optim._initial_state import initial_state, refuse
-from spmdzero.optim._rule import LocalTensor
+from spmdzero.optim._rule import LocalTensor, Terms
 from spmdzero.optim._stand_in import stand_in
 
 _STEPS = 3
@@ -127,8 +127,8 @@ def _rule_on_pieces(
     ]
     for step in grads:
         for i, grad in enumerate(pieces(torch.cat([g.flatten() for g in step]))):
-            shape = LocalTensor(shape=tuple(grad.shape))
-            params[i], states[i] = rule.update(params[i], grad, states[i], {}, shape)
+            terms = Terms(factors={}, whole=LocalTensor(shape=tuple(grad.shape)))
+            params[i], states[i] = rule.update(params[i], grad, states[i], terms)
 
     def read() -> Tensor:
         found = torch.empty_like(flat)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from spmdzero.backend import Mesh, PartitionSpec, arrays, programs
-from spmdzero.optim import UpdateRule
+from spmdzero.optim import Terms, UpdateRule
 from spmdzero.plan import Placement
 
 
@@ -162,7 +162,8 @@ class GroupUpdate:
 
         with programs.scope(f"zero.update/{member.name}"):
             grad = mesh.mark(grad, spec)
-            new_weights, new = rule.update(weights, grad, held, factors, member.on(mesh), keep)
+            terms = Terms(factors=factors, whole=member.on(mesh), keep=keep)
+            new_weights, new = rule.update(weights, grad, held, terms)
             new_weights = keep(new_weights, weights)
         new = {**new, "master": new_weights}
         # The cast and the mark come first: the gather would otherwise move fp32.

@@ -13,6 +13,7 @@ from spmdzero.optim import (
     Lamb,
     Lion,
     LocalTensor,
+    Terms,
     UpdateRule,
     rule_from_config,
     rules_from_torch,
@@ -94,7 +95,8 @@ def one_step(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     hyper = {k: torch.tensor(v, dtype=param.dtype) for k, v in rule.hyper(group).items()}
     factors = rule.prepare(hyper, torch.tensor(float(step), dtype=param.dtype))
-    return rule.update(param, grad, state, factors, LocalTensor(shape=tuple(param.shape)))
+    whole = LocalTensor(shape=tuple(param.shape))
+    return rule.update(param, grad, state, Terms(factors=factors, whole=whole))
 
 
 def start_state(
@@ -235,8 +237,8 @@ def test_new_numbers_leave_the_graph_as_it_was(name: str) -> None:
 
     def graph(group: dict[str, Any], step: float) -> str:
         def whole_step(hyper, step, param, grad, state):
-            whole = LocalTensor(shape=(3,))
-            return rule.update(param, grad, state, rule.prepare(hyper, step), whole)
+            terms = Terms(factors=rule.prepare(hyper, step), whole=LocalTensor(shape=(3,)))
+            return rule.update(param, grad, state, terms)
 
         hyper = {key: torch.tensor(value) for key, value in rule.hyper(group).items()}
         state = {slot: torch.zeros(3) for slot in rule.slots}
