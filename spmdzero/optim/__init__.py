@@ -2,7 +2,6 @@
 
 from spmdzero.optim._adagrad import Adagrad
 from spmdzero.optim._adam import Adam
-from spmdzero.optim._clip import clip_coefficient
 from spmdzero.optim._elementwise import TorchElementwise
 from spmdzero.optim._lamb import Lamb
 from spmdzero.optim._lion import Lion
@@ -44,7 +43,6 @@ __all__ = [
     "WarmupCosineLR",
     "WarmupDecayLR",
     "WarmupLR",
-    "clip_coefficient",
     "is_tested",
     "muon_groups",
     "rule_from_config",
