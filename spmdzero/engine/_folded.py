@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from spmdzero.backend import Passage, draw_keys, map_tensors
-from spmdzero.engine._blocks import block
 from spmdzero.engine._folded_call import FoldedCall
 from spmdzero.engine._folded_pass import FoldedPass, PassTracer
 from spmdzero.engine._folded_surroundings import Surroundings
@@ -20,6 +19,7 @@ from spmdzero.engine._kinds import Kind, NotCapturableError, Trust
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._module_tracer import TracedFunction, attempt
 from spmdzero.engine._module_watch import ModuleWatch
+from spmdzero.engine._must_trace import block
 from spmdzero.state._training import Training
 
 
@@ -216,6 +216,6 @@ class FoldedCalls:
         if known is None:
             return following.add(kind, _Forwards(tracer=PassTracer(self._training, args, kwargs)))
         if not known.trust.ready:
-            # It begins afresh: an earlier trace may have changed what is traced.
+            # Afresh: an earlier trace may have changed what is traced.
             known.tracer = PassTracer(self._training, args, kwargs)
         return known

@@ -13,16 +13,21 @@ if "torch_xla" not in sys.modules:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # torch_xla calls basicConfig, after which a script's own does nothing.
     handlers = list(logging.root.handlers)
-    import torch_xla  # noqa: F401
+    import torch_xla
 
     logging.root.handlers[:] = handlers
 
+from spmdzero.backend._keys import draw_keys
+from spmdzero.backend._programs import AnnotatedProgram
+from spmdzero.backend._region import RegionRules
+from spmdzero.backend._tree import Batch, Replicated, map_tensors, replicated
 from spmdzero.backend.torch_xla import compile_cache, counters, flags, memory_maps, runtime
 from spmdzero.backend.torch_xla._backend import TORCH_XLA
 from spmdzero.backend.torch_xla._global import GlobalForward
 from spmdzero.backend.torch_xla._norm import global_norm
 from spmdzero.backend.torch_xla._private import (
     are_pending,
+    buffer_handles,
     optimized_hlo,
     record_scopes,
     scope,
@@ -36,27 +41,3 @@ from spmdzero.backend.torch_xla.mesh import DeviceMesh
 from spmdzero.backend.torch_xla.placeholders import Placeholders
 from spmdzero.backend.torch_xla.reduction import GradientReduction
 from spmdzero.backend.torch_xla.region import ReplicaRegion
-
-__all__ = [
-    "TORCH_XLA",
-    "DeviceMesh",
-    "GlobalForward",
-    "GradientReduction",
-    "Placeholders",
-    "ReplicaRegion",
-    "are_pending",
-    "compile_alone",
-    "compile_cache",
-    "counters",
-    "flags",
-    "fold",
-    "global_norm",
-    "local_shards",
-    "memory_maps",
-    "optimized_hlo",
-    "record_scopes",
-    "runtime",
-    "scope",
-    "set_value",
-    "sharding_of",
-]

@@ -4,7 +4,7 @@ Everything here has no public equivalent (manual sharding, optimised HLO) or one
 80 times as much (`xs.mark_sharding` rebuilds an OpSharding at each call).
 """
 
-# This comes first: on another version the rest may not even import.
+# First: on another version the rest may not even import.
 from spmdzero.backend.torch_xla._private._version import TESTED_VERSION
 from spmdzero.backend.torch_xla._private.client import (
     advance_seed,
@@ -31,6 +31,7 @@ from spmdzero.backend.torch_xla._private.programs import (
     without_scopes,
 )
 from spmdzero.backend.torch_xla._private.sharding import (
+    MANUAL,
     OpSharding,
     all_reduce,
     full_to_shard,
@@ -66,59 +67,3 @@ from spmdzero.backend.torch_xla._private.values import (
     start_pending,
     write_stamp,
 )
-
-__all__ = [
-    "TESTED_VERSION",
-    "OpSharding",
-    "ProgramLostError",
-    "advance_seed",
-    "all_reduce",
-    "annotated_program",
-    "any_without_data",
-    "are_pending",
-    "buffer_handles",
-    "buffer_ids",
-    "cached_programs",
-    "call",
-    "compile_pending",
-    "computation",
-    "compute",
-    "count_pending",
-    "donate",
-    "full_to_shard",
-    "has_compiled",
-    "is_manual",
-    "is_split",
-    "lacks_data",
-    "latest_tensor_id",
-    "local_devices",
-    "local_replicas",
-    "local_shapes",
-    "local_slices",
-    "mark_sharding",
-    "needs_placeholder",
-    "optimized_hlo",
-    "output_ids",
-    "overwrite",
-    "placeholder",
-    "program_inputs",
-    "program_text",
-    "record_scopes",
-    "reduce_scatter",
-    "replace",
-    "run_compiled",
-    "runtime_has_started",
-    "scope",
-    "seed_id",
-    "seed_tensor",
-    "set_value",
-    "shard_to_full",
-    "sharding_of",
-    "shardings_of",
-    "spmd_is_locked",
-    "start_pending",
-    "start_runtime",
-    "watch_text",
-    "without_scopes",
-    "write_stamp",
-]
