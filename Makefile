@@ -28,7 +28,7 @@ demo: .venv/demo-installed
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # What the README says, and a part of what each layer does.
 FRESH_TESTS := tests/docs/test_commands.py tests/docs/test_docs.py tests/unit/test_config.py \
-	tests/unit/test_plan_render.py tests/unit/test_region_gradients.py \
+	tests/unit/test_show.py tests/unit/test_region_gradients.py \
 	tests/engine/test_engine.py tests/checkpoint/test_resume.py
 
 # A worker for each core of the smallest machine; a file's tests share what it compiles.

@@ -3,7 +3,7 @@
 from importlib.metadata import version
 from typing import Any
 
-# Imported for what it registers: how plans, ledgers and reports are shown.
+# `show` is imported for what it registers: how plans, ledgers and reports are shown.
 from spmdzero import show as _show  # noqa: F401
 from spmdzero._initialize import initialize
 from spmdzero._logging import show_log_lines
@@ -36,7 +36,7 @@ from spmdzero.plan import ShardingPlan
 from spmdzero.profiling import profile
 
 __version__ = version("spmdzero")
-# Imports the compiler front end, before a script can do it in another way.
+# This imports the compiler's front end, before a script can do it in another way.
 local_shards = _current_backend().arrays.local_shards
 show_log_lines()
 keep_old_paths()

@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from spmdzero.audit import _live
-from spmdzero.audit._host import HostWatch
+from spmdzero.audit import _live_tensors
+from spmdzero.audit._host_reads import HostWatch
 from spmdzero.audit._program import ReadProgram
 from spmdzero.audit._recompiles import recompilations
 from spmdzero.audit._report import AuditReport, Finding, sorted_findings
@@ -27,7 +27,7 @@ class Audit:
         self._texts: dict[str, str] = {}
         self._before = tuple(engine.programs.compilations)
         self._first_step = engine.global_steps
-        self._buffers = {name: buffer for name, (_, buffer) in _live.ids(engine).items()}
+        self._buffers = {name: buffer for name, (_, buffer) in _live_tensors.ids(engine).items()}
         self._replaced: set[str] = set()
         self.watch = HostWatch(engine.module)
         self._report: AuditReport | None = None
@@ -47,7 +47,7 @@ class Audit:
 
     def read(self, graph: StepGraph) -> None:
         """Looks at a program that is about to run."""
-        ids = _live.ids(self._engine)
+        ids = _live_tensors.ids(self._engine)
         for name, (_, reused) in ids.items():
             if reused != self._buffers.get(name, reused):
                 self._replaced.add(name)
@@ -83,9 +83,9 @@ class Audit:
                 communicate=engine.spmd_config.communication_data_type,
             )
             inputs = program.ledger.parameters
-        findings += _live.replicated_states(engine)
-        findings += _live.drifted_parameters(engine)
-        findings += _live.missing_donation(
+        findings += _live_tensors.replicated_states(engine)
+        findings += _live_tensors.drifted_parameters(engine)
+        findings += _live_tensors.missing_donation(
             self._replaced, len(self._buffers), engine.donated_inputs, inputs
         )
         earlier = {id(compilation) for compilation in self._before}

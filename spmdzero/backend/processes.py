@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from spmdzero.backend import _alone
+from spmdzero.backend import _single_process
 from spmdzero.backend._current import runtime
 from spmdzero.errors import SpmdZeroRuntimeError, SpmdZeroUsageError
 
@@ -53,18 +53,18 @@ def join(
         dist.init_process_group(
             _GLOO, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size
         )
-    elif _alone.has_peers():
+    elif _single_process.has_peers():
         dist.init_process_group(_GLOO, timeout=timeout)
     elif runtime.process_count() > 1:
         dist.init_process_group(_GLOO, init_method=runtime.rendezvous(), timeout=timeout)
     else:
         # No port is opened for a process that has nobody to talk to.
-        with _alone.without_gloos_line():
+        with _single_process.without_gloos_line():
             dist.init_process_group(
                 _GLOO, store=dist.HashStore(), timeout=timeout, rank=0, world_size=1
             )
         if named_port is not None:
-            _alone.name_the_only_process(port=named_port)
+            _single_process.name_the_only_process(port=named_port)
 
 
 def connect(*, required: bool | None) -> None:
@@ -90,7 +90,7 @@ def connect(*, required: bool | None) -> None:
 
 def is_alone() -> bool:
     """Whether nobody has joined this process, and nobody could."""
-    joined = dist.is_initialized() or _alone.has_peers()
+    joined = dist.is_initialized() or _single_process.has_peers()
     return not joined and runtime.process_count() == 1
 
 
@@ -107,5 +107,5 @@ def new_group(ranks: list[int]) -> Any:
     join()
     if dist.get_world_size() > 1:
         return dist.new_group(ranks)
-    with _alone.without_gloos_line():
+    with _single_process.without_gloos_line():
         return dist.new_group(ranks)

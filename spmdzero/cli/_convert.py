@@ -58,6 +58,6 @@ def convert(
 
 
 def _bar() -> Progress:
-    # On stderr: the path of what was written is this command's output.
+    # It is drawn on stderr: the path of what was written is this command's output.
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     return Progress(*columns, TransferSpeedColumn(), console=Console(stderr=True))

@@ -64,6 +64,12 @@ def explain(
         )
         for count, names in _by_devices(tpu or [], devices).items()
     ]
+    _print(explanations, as_json=as_json, html=html)
+    if strict and any(e.problems for e in explanations):
+        raise typer.Exit(1)
+
+
+def _print(explanations: list[Explanation], *, as_json: bool, html: Path | None) -> None:
     page = together(explanations)
     if as_json:
         typer.echo(json.dumps([json.loads(e.to_json()) for e in explanations], indent=2))
@@ -71,11 +77,8 @@ def explain(
         typer.echo(page.text())
     if html is not None:
         html.write_text(page.document())
-    problems = [problem for e in explanations for problem in e.problems]
-    for problem in problems:
+    for problem in (problem for e in explanations for problem in e.problems):
         typer.echo(f"problem: {problem}", err=True)
-    if strict and problems:
-        raise typer.Exit(1)
 
 
 def _start_again() -> None:

@@ -1,11 +1,11 @@
 """The DeepSpeed JSON: what spmdzero honours, what has no meaning here, what it refuses."""
 
+from spmdzero.config._batch_sizes import BatchSizes, resolve_batch_sizes
 from spmdzero.config._combinations import require_scaled_loss
 from spmdzero.config._keys import NO_MEANING
 from spmdzero.config._load import load_config
 from spmdzero.config._models import OptimizerConfig, SchedulerConfig, SpmdZeroConfig
 from spmdzero.config._monitoring import (
-    CommsLoggerConfig,
     CsvConfig,
     TensorBoardConfig,
     WandbConfig,
@@ -14,7 +14,6 @@ from spmdzero.config._optimizers import OPTIMIZERS, REFUSED_OPTIMIZERS
 from spmdzero.config._params import check_params
 from spmdzero.config._precision import Fp16Config, TorchAutocastConfig
 from spmdzero.config._schedules import SCHEDULES
-from spmdzero.config._triangle import BatchSizes, resolve_batch_sizes
 from spmdzero.config._types import Section
 
 __all__ = [
@@ -23,7 +22,6 @@ __all__ = [
     "REFUSED_OPTIMIZERS",
     "SCHEDULES",
     "BatchSizes",
-    "CommsLoggerConfig",
     "CsvConfig",
     "Fp16Config",
     "OptimizerConfig",

@@ -136,7 +136,7 @@ def _parsed_hjson(text: str, *, name: str, as_json: json.JSONDecodeError | None 
     except hjson.HjsonDecodeError as error:
         causes = [_place(error)]
         if as_json is not None:
-            # First: most files mean to be JSON, and Hjson reads on where JSON stops.
+            # JSON comes first: most files mean to be JSON, and Hjson reads on where JSON stops.
             causes.insert(0, f"as JSON {_place(as_json)}")
             causes[1] = f"as Hjson {causes[1]}"
         lines, number = text.splitlines(), (as_json or error).lineno

@@ -6,7 +6,7 @@ from typing import Any
 from spmdzero.config._deprecated import holder_of
 from spmdzero.config._errors import unknown_key
 from spmdzero.config._keys import NO_MEANING, REMOVED
-from spmdzero.config._off import OFF_ONLY, OffSection
+from spmdzero.config._must_be_off import OFF_ONLY, OffSection
 from spmdzero.config._types import flag
 from spmdzero.errors import SpmdZeroConfigError
 

@@ -51,7 +51,7 @@ class BatchRows:
     def __init__(self, micro_batch: int) -> None:
         self.micro_batch = micro_batch
         self.announced: int | None = None
-        # By the number of rows and the paths of all inputs.
+        # The keys are the number of rows and the paths of all inputs.
         self._whole: dict[tuple[int, tuple[str, ...]], frozenset[str]] = {}
         self._said: set[int] = set()
 

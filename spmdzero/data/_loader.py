@@ -207,7 +207,7 @@ class ZeroDataLoader:
 
     def _hand_out(self, ready: "collections.deque[tuple[Any, int]]", current: Pass) -> Any:
         batch, rows = ready.popleft()
-        # Before it is handed out: whoever holds it has it when he saves.
+        # It is noted before it is handed out: whoever holds it has it when he saves.
         self._position.hand_out(current)
         self._announce(rows)
         return batch

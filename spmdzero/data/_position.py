@@ -117,7 +117,7 @@ class LoaderPosition:
             current = Pass.load(before.state_dict(rows=self._rows))
             generators = host_generators()
         else:
-            # From torch's CPU generator: `torch.manual_seed` repeats it.
+            # The seed is from torch's CPU generator, so `torch.manual_seed` repeats it.
             seed = int(torch.empty((), dtype=torch.int64).random_())
             current, generators = Pass(epoch=epoch, seed=seed), {}
         current.is_open, current.began_at, current.before = True, self._steps(), before

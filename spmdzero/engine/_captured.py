@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from spmdzero.backend import ProgramLostError, compiler
-from spmdzero.engine._blocks import block
 from spmdzero.engine._folded_call import keep_waiting
 from spmdzero.engine._following import Following
 from spmdzero.engine._input_form import InputForm, UnknownInputError
@@ -23,6 +22,7 @@ from spmdzero.engine._launching import Launching
 from spmdzero.engine._loss import find_loss
 from spmdzero.engine._module_tracer import attempt
 from spmdzero.engine._module_watch import ModuleWatch
+from spmdzero.engine._must_trace import block
 from spmdzero.engine._places import own_numbers
 from spmdzero.engine._programs import Compiled
 from spmdzero.engine._schedule import require_metrics
@@ -240,7 +240,7 @@ class CapturedSteps:
         share = loss.detach() / training.batch.accumulation
         assert training.total is not None
         training.total = training.mesh.mark(training.total + share)
-        # Alive, they would be outputs of the program.
+        # If they were alive, they would be outputs of the program.
         del loss, share
         if ends:
             self._calls.step()

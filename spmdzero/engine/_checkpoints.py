@@ -26,11 +26,11 @@ from spmdzero.formats import (
     naming_the_newest,
     save_native,
 )
+from spmdzero.state._across_hosts import agreed_tag, everyones, require_one_tag, together
 from spmdzero.state._from_deepspeed import open_for
-from spmdzero.state._live import live_state
-from spmdzero.state._match import LoadReport
+from spmdzero.state._live_state import live_state
 from spmdzero.state._restore import LoadOptions, restore
-from spmdzero.state._together import agreed_tag, everyones, require_one_tag, together
+from spmdzero.state._tensor_matching import LoadReport
 from spmdzero.state._training import Training
 
 logger = logging.getLogger("spmdzero")

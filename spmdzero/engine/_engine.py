@@ -18,8 +18,8 @@ from spmdzero.engine._folded import FoldedCalls
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._module_methods import MastersFollow, ModuleMethods
 from spmdzero.engine._module_watch import HOOKS
+from spmdzero.engine._offers import offers
 from spmdzero.engine._parameter import adopt_parameters
-from spmdzero.engine._parts import offers
 from spmdzero.engine._progress import Progress
 from spmdzero.engine._reports import WallClock, reports
 from spmdzero.engine._step_end import StepEnd

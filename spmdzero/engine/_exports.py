@@ -9,7 +9,7 @@ from spmdzero.backend import runtime
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
 from spmdzero.formats import Conversion, TrainingState, Weights, save_torch, write_for_deepspeed
-from spmdzero.state._live import live_state
+from spmdzero.state._live_state import live_state
 from spmdzero.state._training import Training
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from spmdzero.backend import Passage, draw_keys, map_tensors
-from spmdzero.engine._blocks import block
 from spmdzero.engine._folded_call import FoldedCall
 from spmdzero.engine._folded_pass import FoldedPass, PassTracer
 from spmdzero.engine._folded_surroundings import Surroundings
@@ -25,6 +24,7 @@ from spmdzero.engine._kinds import (
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._module_tracer import TracedFunction, attempt
 from spmdzero.engine._module_watch import ModuleWatch
+from spmdzero.engine._must_trace import block
 from spmdzero.state._training import Training
 
 
@@ -139,7 +139,7 @@ class FoldedCalls:
         outputs = call(tensors, keys)
         found = {id(marker): out for marker, out in zip(record.markers, outputs, strict=True)}
         self.folded, self.reason, self._in_program = self.folded + 1, None, True
-        # Containers of the caller's own, who may write into them.
+        # These are containers of the caller's own, who may write into them.
         output = copy.deepcopy(record.output, {id(marker): marker for marker in record.markers})
         return map_tensors(output, lambda _, marker: found[id(marker)])
 

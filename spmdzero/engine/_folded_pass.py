@@ -127,7 +127,7 @@ class PassTracer(ModuleTracer):
         # What the forward drew was drawn when it ran first; what the backward draws comes on top.
         state = torch.get_rng_state()
         try:
-            # Recorded only to have fixed values read as in the forward.
+            # It is recorded only to have fixed values read as in the forward.
             with torch.enable_grad(), around.restored(), compiler.record_uploads():
                 return self.passage(
                     [t.detach() for t in tensors], key=lambda _: next(left), sink=sink

@@ -41,7 +41,7 @@ class ModuleTracer:
 
     def __init__(self, training: Training, args: Any, kwargs: Mapping[str, Any]) -> None:
         self._training, self.forward = training, training.forward
-        # Not the batch itself, which would stay on the devices.
+        # It keeps forms, and not the batch itself, which would stay on the devices.
         self._inputs = map_tensors((args, dict(kwargs)), lambda _, leaf: _like(leaf, meta()))
         self.parameters = dict(training.module.named_parameters())
         self._trained = {name: p.requires_grad for name, p in self.parameters.items()}
@@ -224,7 +224,7 @@ def _try(trace: Callable[[], Traced]) -> Traced | NotCapturableError:
     except StandInKeptError:
         return NotCapturableError("the forward keeps a tensor outside of the module")
     except (NotCapturableError, SpmdZeroError, RuntimeError) as error:
-        # Not the error itself, whose frames hold what was traced. A real one comes again.
+        # The error itself isn't kept: its frames hold what was traced. A real one comes again.
         return NotCapturableError(str(error))
 
 

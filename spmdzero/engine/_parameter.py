@@ -65,7 +65,7 @@ class TrainedParameter:
             self._store(master, value, Role.MASTER)
         parameter.copy_(value)
         self.training.mesh.mark(parameter)
-        # Pending, the write would make the next step another program.
+        # A write that is pending would make the next step another program.
         runtime.sync()
 
     @torch.no_grad()
@@ -124,7 +124,7 @@ class TrainedParameter:
 
     def _store(self, stored: torch.Tensor, value: torch.Tensor, role: Role) -> None:
         placement, mesh = self._placement(role), self.training.mesh
-        # In place, or the next step's program could not reuse the buffer.
+        # It is written in place, or the next step's program could not reuse the buffer.
         stored.copy_(mesh.store(value, placement))
         mesh.mark(stored, placement.partition_spec(self._shape, mesh.spec))
 

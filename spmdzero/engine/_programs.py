@@ -113,7 +113,7 @@ class ProgramLog:
             printed lines.
     """
 
-    # Of all engines, because the runtime counts compilations of the whole process.
+    # It counts for all engines, because the runtime counts for the whole process.
     _launched: ClassVar[Compiled] = Compiled()
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class ProgramLog:
         self._reads_before: int | None = None
         self.compiling = CompilingSteps()
         self._own = 0
-        # Of the latest step: its calls, and what had been compiled outside of launches by then.
+        # The latest step's calls, and what had been compiled outside of launches by then.
         self._latest: tuple[tuple[Call, ...], Compiled] | None = None
 
     @property

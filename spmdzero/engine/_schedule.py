@@ -44,7 +44,7 @@ def make_schedule(
     if given is None and named is not None:
         return schedule_from_config(named.type, named.params, zero)
     if named is not None:
-        # As DeepSpeed decides (runtime/engine.py, `_configure_lr_scheduler`).
+        # DeepSpeed decides so (runtime/engine.py, `_configure_lr_scheduler`).
         logger.info("the lr_scheduler passed to initialize is used, not the config's")
     if not hasattr(given, "step") and callable(given):
         return given(zero)

@@ -10,10 +10,28 @@ from spmdzero.engine._launching import Launching
 from spmdzero.engine._progress import Progress
 from spmdzero.errors import NonFiniteError, SpmdZeroRuntimeError
 from spmdzero.state._training import Training
-from spmdzero.step._agreement import AgreementRhythm
 from spmdzero.step._optimizer import ZeroOptimizer
 
 logger = logging.getLogger("spmdzero")
+EVERY = 64
+
+
+class AgreementRhythm:
+    """When the host reads whether replicas agree: after 2^n micro-batches up to 64, then each 64th.
+
+    The devices remember a disagreement, so a late read misses none; but each waits for them.
+    A model that has no integer output or buffer has nothing to read.
+    """
+
+    def __init__(self) -> None:
+        self._passed = 0
+
+    def is_due(self) -> bool:
+        """Counts one micro-batch; returns whether to read after it."""
+        self._passed += 1
+        few = self._passed < EVERY
+        # A power of two has one bit.
+        return self._passed.bit_count() == 1 if few else self._passed % EVERY == 0
 
 
 class StepEnd:

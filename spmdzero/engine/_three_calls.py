@@ -132,7 +132,7 @@ class ThreeCalls:
         optimizer = self._training.optimizer
         if optimizer is None or optimizer.loss_scaler is None:
             return loss
-        # As data: a Python number would be another program at each change of the scale.
+        # The scale is data: a Python number would be another program at each change of it.
         number = loss_scale_number(optimizer.loss_scaler)
         return loss * self._training.mesh.place(number)
 

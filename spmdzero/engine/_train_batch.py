@@ -64,7 +64,7 @@ class TrainBatch:
 
     @functools.cached_property
     def _nothing_yet(self) -> torch.Tensor:
-        # Uploaded, so that each micro-batch adds to it by the same graph.
+        # Zero is uploaded, so that each micro-batch adds to it by the same graph.
         return self._training.mesh.place(torch.zeros((), dtype=torch.float32))
 
     def _data(self, given: Iterator[Any] | None) -> Iterator[Any]:

@@ -12,7 +12,7 @@ from spmdzero.explain._explain import explain, explain_engine
 from spmdzero.explain._explanation import Explanation
 from spmdzero.explain._fit import StageFit, TargetMemory
 from spmdzero.explain._moves import Moves, ProgramLedger
-from spmdzero.explain._refused import RefusedScatter
+from spmdzero.explain._refused_scatters import RefusedScatter
 from spmdzero.explain._roofline import Roofline
 from spmdzero.explain._without_data import made_up
 

@@ -147,7 +147,7 @@ def _order(folder: Path, proto: bytes, request: dict[str, Any], *, name: str) ->
     (folder / "proto").write_bytes(proto)
     (folder / "request").write_text(json.dumps({**request, **files}))
     environment = {**os.environ, **_ENVIRONMENT}
-    # Meant for this process's XLA; jaxlib's aborts on a flag that it doesn't know.
+    # The flags are for this process's XLA; jaxlib's aborts on one that it doesn't know.
     environment.pop("XLA_FLAGS", None)
     paths = [str(folder / name) for name in ("request", "result")]
     order = {

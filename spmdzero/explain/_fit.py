@@ -62,7 +62,7 @@ def fit_of_stages(
     """The accounts of each stage of `plan`'s model; `compiled` has those of some."""
     comparison = plan.compare()
     parameters = sum(math.prod(tensor.shape) for tensor in plan)
-    # As spmdzero.zero.estimate_zero2_model_states_mem_needs without offload.
+    # spmdzero.zero.estimate_zero2_model_states_mem_needs counts so, without offload.
     estimate = 2 * parameters + int(18 * parameters / plan.mesh.size)
     return tuple(
         StageFit(

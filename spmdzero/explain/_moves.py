@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spmdzero.explain._chips import Topology
-from spmdzero.explain._refused import RefusedScatter, refused_scatters
+from spmdzero.explain._refused_scatters import RefusedScatter, refused_scatters
 from spmdzero.inspect import Collective, CollectiveLedger
 from spmdzero.plan import Role, ShardingPlan
 

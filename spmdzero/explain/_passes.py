@@ -19,8 +19,8 @@ FOLDER = "SPMDZERO_COMPILED_PROGRAMS"
 """The environment variable that names the folder."""
 WAITING = 75
 """The status of a pass that lacks programs; in sysexits.h: try again later."""
-# One for each stage and number of devices, and the last. If a program differed each time, there
-# would be no last.
+# A pass for each stage and number of devices, and the last. Without a limit, a program that differs
+# each time would have no last pass.
 _MOST = 32
 
 

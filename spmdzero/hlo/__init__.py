@@ -3,7 +3,7 @@
 from spmdzero.hlo._collectives import Collective, read_collectives
 from spmdzero.hlo._liveness import entry_argument_bytes, peak_temporary_bytes
 from spmdzero.hlo._matmuls import Matmul, read_matmuls
-from spmdzero.hlo._module import Instruction, Module, Shape, Use
+from spmdzero.hlo._module import Instruction, Module
 from spmdzero.hlo._text import parse
 
 __all__ = [
@@ -11,8 +11,6 @@ __all__ = [
     "Instruction",
     "Matmul",
     "Module",
-    "Shape",
-    "Use",
     "entry_argument_bytes",
     "parse",
     "peak_temporary_bytes",

@@ -2,7 +2,6 @@
 
 from spmdzero.optim._adagrad import Adagrad
 from spmdzero.optim._adam import Adam
-from spmdzero.optim._clip import clip_coefficient
 from spmdzero.optim._elementwise import TorchElementwise
 from spmdzero.optim._lamb import Lamb
 from spmdzero.optim._lion import Lion
@@ -11,7 +10,7 @@ from spmdzero.optim._muon_groups import muon_groups
 from spmdzero.optim._named import FusedAdam, FusedLamb, FusedLion
 from spmdzero.optim._one_cycle import OneCycle
 from spmdzero.optim._range_test import LRRangeTest
-from spmdzero.optim._rule import LocalTensor, UpdateRule, WholeTensor
+from spmdzero.optim._rule import LocalTensor, Terms, UpdateRule
 from spmdzero.optim._rule_factory import (
     DEEPSPEED_OPTIMIZERS,
     is_tested,
@@ -38,13 +37,12 @@ __all__ = [
     "LocalTensor",
     "Muon",
     "OneCycle",
+    "Terms",
     "TorchElementwise",
     "UpdateRule",
     "WarmupCosineLR",
     "WarmupDecayLR",
     "WarmupLR",
-    "WholeTensor",
-    "clip_coefficient",
     "is_tested",
     "muon_groups",
     "rule_from_config",

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from spmdzero.config import OPTIMIZERS
-from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, keep_new
+from spmdzero.optim._rule import Named, Terms, Updated, UpdateRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Adagrad(UpdateRule):
         """lr, its decay, eps and weight decay."""
         return {name: float(group[name]) for name in ("lr", "lr_decay", "eps", "weight_decay")}
 
-    def prepare(self, hyper: Mapping[str, Tensor], step: Tensor) -> dict[str, Tensor]:
+    def prepare(self, hyper: Named, step: Tensor) -> dict[str, Tensor]:
         """The step size, lr / (1 + (step - 1) * lr_decay)."""
         step_size = hyper["lr"] / (1.0 + (step - 1.0) * hyper["lr_decay"])
         return {
@@ -38,16 +38,9 @@ class Adagrad(UpdateRule):
             "weight_decay": hyper["weight_decay"],
         }
 
-    def update(
-        self,
-        param: Tensor,
-        grad: Tensor,
-        state: Mapping[str, Tensor],
-        factors: Mapping[str, Tensor],
-        whole: WholeTensor,
-        keep: Keep = keep_new,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, param: Tensor, grad: Tensor, state: Named, terms: Terms) -> Updated:
         """One step of one parameter."""
+        factors, keep = terms.factors, terms.keep
         grad = grad + param * factors["weight_decay"]
         total = keep(state["sum"] + grad * grad, state["sum"])
         change = grad / (total.sqrt() + factors["eps"]) * factors["step_size"]

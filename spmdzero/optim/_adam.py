@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from spmdzero.config import OPTIMIZERS
-from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, decay_rates, keep_new
+from spmdzero.optim._rule import Named, Terms, Updated, UpdateRule, decay_rates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Adam(UpdateRule):
         decay = lr * weight_decay if self.decoupled else weight_decay
         return {"lr": lr, "eps": float(group["eps"]), "decay": decay, **rates}
 
-    def prepare(self, hyper: Mapping[str, Tensor], step: Tensor) -> dict[str, Tensor]:
+    def prepare(self, hyper: Named, step: Tensor) -> dict[str, Tensor]:
         """The step size and both moments' factors."""
         factors = {
             name: hyper[name]
@@ -59,16 +59,9 @@ class Adam(UpdateRule):
             "correction2_sqrt": correction2.sqrt(),
         }
 
-    def update(
-        self,
-        param: Tensor,
-        grad: Tensor,
-        state: Mapping[str, Tensor],
-        factors: Mapping[str, Tensor],
-        whole: WholeTensor,
-        keep: Keep = keep_new,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, param: Tensor, grad: Tensor, state: Named, terms: Terms) -> Updated:
         """One step of one parameter."""
+        factors, keep = terms.factors, terms.keep
         if not self.decoupled:
             grad = grad + param * factors["decay"]
         mean, square = state["exp_avg"], state["exp_avg_sq"]
@@ -80,7 +73,7 @@ class Adam(UpdateRule):
             denom = denom / factors["correction2_sqrt"]
         change = mean / (denom + factors["eps"]) * factors["step_size"]
         if self.decoupled:
-            # Not param * (1 - lr * weight_decay): in fp32 that factor makes a decay of 1e-6
-            # 1.3 % too strong for every parameter.
+            # In fp32 the factor of param * (1 - lr * weight_decay) would make a decay of 1e-6 too
+            # strong by 1.3 % for every parameter.
             change = change + param * factors["decay"]
         return param - change, {"exp_avg": mean, "exp_avg_sq": square}

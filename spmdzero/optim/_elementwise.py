@@ -10,7 +10,7 @@ from torch import Tensor
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim._attributes import attributes_of
 from spmdzero.optim._group_checks import refuse_options, refuse_tensors
-from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, keep_new
+from spmdzero.optim._rule import Named, Terms, Updated, UpdateRule
 from spmdzero.optim._stand_in import stand_in
 
 
@@ -74,15 +74,7 @@ class TorchElementwise(UpdateRule):
         """The optimizer's own, which its step may read."""
         return attributes_of(self.optimizer)
 
-    def update(
-        self,
-        param: Tensor,
-        grad: Tensor,
-        state: Mapping[str, Tensor],
-        factors: Mapping[str, Tensor],
-        whole: WholeTensor,
-        keep: Keep = keep_new,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, param: Tensor, grad: Tensor, state: Named, terms: Terms) -> Updated:
         """One step of one parameter.
 
         Raises:
@@ -100,7 +92,7 @@ class TorchElementwise(UpdateRule):
         if after.keys() != state.keys():
             raise self._changed(f"keeps {sorted(after)}, not {sorted(state)}")
         new = {name: torch.as_tensor(value, device=param.device) for name, value in after.items()}
-        kept = {name: keep(value.to(param.dtype), state[name]) for name, value in new.items()}
+        kept = {name: terms.keep(value.to(param.dtype), state[name]) for name, value in new.items()}
         return parameter.detach(), kept
 
     def _changed(self, how: str) -> SpmdZeroUsageError:

@@ -15,7 +15,7 @@ from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.optim._elementwise import TorchElementwise
 from spmdzero.optim._group_checks import refuse_options, refuse_tensors
 from spmdzero.optim._initial_state import initial_state, refuse
-from spmdzero.optim._rule import LocalTensor
+from spmdzero.optim._rule import LocalTensor, Terms
 from spmdzero.optim._stand_in import stand_in
 
 _STEPS = 3
@@ -79,10 +79,10 @@ def _proven(
         with _NoHostReads():
             pending = _rule_on_pieces(rule, whole, grads, device)
         found = pending()
-        # Again at the group's own lr, which some classes start their state from.
+        # It is run again at the group's own lr, from which some classes start their state.
         slots, scalars = initial_state(optimizer, group)
     change = expected - torch.cat([p.flatten() for p in whole])
-    # Within the rounding of fp32; what depends on other elements is off by a share of the change.
+    # fp32 rounds that much; what depends on other elements is off by a share of the change.
     if not torch.allclose(found, expected, rtol=1e-4, atol=1e-4 * float(change.abs().max())):
         refuse(optimizer, "elements of a parameter change each other's update, or its shape does")
     return dataclasses.replace(rule, group=group, slot_values=slots, scalar_values=scalars)
@@ -127,8 +127,8 @@ def _rule_on_pieces(
     ]
     for step in grads:
         for i, grad in enumerate(pieces(torch.cat([g.flatten() for g in step]))):
-            shape = LocalTensor(shape=tuple(grad.shape))
-            params[i], states[i] = rule.update(params[i], grad, states[i], {}, shape)
+            terms = Terms(factors={}, whole=LocalTensor(shape=tuple(grad.shape)))
+            params[i], states[i] = rule.update(params[i], grad, states[i], terms)
 
     def read() -> Tensor:
         found = torch.empty_like(flat)

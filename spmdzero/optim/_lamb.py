@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from spmdzero.config import OPTIMIZERS
-from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, decay_rates, keep_new
+from spmdzero.optim._rule import Named, Terms, Updated, UpdateRule, decay_rates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Lamb(UpdateRule):
         numbers = {name: float(group[name]) for name in names}
         return numbers | decay_rates(group, logarithms=True)
 
-    def prepare(self, hyper: Mapping[str, Tensor], step: Tensor) -> dict[str, Tensor]:
+    def prepare(self, hyper: Named, step: Tensor) -> dict[str, Tensor]:
         """The step size before the trust ratio."""
         factors = dict(hyper)
         logs = factors.pop("log_beta1"), factors.pop("log_beta2")
@@ -55,16 +55,9 @@ class Lamb(UpdateRule):
             factors["lr"] = hyper["lr"] * correction2.sqrt() / correction1
         return factors
 
-    def update(
-        self,
-        param: Tensor,
-        grad: Tensor,
-        state: Mapping[str, Tensor],
-        factors: Mapping[str, Tensor],
-        whole: WholeTensor,
-        keep: Keep = keep_new,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, param: Tensor, grad: Tensor, state: Named, terms: Terms) -> Updated:
         """One step of one parameter."""
+        factors, keep = terms.factors, terms.keep
         mean, square = state["exp_avg"], state["exp_avg_sq"]
         mean = keep(mean * factors["beta1"] + grad * factors["one_minus_beta1"], mean)
         new = square * factors["beta2"] + grad * grad * factors["one_minus_beta2"]
@@ -74,8 +67,8 @@ class Lamb(UpdateRule):
         else:
             denom = square.sqrt() + factors["eps"]
         change = mean / denom + param * factors["weight_decay"]
-        weight_norm = whole.sum(param * param).sqrt()
-        change_norm = whole.sum(change * change).sqrt()
+        weight_norm = terms.whole.sum(param * param).sqrt()
+        change_norm = terms.whole.sum(change * change).sqrt()
         ratio = (weight_norm / change_norm).minimum(factors["max_coeff"])
         ratio = ratio.maximum(factors["min_coeff"])
         no_ratio = (weight_norm == 0) | (change_norm == 0)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from spmdzero.config import OPTIMIZERS
-from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, decay_rates, keep_new
+from spmdzero.optim._rule import Named, Terms, Updated, UpdateRule, decay_rates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,16 +30,9 @@ class Lion(UpdateRule):
         lr = float(group["lr"])
         return {"lr": lr, "decay": lr * float(group["weight_decay"]), **decay_rates(group)}
 
-    def update(
-        self,
-        param: Tensor,
-        grad: Tensor,
-        state: Mapping[str, Tensor],
-        factors: Mapping[str, Tensor],
-        whole: WholeTensor,
-        keep: Keep = keep_new,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, param: Tensor, grad: Tensor, state: Named, terms: Terms) -> Updated:
         """One step of one parameter."""
+        factors, keep = terms.factors, terms.keep
         mean = state["exp_avg"]
         blend = mean * factors["beta1"] + grad * factors["one_minus_beta1"]
         change = blend.sign() * factors["lr"] + param * factors["decay"]

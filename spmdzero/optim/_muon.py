@@ -8,7 +8,7 @@ from torch import Tensor
 
 from spmdzero.config import OPTIMIZERS
 from spmdzero.optim._newton_schulz import aspect_scale, gather_dtype, orthogonalize
-from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, keep_new
+from spmdzero.optim._rule import Named, Terms, Updated, UpdateRule, WholeTensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +60,7 @@ class Muon(UpdateRule):
             "one_minus_momentum": 1.0 - float(group["momentum"]),
         }
 
-    def direction(
-        self,
-        grad: Tensor,
-        state: Mapping[str, Tensor],
-        hyper: Mapping[str, Tensor],
-        whole: WholeTensor,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def direction(self, grad: Tensor, state: Named, hyper: Named, whole: WholeTensor) -> Updated:
         """The orthogonalised momentum, and the new momentum."""
         buffer = state["momentum_buffer"]
         buffer = buffer + (grad - buffer) * hyper["one_minus_momentum"]
@@ -79,14 +73,6 @@ class Muon(UpdateRule):
         stored = whole.store(update.reshape(whole.shape)).to(grad.dtype)
         return stored, {"momentum_buffer": buffer}
 
-    def update(
-        self,
-        param: Tensor,
-        grad: Tensor,
-        state: Mapping[str, Tensor],
-        factors: Mapping[str, Tensor],
-        whole: WholeTensor,
-        keep: Keep = keep_new,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, param: Tensor, grad: Tensor, state: Named, terms: Terms) -> Updated:
         """One step of one parameter along `grad`, which is what `direction` returned."""
-        return param - (grad * factors["lr"] + param * factors["decay"]), dict(state)
+        return param - (grad * terms.factors["lr"] + param * terms.factors["decay"]), dict(state)

@@ -11,7 +11,8 @@ from spmdzero.optim._rule import UpdateRule
 
 _MUON_KEYS = ("lr", "momentum", "weight_decay", "ns_method")
 _ADAM_KEYS = ("lr", "betas", "eps", "weight_decay")
-# Not FusedAdam's: MuonWithAuxAdam fills them in first (runtime/zero/muon/original_muon.py).
+# They aren't FusedAdam's: MuonWithAuxAdam fills them in first
+# (runtime/zero/muon/original_muon.py).
 _ADAM_DEFAULTS = {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-10, "weight_decay": 0.0}
 
 

@@ -8,7 +8,6 @@ from torch import Tensor
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ITERATIONS = 5
 _RESTART = 2
-METHODS = ("gram", "standard")
 
 
 def gather_dtype(method: str) -> torch.dtype:
@@ -28,7 +27,7 @@ def orthogonalize(matrix: Tensor, *, method: str) -> Tensor:
     tall = x.size(-2) > x.size(-1)
     if tall:
         x = x.mT
-    # Not x.norm(): its sum would be rounded to bf16 at every addition on some backends.
+    # x.norm() would round its sum to bf16 at every addition on some backends.
     norm = x.float().square().sum(dim=(-2, -1), keepdim=True).sqrt().to(x.dtype)
     x = x / (norm + 1e-7)
     square = x.size(-2) == x.size(-1)

@@ -138,7 +138,7 @@ class OneCycle(DeepSpeedSchedule):
         stairs = self.first_stair_count if going_up else self.second_stair_count
         if not stairs:
             return x / self.step_ratio if going_up else (x - 1) / (self.step_ratio - 1)
-        # From the iteration: x is a little below the peak for some cycles, one stair too low.
+        # The iteration is asked: x is a little below the peak for some cycles, one stair too low.
         place = iteration % self.total_size
         if place <= self.first_step_size:
             return math.floor(place * stairs / self.first_step_size) / stairs

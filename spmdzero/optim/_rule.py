@@ -60,6 +60,27 @@ def keep_new(new: Tensor, old: Tensor) -> Tensor:
     return new
 
 
+Named: TypeAlias = Mapping[str, Tensor]
+Updated: TypeAlias = tuple[Tensor, dict[str, Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What the update of a parameter depends on beside its value, gradient and state.
+
+    Attributes:
+        factors: what `UpdateRule.prepare` returned for the parameter's group.
+        whole: the parameter, of which the value at hand may be a shard.
+        keep: of a state's new and old value the one to go on with. Where the parameter follows from
+            what `keep` returned, the program reads the old value once, and the new one takes its
+            place.
+    """
+
+    factors: Named
+    whole: WholeTensor
+    keep: Keep = keep_new
+
+
 class UpdateRule(ABC):
     """One optimizer's arithmetic as pure functions over tensors of any placement.
 
@@ -132,13 +153,7 @@ class UpdateRule(ABC):
         """Whether `direction` returns anything but the gradient."""
         return type(self).direction is not UpdateRule.direction
 
-    def direction(
-        self,
-        grad: Tensor,
-        state: Mapping[str, Tensor],
-        hyper: Mapping[str, Tensor],
-        whole: WholeTensor,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def direction(self, grad: Tensor, state: Named, hyper: Named, whole: WholeTensor) -> Updated:
         """What takes the gradient's place from here on, and the slots that changed for it.
 
         Before the norm and the clipping, which see what this returns. The arguments keep their
@@ -148,11 +163,11 @@ class UpdateRule(ABC):
             grad: fp32, in its stored shape: averaged and unscaled, not yet clipped.
             state: as `update`.
             hyper: as `prepare`.
-            whole: as `update`.
+            whole: as `Terms`.
         """
         return grad, {}
 
-    def prepare(self, hyper: Mapping[str, Tensor], step: Tensor) -> dict[str, Tensor]:
+    def prepare(self, hyper: Named, step: Tensor) -> dict[str, Tensor]:
         """What every parameter of one group needs in `update`, once per group and step.
 
         The numbers as they are, where no part of the rule depends on the step.
@@ -164,26 +179,14 @@ class UpdateRule(ABC):
         return dict(hyper)
 
     @abstractmethod
-    def update(
-        self,
-        param: Tensor,
-        grad: Tensor,
-        state: Mapping[str, Tensor],
-        factors: Mapping[str, Tensor],
-        whole: WholeTensor,
-        keep: Keep = keep_new,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, param: Tensor, grad: Tensor, state: Named, terms: Terms) -> Updated:
         """The new parameter and the new state; the arguments keep their values.
 
         Args:
             param: fp32, any shape: the master weights or a shard of them.
             grad: fp32, the same shape: averaged, unscaled and clipped.
             state: one fp32 tensor of the same shape per slot, a 0-dim one per scalar.
-            factors: what `prepare` returned for the parameter's group.
-            whole: the parameter that `param` may be a shard of.
-            keep: of a state's new and old value the one to go on with. Where the parameter
-                follows from what `keep` returned, the program reads the old value once, and the
-                new one takes its place.
+            terms: what else the step is made of.
         """
 
 

@@ -60,7 +60,7 @@ class DeepSpeedSchedule(ABC):
 
     def write_lr(self, rates: list[float]) -> None:
         """Give each param group its learning rate."""
-        # Not strict: a group that joined later keeps its own lr, as in DeepSpeed.
+        # zip isn't strict: a group that joined later keeps its own lr, as in DeepSpeed.
         for group, lr in zip(self.optimizer.param_groups, rates, strict=False):
             if isinstance(group["lr"], torch.Tensor):
                 # Somebody else holds it, and reads the lr there (DeepSpeed, `update_lr`).

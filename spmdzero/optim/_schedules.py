@@ -29,7 +29,7 @@ class _WarmupSchedule(DeepSpeedSchedule):
         """How far the warm-up has come, 0 to 1."""
         if self.warmup_type == "linear":
             return self.last_batch_iteration / self.warmup_num_steps
-        # Not log(a) / log(b): DeepSpeed multiplies by the inverse, and the last bit differs.
+        # log(a) / log(b) differs in the last bit: DeepSpeed multiplies by the inverse.
         return 1.0 / math.log(self.warmup_num_steps) * math.log(self.last_batch_iteration + 1)
 
     def _is_warming_up(self) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from spmdzero.config import OPTIMIZERS
-from spmdzero.optim._rule import Keep, UpdateRule, WholeTensor, keep_new
+from spmdzero.optim._rule import Named, Terms, Updated, UpdateRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class SGD(UpdateRule):
             hyper["one_minus_dampening"] = 1.0 - float(group["dampening"])
         return hyper
 
-    def prepare(self, hyper: Mapping[str, Tensor], step: Tensor) -> dict[str, Tensor]:
+    def prepare(self, hyper: Named, step: Tensor) -> dict[str, Tensor]:
         """How much of the gradient enters the buffer: all of it at the first step.
 
         torch starts the buffer as the gradient itself, undamped. Ours starts at zero, so weight 1
@@ -62,16 +62,9 @@ class SGD(UpdateRule):
             factors["grad_weight"] = torch.where(step == 1, torch.ones_like(damped), damped)
         return factors
 
-    def update(
-        self,
-        param: Tensor,
-        grad: Tensor,
-        state: Mapping[str, Tensor],
-        factors: Mapping[str, Tensor],
-        whole: WholeTensor,
-        keep: Keep = keep_new,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, param: Tensor, grad: Tensor, state: Named, terms: Terms) -> Updated:
         """One step of one parameter."""
+        factors, keep = terms.factors, terms.keep
         grad = grad + param * factors["weight_decay"]
         if not self.momentum:
             return param - grad * factors["lr"], {}

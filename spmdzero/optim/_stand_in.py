@@ -29,7 +29,7 @@ def stand_in(
         capturable: torch's switch for counters that are computed with on the device, where the
             class has it.
     """
-    # An operation, not clone(): in-place updates must not reach the shard that it stands in for.
+    # A product, unlike clone(), keeps in-place updates from the shard that it stands in for.
     parameter = nn.Parameter(param * 1)
     parameter.grad = grad * 1
     copied = object.__new__(type(optimizer))
@@ -40,7 +40,7 @@ def stand_in(
     wanted = {"foreach": False, "fused": False, "capturable": capturable}
     switches = {name: value for name, value in wanted.items() if name in group}
     copied.param_groups = [{**group, **switches, "params": [parameter]}]
-    # Through update, the class's own dict would be another object.
+    # The copy has a dict of its own: `__dict__.update` gave it the user's.
     copied.state = defaultdict(dict)
     copied.state[parameter] = state
     return copied, parameter

@@ -164,10 +164,6 @@ class ShardingPlan(Shown):
     def __len__(self) -> int:
         return len(self.tensors)
 
-    def moments_of(self, tensor: TensorPlan) -> tuple[str, ...]:
-        """The optimizer's slots of one parameter of this plan."""
-        return tensor.moments(self.moments)
-
     def memory(self) -> MemoryReport:
         """Bytes per device of each role, padding included."""
         return memory_report(self.tensors, self.mesh, moments=self.moments)

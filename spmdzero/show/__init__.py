@@ -1,10 +1,8 @@
 """Plans, ledgers, findings and explanations as text and as HTML."""
 
-from spmdzero.show import _audit, _flops, _ledger, _plan, _shards
+# These are imported for what they register with `_display.page_of`.
+from spmdzero.show import _audit, _flops, _ledger, _plan, _shards  # noqa: F401
 from spmdzero.show._explanation import together
-from spmdzero.show._page import Lines, Page, Table
+from spmdzero.show._page import Table
 
-__all__ = ["Lines", "Page", "Table", "together"]
-
-# Imported for what they register with `_display.page_of`.
-_REGISTERED = (_audit, _flops, _ledger, _plan, _shards)
+__all__ = ["Table", "together"]

@@ -135,7 +135,7 @@ def take_over_skips(
     if optimizer is None:
         training.counters.skipped_steps = skipped or 0
         return
-    # Read in any case: it settles what the schedule of this engine owes.
+    # It is read in any case: that settles what the schedule of this engine owes.
     before = optimizer.skipped_steps
     after = before if skipped is None else skipped
     training.counters.skipped_steps = after

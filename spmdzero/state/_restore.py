@@ -20,8 +20,8 @@ from spmdzero.state._host_state import (
     take_over_progress,
     take_over_skips,
 )
-from spmdzero.state._live import persistent_buffers
-from spmdzero.state._match import LoadReport, Target, match, needed_parts
+from spmdzero.state._live_state import persistent_buffers
+from spmdzero.state._tensor_matching import LoadReport, Target, match, needed_parts
 from spmdzero.state._training import Training
 
 _TOGETHER = 1 << 30
@@ -97,7 +97,7 @@ def restore(training: Training, state: TrainingState, options: LoadOptions) -> L
         take_over_progress(training, host, unfinished=with_optimizer)
         loads_schedule = options.loads_schedule(training)
         take_over_skips(training, host, with_optimizer=with_optimizer, with_schedule=loads_schedule)
-        # Last: nothing above may draw from them any more.
+        # They come last: nothing above may draw from them any more.
         set_generators(host.rng or {})
     runtime.sync()
     return report

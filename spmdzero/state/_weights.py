@@ -13,7 +13,7 @@ from torch import nn
 
 from spmdzero._names import listed
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.state._live import passing_buffers
+from spmdzero.state._live_state import passing_buffers
 
 Weights: TypeAlias = str | os.PathLike[str] | Callable[[str], torch.Tensor]
 

@@ -98,7 +98,7 @@ class Boundary:
         state = {**state, **self._applied(state, moved, apply)}
         for index, (group, hyper) in enumerate(zip(self.groups, hypers, strict=True)):
             factors = group.rule.prepare(hyper, new["counter/applied"])
-            # So that the three calls read them in the order of their outputs, see `compile_alone`.
+            # The three calls then read them in the order of their outputs, see `compile_alone`.
             backwards = group.members[::-1]
             for start in range(0, len(backwards), _TOGETHER):
                 update = self._update(index, start, factors, coefficient, apply)

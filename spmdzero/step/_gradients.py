@@ -44,7 +44,7 @@ class GradientStore:
         """Allocates the accumulators that `plan` has, and drops those that it has not."""
         self.clear()
         self.path = dataclasses.replace(self.path, plan=plan)
-        # The same dict: captured steps find an accumulator by it.
+        # It stays the same dict: captured steps find an accumulator by it.
         self.accumulators.clear()
         for tensor in plan:
             if self.path.accumulates(tensor.name):
@@ -100,7 +100,7 @@ class GradientStore:
         taken over before the gradient is used or added to.
         """
         if name in self._deferred:
-            # Also inside `no_sync`: a gradient that only its replica has is nothing to read.
+            # A gradient that only its replica has is nothing to read, inside `no_sync` too.
             deferring, self.deferring = self.deferring, False
             self.add_local(name, self._deferred.pop(name))
             self.deferring = deferring

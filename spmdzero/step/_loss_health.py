@@ -55,7 +55,7 @@ class LossHealth:
         return self._mesh.place(torch.zeros((), dtype=torch.int32))
 
     def _all_finite(self) -> torch.Tensor:
-        # Uploaded, not computed: the first micro-batch of a step then has the graph of the others.
+        # It is uploaded: the first micro-batch of a step then has the graph of the others.
         return self._mesh.place(torch.ones((), dtype=torch.bool))
 
     def finite(self) -> torch.Tensor | None:

@@ -47,7 +47,7 @@ def group_numbers(
         hold: what holds the schedule back for skipped steps, None if nothing has to.
     """
     numbers = [value for hyper in _hypers(rules, groups) for value in hyper.values()]
-    # Taken down even where a rule reads its group itself, which then is ahead by what is unread.
+    # It is noted even where a rule reads its group itself, which then is ahead by what is unread.
     table = hold.table(numbers, groups) if hold is not None else None
     if not numbers:
         return []

@@ -161,7 +161,7 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
         )
         self.grad_norm = new.pop("norm")
         for name, value in new.items():
-            # Unmarked, a parameter drifts to the sharding of its update: to ZeRO-3.
+            # An unmarked parameter drifts to the sharding of its update: to ZeRO-3.
             self._mesh.commit(own[name], value, self.spec(name))
         self._gradients.clear()
 

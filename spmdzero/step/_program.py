@@ -112,9 +112,9 @@ class StepProgram:
         passage = run(sink=sink)
         loss = self.loss_of(passage.output)
         averaged = loss / self.accumulation
-        # As data: a Python number would be another program at each change of the scale.
+        # The scale is data: a Python number would be another program at each change of it.
         scaled = averaged if loss_scale is None else averaged * loss_scale
-        # In this thread: autograd's own would let go of values only after the program was cut.
+        # It runs in this thread: autograd's own would let go of values after the program was cut.
         here = torch.autograd.set_multithreading_enabled(False)
         with here, backward(passage.state):
             scaled.backward()

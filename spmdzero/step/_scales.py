@@ -5,8 +5,6 @@ import math
 
 import torch
 
-from spmdzero.optim import clip_coefficient
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossScales:
@@ -36,8 +34,17 @@ def unscale(
     """
     norm = torch.where(torch.isfinite(scaled), scaled, torch.full_like(scaled, math.inf))
     if scales is None:
-        return norm, clip_coefficient(scaled, clip) if clip > 0 else None
+        return norm, _clip_coefficient(scaled, clip) if clip > 0 else None
     coefficient = 1.0 / scales.if_applied
     if clip > 0:
-        coefficient = coefficient * clip_coefficient(scaled / scales.if_applied, clip)
+        coefficient = coefficient * _clip_coefficient(scaled / scales.if_applied, clip)
     return norm / scales.now, coefficient
+
+
+def _clip_coefficient(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
+    """0-dim fp32: ``1 / max(1, (norm + 1e-6) / max_norm)``, DeepSpeed's formula.
+
+    A `norm` that is not a number gives a coefficient that is none, so that NaN gradients stay
+    visible.
+    """
+    return 1.0 / torch.clamp((norm + 1e-6) * (1.0 / max_norm), min=1.0)

@@ -40,7 +40,7 @@ class ScheduleHold:
 
         Args:
             numbers: what the update needs of all param groups, at the current position.
-            groups: the param groups, whose lr and momentum `group_at` returns later.
+            groups: the param groups, whose lr and momentum `positions` returns later.
         """
         if not self._moved:
             self._numbers.popleft()

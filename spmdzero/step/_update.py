@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from spmdzero.backend import Mesh, PartitionSpec, arrays, programs
-from spmdzero.optim import UpdateRule
+from spmdzero.optim import Terms, UpdateRule
 from spmdzero.plan import Placement
 
 
@@ -37,13 +37,13 @@ class MeshTensor:
     def gather(self, stored: torch.Tensor) -> torch.Tensor:
         """The tensor `[*shape]` on every device: one all-gather in `stored`'s dtype."""
         spec = self.placement.partition_spec(self.shape, self.mesh.spec)
-        # Unmarked, the compiler could gather the operands of `stored` instead, in fp32.
+        # Without the mark the compiler could gather the operands of `stored` instead, in fp32.
         return self.mesh.gather(self.mesh.mark(stored, spec), self.placement, self.shape)
 
     def store(self, tensor: torch.Tensor) -> torch.Tensor:
         """`[*shape]` in the form of the shards: each device keeps its own part."""
-        # Unmarked, the compiler spreads what made `tensor` over the devices, and each of Muon's
-        # matrix products becomes an all-reduce.
+        # Without the mark the compiler spreads what made `tensor` over the devices, and each of
+        # Muon's matrix products becomes an all-reduce.
         return self.mesh.store(self.mesh.mark(arrays.fresh(tensor)), self.placement)
 
 
@@ -162,10 +162,11 @@ class GroupUpdate:
 
         with programs.scope(f"zero.update/{member.name}"):
             grad = mesh.mark(grad, spec)
-            new_weights, new = rule.update(weights, grad, held, factors, member.on(mesh), keep)
+            terms = Terms(factors=factors, whole=member.on(mesh), keep=keep)
+            new_weights, new = rule.update(weights, grad, held, terms)
             new_weights = keep(new_weights, weights)
         new = {**new, "master": new_weights}
-        # Cast and mark first: the gather would otherwise move fp32.
+        # The cast and the mark come first: the gather would otherwise move fp32.
         stored = mesh.mark(new_weights.to(member.dtype), spec)
         with programs.scope(f"zero.parameter/{member.name}"):
             gathered = mesh.gather(stored, placement, member.shape)

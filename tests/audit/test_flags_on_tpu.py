@@ -5,7 +5,8 @@ from collections import Counter
 import pytest
 
 import spmdzero
-from spmdzero.backend.torch_xla import AnnotatedProgram, DeviceMesh, flags
+from spmdzero.backend import AnnotatedProgram
+from spmdzero.backend.torch_xla import DeviceMesh, flags
 from spmdzero.engine import StepGraph
 from spmdzero.explain import Topology, compile_for_tpu
 from spmdzero.inspect import CollectiveLedger

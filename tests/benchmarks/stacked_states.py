@@ -20,7 +20,7 @@ from spmdzero.backend.torch_xla import (
     fold,
     set_value,
 )
-from spmdzero.optim import Adam, LocalTensor
+from spmdzero.optim import Adam, LocalTensor, Terms
 from spmdzero.plan import MeshSpec, choose_placement
 
 RULE = Adam(decoupled=True, bias_correction=True)
@@ -58,8 +58,8 @@ class Shards:
         values = []
         for index, (param, grad) in enumerate(zip(params, grads, strict=True)):
             state = {slot: own[index] for slot, own in held.items()}
-            whole = LocalTensor(shape=tuple(param.shape))
-            value, changed = RULE.update(param, grad, state, factors, whole)
+            terms = Terms(factors=factors, whole=LocalTensor(shape=tuple(param.shape)))
+            value, changed = RULE.update(param, grad, state, terms)
             values.append(self._mesh.mark(value, self._spec))
             for slot in held:
                 new[slot].append(changed[slot])

@@ -86,7 +86,7 @@ def train(engine: spmdzero.Engine, numbers: range) -> list[float]:
 
 def whole_state(engine: spmdzero.Engine) -> dict[str, torch.Tensor]:
     """Every tensor of the state, by its name in a checkpoint."""
-    from spmdzero.state._live import live_state
+    from spmdzero.state._live_state import live_state
 
     return {name: tensor.whole() for name, tensor in live_state(engine._training).tensors.items()}
 

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from spmdzero.backend.torch_xla import DeviceMesh, RegionRules
+from spmdzero.backend import RegionRules
+from spmdzero.backend.torch_xla import DeviceMesh
 from spmdzero.data._inputs import InputPlacer
 from spmdzero.engine import ReplicaBatchSampler, ZeroDataLoader
 from spmdzero.plan import MeshSpec

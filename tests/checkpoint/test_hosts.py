@@ -25,7 +25,7 @@ from spmdzero.formats import (
     save_native,
 )
 from spmdzero.formats.native import _processes
-from spmdzero.state._together import agreed_tag, require_one_tag
+from spmdzero.state._across_hosts import agreed_tag, require_one_tag
 from tests.checkpoint.files import number_in, order_of, save, state_of
 
 OWN, COMMON = "each host's own", "the same on all hosts"

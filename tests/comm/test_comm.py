@@ -13,7 +13,7 @@ import torch
 
 import spmdzero
 from spmdzero import comm
-from spmdzero.backend import _alone
+from spmdzero.backend import _single_process
 from tests.support.processes import environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,7 +133,7 @@ class TestOneProcess:
         launched = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
         for name, value in (launched | {"MASTER_PORT": "29632"}).items():
             monkeypatch.setenv(name, value)
-        _alone.name_the_only_process(port=29500)
+        _single_process.name_the_only_process(port=29500)
         assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("localhost", "29632")
 
     def test_dist_init_required_false_after_it_was_done_passes(self) -> None:

@@ -8,55 +8,58 @@ import torch
 
 from spmdzero import comm
 from spmdzero.backend import processes, runtime
-from spmdzero.state._together import everyones, together
+from spmdzero.state._across_hosts import everyones, together
 
 
-def main() -> None:
-    comm.init_distributed(dist_backend="nccl")
-    rank, world = comm.get_rank(), comm.get_world_size()
-    other = 1 - rank
-    found: dict[str, object] = {"rank": rank, "world": world}
+def own(rank: int, *shape: int) -> torch.Tensor:
+    return torch.arange(1.0, 1 + torch.Size(shape).numel()).reshape(shape) * (rank + 1)
 
-    def own(*shape: int) -> torch.Tensor:
-        return torch.arange(1.0, 1 + torch.Size(shape).numel()).reshape(shape) * (rank + 1)
 
+def reductions(found: dict[str, object], rank: int) -> None:
     for op in ("SUM", "AVG", "MAX"):
-        tensor = own(2)
+        tensor = own(rank, 2)
         comm.all_reduce(tensor, op=comm.ReduceOp[op])
         found[f"all_reduce {op}"] = tensor.tolist()
-    tensor = own(2)
+    tensor = own(rank, 2)
     comm.all_reduce(tensor, async_op=True).wait()
     found["all_reduce async"] = tensor.tolist()
-    tensor = own(2)
+    tensor = own(rank, 2)
     comm.reduce(tensor, dst=1)
     found["reduce"] = tensor.tolist() if rank == 1 else None
-    tensor = own(2)
+    part = torch.zeros(2)
+    comm.reduce_scatter_tensor(part, own(rank, 4))
+    found["reduce_scatter_tensor"] = part.tolist()
+    part = torch.zeros(2)
+    comm.reduce_scatter(part, list(own(rank, 2, 2)), op=comm.ReduceOp.AVG)
+    found["reduce_scatter"] = part.tolist()
+
+
+def transfers(found: dict[str, object], rank: int, world: int) -> None:
+    tensor = own(rank, 2)
     comm.broadcast(tensor, src=1)
     found["broadcast"] = tensor.tolist()
     listed = [torch.zeros(2) for _ in range(world)]
-    comm.all_gather(listed, own(2))
+    comm.all_gather(listed, own(rank, 2))
     found["all_gather"] = [t.tolist() for t in listed]
     whole = torch.zeros(4)
-    comm.all_gather_into_tensor(whole, own(2))
+    comm.all_gather_into_tensor(whole, own(rank, 2))
     found["all_gather_into_tensor"] = whole.tolist()
-    part = torch.zeros(2)
-    comm.reduce_scatter_tensor(part, own(4))
-    found["reduce_scatter_tensor"] = part.tolist()
-    part = torch.zeros(2)
-    comm.reduce_scatter(part, list(own(2, 2)), op=comm.ReduceOp.AVG)
-    found["reduce_scatter"] = part.tolist()
     listed = [torch.zeros(2) for _ in range(world)] if rank == 0 else None
-    comm.gather(own(2), listed, dst=0)
+    comm.gather(own(rank, 2), listed, dst=0)
     found["gather"] = [t.tolist() for t in listed] if listed else None
     part = torch.zeros(2)
-    comm.scatter(part, list(own(2, 2)) if rank == 1 else None, src=1)
+    comm.scatter(part, list(own(rank, 2, 2)) if rank == 1 else None, src=1)
     found["scatter"] = part.tolist()
     whole = torch.zeros(2)
-    comm.all_to_all_single(whole, own(2))
+    comm.all_to_all_single(whole, own(rank, 2))
     found["all_to_all_single"] = whole.tolist()
     listed = [torch.zeros(1, 2) for _ in range(world)]
-    comm.all_to_all(listed, [row[None] for row in own(2, 2)])
+    comm.all_to_all(listed, [row[None] for row in own(rank, 2, 2)])
     found["all_to_all"] = [t.tolist() for t in listed]
+
+
+def messages(found: dict[str, object], rank: int) -> None:
+    other = 1 - rank
     objects: list[object] = [None, None]
     comm.all_gather_object(objects, {"rank": rank})
     found["all_gather_object"] = objects
@@ -65,27 +68,22 @@ def main() -> None:
     found["broadcast_object_list"] = objects
     message = torch.zeros(2)
     if rank == 0:
-        comm.send(own(2), dst=1)
+        comm.send(own(rank, 2), dst=1)
         comm.recv(message, src=1)
     else:
         comm.recv(message, src=0)
-        comm.send(own(2), dst=0)
+        comm.send(own(rank, 2), dst=0)
     found["send and recv"] = message.tolist()
     message = torch.zeros(2)
     handles = comm.batch_isend_irecv(
-        [comm.P2POp(comm.irecv, message, other), comm.P2POp(comm.isend, own(2), other)]
+        [comm.P2POp(comm.irecv, message, other), comm.P2POp(comm.isend, own(rank, 2), other)]
     )
     for handle in handles:
         handle.wait()
     found["batch_isend_irecv"] = message.tolist()
-    single = comm.new_group([1])
-    found["new_group"] = [comm.get_rank(single), comm.get_world_size(single)]
-    found["ranks"] = comm.get_all_ranks_from_group()
-    device = own(2).to("xla")
-    comm.all_reduce(device)
-    found["device tensor"] = [str(device.device), device.tolist()]
-    comm.monitored_barrier()
-    comm.barrier()
+
+
+def decisions(found: dict[str, object], rank: int, world: int) -> None:
     with mock.patch.object(runtime, "process_count", return_value=world):
         found["everyones"] = everyones(f"tag{rank}")
         for failing in range(world):
@@ -97,6 +95,24 @@ def main() -> None:
                 found[f"{failing} fails"] = [type(error).__name__, str(error)]
         with together(Path("runs"), doing="saved"):
             found["none fails"] = True
+
+
+def main() -> None:
+    comm.init_distributed(dist_backend="nccl")
+    rank, world = comm.get_rank(), comm.get_world_size()
+    found: dict[str, object] = {"rank": rank, "world": world}
+    reductions(found, rank)
+    transfers(found, rank, world)
+    messages(found, rank)
+    single = comm.new_group([1])
+    found["new_group"] = [comm.get_rank(single), comm.get_world_size(single)]
+    found["ranks"] = comm.get_all_ranks_from_group()
+    device = own(rank, 2).to("xla")
+    comm.all_reduce(device)
+    found["device tensor"] = [str(device.device), device.tolist()]
+    comm.monitored_barrier()
+    comm.barrier()
+    decisions(found, rank, world)
     try:
         processes.connect(required=None)
     except Exception as error:

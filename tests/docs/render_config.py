@@ -14,7 +14,7 @@ from spmdzero.config import NO_MEANING, OPTIMIZERS, SCHEDULES, Section
 from spmdzero.config._deprecated import DEPRECATED, SECOND_SPELLINGS
 from spmdzero.config._keys import REMOVED
 from spmdzero.config._models import SECTIONS
-from spmdzero.config._off import OFF_ONLY, OffSection, OffValue
+from spmdzero.config._must_be_off import OFF_ONLY, OffSection, OffValue
 
 PAGE = Path(__file__).parents[2] / "docs" / "config.md"
 

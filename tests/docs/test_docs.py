@@ -17,7 +17,7 @@ from pages import PAGES, ROOT, blocks, named, page_environment, save_files
 
 from spmdzero.config import NO_MEANING, OPTIMIZERS, SCHEDULES, load_config
 from spmdzero.config._models import SECTIONS
-from spmdzero.config._off import OFF_ONLY
+from spmdzero.config._must_be_off import OFF_ONLY
 
 # A line of output that no page would print by itself.
 NEXT_BLOCK = "\x1e"

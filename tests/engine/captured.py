@@ -11,7 +11,7 @@ from torch import nn
 
 import spmdzero
 from spmdzero.backend.torch_xla import runtime
-from spmdzero.step._agreement import EVERY, AgreementRhythm
+from spmdzero.engine._step_end import EVERY, AgreementRhythm
 
 ROWS, LENGTH, WIDTH = 16, 4, 16
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import spmdzero
-from spmdzero.step._agreement import EVERY, AgreementRhythm
+from spmdzero.engine._step_end import EVERY, AgreementRhythm
 from tests.support.engines import one_call, reads, start, three_calls
 
 SAME = torch.ones(8, 4)

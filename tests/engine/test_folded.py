@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,9 +23,6 @@ from tests.engine.captured import (
     three_calls,
     twins,
 )
-
-OUTSIDE: dict[str, Any] = {}
-
 
 SCHEDULE = {"type": "WarmupLR", "params": {"warmup_num_steps": 5, "warmup_max_lr": 1e-2}}
 CONFIGS = {
@@ -209,126 +206,6 @@ def test_gradients_that_wait_unreduced_join_the_next() -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
-def hook(engine: spmdzero.Engine) -> None:
-    engine.module.blocks[0][1].register_forward_hook(lambda *_: None)
-
-
-def drop_more(engine: spmdzero.Engine) -> None:
-    engine.module.blocks[0][3].p = 0.5
-
-
-def freeze(engine: spmdzero.Engine) -> None:
-    engine.module.blocks[1].requires_grad_(False)
-
-
-def evaluate(engine: spmdzero.Engine) -> None:
-    engine.eval()
-
-
-def more_micro_batches(engine: spmdzero.Engine) -> None:
-    engine.set_train_batch_size(2 * ROWS)
-
-
-@pytest.mark.parametrize(
-    ("act", "folds"),
-    [
-        (hook, False),
-        (drop_more, True),
-        (freeze, True),
-        (evaluate, True),
-        (more_micro_batches, True),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_a_change_is_followed(act: Callable[[spmdzero.Engine], None], folds: bool) -> None:
-    def run(engine: spmdzero.Engine) -> list[float]:
-        first = three_calls(engine, 5)
-        act(engine)
-        return first + three_calls(engine, 5, first=5)
-
-    engines = twins()
-    assert_twins_agree(engines, run)
-    assert (engines[1].folding.reason is None) == folds
-
-
-class ByNumber(Residual):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        OUTSIDE["calls"] = OUTSIDE.get("calls", 0) + 1
-        return super().forward(x) * (2 + OUTSIDE["calls"])
-
-
-class Keeping(Residual):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        OUTSIDE["kept"] = x * 3
-        try:
-            return super().forward(x)
-        finally:
-            if OUTSIDE.pop("let go", True):
-                OUTSIDE.pop("kept")
-
-
-def test_a_number_that_changes_is_noticed() -> None:
-    engine = make_engine(ByNumber())
-    OUTSIDE["calls"] = 0
-    three_calls(engine, 3)
-    assert engine.folding.folded == 1
-    assert "a number that Python makes in the forward changes" in str(engine.folding.reason)
-
-
-class Outside(Residual):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) * (2.5 if OUTSIDE.get("now") else 1.5)
-
-
-def test_check_finds_what_can_not_be_seen() -> None:
-    engines = twins(Outside)
-
-    def run(engine: spmdzero.Engine) -> list[float]:
-        OUTSIDE["now"] = False
-        losses = three_calls(engine, 5)
-        OUTSIDE["now"] = True
-        engine.folding.check()
-        return losses + three_calls(engine, 5, first=5)
-
-    assert_twins_agree(engines, run)
-    assert (engines[1].folding.traced, engines[1].folding.reason) == (1, None)
-
-
-def test_a_tensor_kept_outside_does_not_reach_the_devices() -> None:
-    engine = make_engine(Keeping())
-    OUTSIDE["let go"] = False
-    (x,) = next(batches(1))
-    loss = engine(x)
-    assert engine.folding.traced == 1
-    assert "keeps a tensor outside of the module" in str(engine.folding.reason)
-    OUTSIDE.clear()
-    engine.backward(loss)
-    engine.step()
-    assert three_calls(engine, 3)[-1] > 0
-
-
-class Failing(Residual):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = super().forward(x)
-        if OUTSIDE.get("fail"):
-            raise ValueError("the user's own error")
-        return y
-
-
-def test_an_error_in_the_forward_is_the_users_and_leaves_nothing_behind() -> None:
-    engine = make_engine(Failing())
-    OUTSIDE["fail"] = True
-    kept = []
-    for (x,) in batches(2):
-        with pytest.raises(ValueError, match="the user's own error") as error:
-            engine(x)
-        # As Jupyter keeps the latest error with all of its frames.
-        kept.append(error.value)
-    OUTSIDE.clear()
-    assert three_calls(engine, 4)[-1] > 0
-    assert engine.folding.reason is None
-
-
 def test_a_step_stays_folded_when_a_value_is_read_before_its_backward() -> None:
     def run(engine: spmdzero.Engine) -> list[float]:
         losses = []
@@ -381,10 +258,3 @@ def test_a_changed_lr_of_a_users_own_optimizer_counts() -> None:
         engines.append(engine)
     assert_twins_agree((engines[0], engines[1]), run)
     assert engines[1].folding.traced == 0
-
-
-@pytest.fixture(autouse=True)
-def nothing_outside() -> Iterator[None]:
-    OUTSIDE.clear()
-    yield
-    OUTSIDE.clear()

@@ -4,7 +4,7 @@ import math
 
 from spmdzero.explain import CHIPS, Topology
 from spmdzero.explain._moves import floor_elements
-from spmdzero.explain._refused import refused_scatters
+from spmdzero.explain._refused_scatters import refused_scatters
 from spmdzero.explain._roofline import roofline
 from spmdzero.inspect import Collective
 from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan

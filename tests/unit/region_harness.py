@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend.torch_xla import Batch, DeviceMesh, RegionRules, ReplicaRegion, runtime
+from spmdzero.backend import Batch, RegionRules
+from spmdzero.backend.torch_xla import DeviceMesh, ReplicaRegion, runtime
 from spmdzero.backend.torch_xla._manual import leave_stacked
 from spmdzero.state._placed_module import move_module
 

@@ -7,7 +7,7 @@ from spmdzero.config import NO_MEANING, load_config
 from spmdzero.config._deprecated import DEPRECATED, SECOND_SPELLINGS
 from spmdzero.config._keys import REMOVED
 from spmdzero.config._models import SECTIONS
-from spmdzero.config._off import OFF_ONLY, OffSection
+from spmdzero.config._must_be_off import OFF_ONLY, OffSection
 from spmdzero.errors import SpmdZeroConfigError
 from tests.support.refusals import nested, refused
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from spmdzero.config import OPTIMIZERS, SCHEDULES, SpmdZeroConfig, load_config, resolve_batch_sizes
 from spmdzero.config._keys import NO_MEANING, REMOVED
 from spmdzero.config._models import SECTIONS
-from spmdzero.config._off import OFF_ONLY
+from spmdzero.config._must_be_off import OFF_ONLY
 from spmdzero.errors import SpmdZeroConfigError
 
 _SCALARS = (

@@ -13,6 +13,7 @@ from spmdzero.optim import (
     FusedLamb,
     FusedLion,
     LocalTensor,
+    Terms,
     TorchElementwise,
     is_tested,
     rules_from_torch,
@@ -147,7 +148,7 @@ def test_a_group_that_changes_its_kind_is_refused_at_the_next_step(mesh: DeviceM
     param = torch.ones(3, device=runtime.device())
     state = {"square_avg": param * 1, "step": torch.ones((), device=runtime.device())}
     with pytest.raises(SpmdZeroUsageError, match="momentum_buffer"):
-        rule.update(param, param, state, {}, LocalTensor(shape=(3,)))
+        rule.update(param, param, state, Terms(factors={}, whole=LocalTensor(shape=(3,))))
 
 
 @pytest.mark.parametrize("cls", [FusedAdam, FusedLamb, FusedLion])

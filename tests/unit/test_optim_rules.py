@@ -10,11 +10,10 @@ from spmdzero.optim import (
     SGD,
     Adagrad,
     Adam,
-    Lamb,
     Lion,
     LocalTensor,
+    Terms,
     UpdateRule,
-    rule_from_config,
     rules_from_torch,
 )
 
@@ -94,7 +93,8 @@ def one_step(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     hyper = {k: torch.tensor(v, dtype=param.dtype) for k, v in rule.hyper(group).items()}
     factors = rule.prepare(hyper, torch.tensor(float(step), dtype=param.dtype))
-    return rule.update(param, grad, state, factors, LocalTensor(shape=tuple(param.shape)))
+    whole = LocalTensor(shape=tuple(param.shape))
+    return rule.update(param, grad, state, Terms(factors=factors, whole=whole))
 
 
 def start_state(
@@ -235,8 +235,8 @@ def test_new_numbers_leave_the_graph_as_it_was(name: str) -> None:
 
     def graph(group: dict[str, Any], step: float) -> str:
         def whole_step(hyper, step, param, grad, state):
-            whole = LocalTensor(shape=(3,))
-            return rule.update(param, grad, state, rule.prepare(hyper, step), whole)
+            terms = Terms(factors=rule.prepare(hyper, step), whole=LocalTensor(shape=(3,)))
+            return rule.update(param, grad, state, terms)
 
         hyper = {key: torch.tensor(value) for key, value in rule.hyper(group).items()}
         state = {slot: torch.zeros(3) for slot in rule.slots}
@@ -251,51 +251,6 @@ def test_hyper_is_derived_in_double_precision() -> None:
     hyper = RULES["adamw"].hyper(RULES["adamw"].defaults)
     assert hyper["one_minus_beta2"] == 1.0 - 0.999
     assert all(type(value) is float for value in hyper.values())
-
-
-def test_config_names_a_rule_as_deepspeed_does() -> None:
-    rules: list[tuple[str, dict[str, Any], UpdateRule]] = [
-        ("Adam", {}, RULES["adamw"]),
-        ("Adam", {"adam_w_mode": False}, RULES["adam"]),
-        ("Adam", {"adam_w_mode": False, "bias_correction": False}, RULES["adam_raw"]),
-        ("AdamW", {"adam_w_mode": False}, RULES["adamw"]),
-        ("SGD", {}, RULES["sgd"]),
-        ("SGD", {"momentum": 0.9}, RULES["sgd_momentum"]),
-        ("SGD", {"momentum": 0.9, "nesterov": True}, RULES["sgd_nesterov"]),
-        ("Adagrad", {}, Adagrad()),
-        ("Lion", {}, Lion()),
-        ("Lamb", {}, Lamb(bias_correction=True, eps_inside_sqrt=False)),
-        (
-            "Lamb",
-            {"bias_correction": False, "eps_inside_sqrt": True},
-            Lamb(bias_correction=False, eps_inside_sqrt=True),
-        ),
-    ]
-    for type_, params, rule in rules:
-        assert rule_from_config(type_, params)[0] == rule
-
-
-def test_fused_adam_has_no_weight_decay_by_default_and_torchs_adamw_has() -> None:
-    assert rule_from_config("AdamW", {})[1]["weight_decay"] == 0.0
-    group = rule_from_config("AdamW", {"torch_adam": True})[1]
-    expected = torch.optim.AdamW([torch.zeros(1)]).param_groups[0]
-    assert group == {name: expected[name] for name in group}
-    assert {"lr", "betas", "eps", "weight_decay"} <= set(group)
-    group = rule_from_config("Adam", {"torch_adam": True, "adam_w_mode": False})[1]
-    assert group["weight_decay"] == 0.0
-
-
-def test_sgd_group_has_torchs_defaults() -> None:
-    rule, group = rule_from_config("SGD", {})
-    expected = torch.optim.SGD([torch.zeros(1)]).param_groups[0]
-    assert group == {name: expected[name] for name in group}
-    assert set(rule.defaults) == set(group)
-
-
-def test_config_values_reach_the_group() -> None:
-    params = {"lr": 3e-4, "betas": [0.8, 0.9], "eps": 1e-6, "weight_decay": 0.1}
-    _, group = rule_from_config("AdamW", params)
-    assert {name: group[name] for name in params} == params
 
 
 @pytest.mark.parametrize("option", ["amsgrad", "maximize", "differentiable"])

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spmdzero.optim import Lamb, LocalTensor, Muon
+from spmdzero.optim import Lamb, LocalTensor, Muon, Terms
 from spmdzero.optim._newton_schulz import aspect_scale, orthogonalize
 from tests.support.optimizers import lamb_step, newton_schulz
 
@@ -58,7 +58,8 @@ def lamb(rule: Lamb, param: torch.Tensor, grad: torch.Tensor, **numbers: float) 
     hyper = {k: torch.tensor(v, dtype=param.dtype) for k, v in rule.hyper(group).items()}
     factors = rule.prepare(hyper, torch.tensor(1.0, dtype=param.dtype))
     state = {slot: torch.zeros_like(param) for slot in rule.slots}
-    return rule.update(param, grad, state, factors, LocalTensor(shape=tuple(param.shape)))[0]
+    whole = LocalTensor(shape=tuple(param.shape))
+    return rule.update(param, grad, state, Terms(factors=factors, whole=whole))[0]
 
 
 CORRECTED = Lamb(bias_correction=True, eps_inside_sqrt=False)

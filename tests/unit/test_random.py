@@ -230,6 +230,20 @@ def test_randperm_is_a_permutation_of_its_own_on_each_replica(mesh: DeviceMesh) 
     assert len({tuple(row) for row in rows}) == 8
 
 
+@pytest.mark.parametrize("span", [2**45 + 2**44, 2**62])
+def test_integers_of_a_wide_range_reach_its_upper_half(mesh: DeviceMesh, span: int) -> None:
+    def upper(x: torch.Tensor) -> torch.Tensor:
+        draws = torch.randint(0, span, (2, 4096), device=x.device)
+        return ((draws >= span // 2).float(), (draws >= span // 4 * 3).float())
+
+    probe = Probe(Apply(upper), mesh)
+    half, quarter = probe(probe.batch(torch.zeros(ROWS, 1)))
+    n = half.numel()
+    # 5 sigma of a binomial.
+    assert abs(half.cpu().mean().item() - 0.5) < 5 * (0.25 / n) ** 0.5
+    assert abs(quarter.cpu().mean().item() - 0.25) < 5 * (0.1875 / n) ** 0.5
+
+
 # -- what is refused -------------------------------------------------------------------------
 
 

@@ -298,17 +298,3 @@ def test_random_draws_have_torchs_shapes_dtypes_support_and_errors(mesh: DeviceM
             wrong.append(f"{label}: {actual!r} {numbers.get(label)}, torch {expected!r}")
     assert not wrong, "\n".join(line[:300] for line in wrong)
     assert len(numbers) > 120
-
-
-@pytest.mark.parametrize("span", [2**45 + 2**44, 2**62])
-def test_integers_of_a_wide_range_reach_its_upper_half(mesh: DeviceMesh, span: int) -> None:
-    def upper(x: torch.Tensor) -> torch.Tensor:
-        draws = torch.randint(0, span, (2, 4096), device=x.device)
-        return ((draws >= span // 2).float(), (draws >= span // 4 * 3).float())
-
-    probe = Probe(Apply(upper), mesh)
-    half, quarter = probe(probe.batch(torch.zeros(ROWS, 1)))
-    n = half.numel()
-    # 5 sigma of a binomial.
-    assert abs(half.cpu().mean().item() - 0.5) < 5 * (0.25 / n) ** 0.5
-    assert abs(quarter.cpu().mean().item() - 0.25) < 5 * (0.1875 / n) ** 0.5

@@ -10,7 +10,8 @@ from torch import nn
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from spmdzero.backend.torch_xla import DeviceMesh, RegionRules, map_tensors, replicated
+from spmdzero.backend import RegionRules, map_tensors, replicated
+from spmdzero.backend.torch_xla import DeviceMesh
 from spmdzero.data._inputs import InputPlacer
 from spmdzero.errors import ReplicaRegionError
 

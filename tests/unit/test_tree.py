@@ -10,7 +10,7 @@ from torch import nn
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import CausalLMOutput
 
-from spmdzero.backend.torch_xla import Batch, Replicated, map_tensors, replicated
+from spmdzero.backend import Batch, Replicated, map_tensors, replicated
 
 
 class Pair(NamedTuple):

@@ -7,7 +7,8 @@ import torch
 from region_harness import ROWS, Apply, assert_same_sums, numbers, torch_gradients
 from torch import nn
 
-from spmdzero.backend.torch_xla import Batch, DeviceMesh, GlobalForward, optimized_hlo
+from spmdzero.backend import Batch
+from spmdzero.backend.torch_xla import DeviceMesh, GlobalForward, optimized_hlo
 from spmdzero.state._placed_module import move_module
 
 WIDTH = 24

@@ -94,7 +94,7 @@ class RegionDispatch(TorchDispatchMode):
         return _writable(made) if makes else made
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # Not only asked where an operation saves: which do is not known here.
+        # This is asked of each operation: which of them save is not known here.
         self.recomputes = self.recomputes or _saved_tensors_are_hooked()
         if func is _aten._local_scalar_dense.default:
             return self._agreed(args[0]).item()

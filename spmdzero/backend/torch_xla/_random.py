@@ -80,7 +80,7 @@ class ReplicaRandom:
             raise ValueError(f"{dtype} does not hold the integers in [{low}, {high})")
         wide = self.bits(shape).to(torch.int64) * (1 << 23) + self.bits(shape)
         if span > 1 << 23:
-            # As many more bits as int64 has, so that the rest of a division stays uniform.
+            # It takes as many more bits as int64 has, so that the rest of a division stays uniform.
             wide = (wide + (self.bits(shape).to(torch.int64) << 46)) & ((1 << 63) - 1)
         return (low + wide % span).to(dtype)
 

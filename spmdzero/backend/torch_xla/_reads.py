@@ -41,7 +41,7 @@ class Reader:
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        # Of the regions that this thread is in; None while spmdzero itself reads.
+        # One for each region that this thread is in; None while spmdzero itself reads.
         self.readers: list[Reader | None] = []
 
 

@@ -87,7 +87,7 @@ def compile_alone(
         if place in given:
             _private.donate(one.tensor)
         elif place < state:
-            # From now on known to torch_xla as the other tensor.
+            # From now on torch_xla knows it as the other tensor.
             _private.set_value(sources[place], one.tensor)
     constants = [one for one in found if one.handle not in place_of and not _is_seed(one, function)]
     following = {id(one): len(sources) + place for place, one in enumerate(constants)}

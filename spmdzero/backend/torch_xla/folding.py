@@ -33,7 +33,7 @@ class FoldedFunction:
     proto: bytes
     constants: tuple[ProgramInput, ...]
     _computation: Any
-    # For each parameter of the computation the index of an input, or a constant.
+    # It holds the index of an input, or a constant, for each parameter of the computation.
     _arguments: tuple[int | torch.Tensor, ...]
 
     @property

@@ -48,7 +48,7 @@ def bound_cache() -> None:
         return
     programs = min(allowed // _OF_A_PROGRAM, _DEFAULT)
     with environment_variable(_VARIABLE, str(programs)):
-        # Reads the variable.
+        # torch_xla reads the variable here.
         _private.cached_programs()
     global _capacity
     _capacity = programs

@@ -1,15 +1,16 @@
 """The text of programs, and the names in it: see `spmdzero.backend.Programs`."""
 
+import os
 from collections.abc import Sequence
 
 import torch
+import torch_xla.debug.profiler as xp
 
 from spmdzero.backend._programs import AnnotatedProgram
 from spmdzero.backend.torch_xla import _private
 from spmdzero.backend.torch_xla._private import optimized_hlo, record_scopes, scope
 from spmdzero.backend.torch_xla.placeholders import Placeholders
-from spmdzero.backend.torch_xla.tracing import start as start_trace
-from spmdzero.backend.torch_xla.tracing import stop as stop_trace
+from spmdzero.errors import SpmdZeroUsageError
 
 __all__ = [
     "annotated",
@@ -38,3 +39,22 @@ def text(tensors: Sequence[torch.Tensor]) -> str:
     pending = zip(tensors, _private.are_pending(tensors), strict=True)
     roots = [tensor for tensor, pends in pending if pends]
     return _private.program_text(_private.annotated_program(roots)[0]) if roots else ""
+
+
+def start_trace(folder: str | os.PathLike[str]) -> None:
+    """Starts a trace that `stop_trace` writes into `folder`.
+
+    Raises:
+        SpmdZeroUsageError: a trace is being recorded already.
+    """
+    try:
+        xp.start_trace(folder)
+    except RuntimeError as error:
+        raise SpmdZeroUsageError(
+            "a trace is being recorded already, and torch_xla records one at a time. End it first"
+        ) from error
+
+
+def stop_trace() -> None:
+    """Ends the trace and writes it to ``<folder>/plugins/profile/<time>/``."""
+    xp.stop_trace()

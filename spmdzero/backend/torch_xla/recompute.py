@@ -15,7 +15,7 @@ class _Tie(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         first = gradient.reshape(-1)[0]
-        # Never true, and nothing that XLA simplifies.
+        # This is never true, and nothing that XLA simplifies.
         never = first.isnan() & first.isinf()
         return tensor.masked_fill(never, 0)
 

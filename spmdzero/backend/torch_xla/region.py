@@ -81,7 +81,7 @@ class ReplicaRegion:
         first = runtime.process_index() * runtime.local_device_count()
         ids = torch.arange(first, first + runtime.local_device_count(), dtype=torch.int32)
         self.replicas = mesh.place(ids, mesh.batch_spec(1))
-        # Of the latest call; None when that was folded, whose backward pass brings its own.
+        # The latest call's state; None when that was folded, whose backward pass brings its own.
         self._state: Mapping[str, torch.Tensor] | None = None
         self.disagreements: dict[str, torch.Tensor] = {}
         self.recomputes = False
@@ -219,7 +219,7 @@ class ReplicaRegion:
         return _manual.enter(tensor, self._mesh, (None,) * tensor.dim())
 
     def _agreement(self) -> torch.Tensor:
-        # Uploaded, so that the first note has the graph of the later ones.
+        # It is uploaded, so that the first note has the graph of the later ones.
         return self._mesh.place(torch.zeros((), dtype=torch.int32))
 
     def check_agreement(self) -> None:
@@ -229,7 +229,7 @@ class ReplicaRegion:
             ReplicaRegionError: one was not; names it.
         """
         flags = dict(self.disagreements)
-        # Kept, at zero: the next forward then has the graph of the latest.
+        # They are kept, at zero: the next forward then has the graph of the latest.
         self.disagreements.update({label: self._agreement() for label in flags})
         for label, flag in flags.items():
             if flag.item():

@@ -95,7 +95,7 @@ def process_index() -> int:
 
 def rendezvous() -> str:
     """Where the processes that the runtime connects find each other: an `init_method` of torch."""
-    # Registers the URL's scheme.
+    # The import registers the URL's scheme.
     import torch_xla.distributed.xla_backend  # noqa: F401
 
     return "xla://"

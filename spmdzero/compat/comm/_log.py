@@ -7,8 +7,8 @@ from spmdzero.errors import SpmdZeroUsageError
 logger = logging.getLogger("spmdzero")
 
 Counts = dict[str, dict[int, int]]
-# Of the process, as DeepSpeed's are (utils/comms_logging.py, `CommsLogger.comms_dict`): whether an
-# engine is counted must not depend on when Python collects one that nobody holds any more.
+# They are the process's, as DeepSpeed's are (utils/comms_logging.py, `CommsLogger.comms_dict`):
+# whether an engine is counted must not depend on when Python collects it.
 _logged: dict[object, tuple[str, Counts]] = {}
 
 

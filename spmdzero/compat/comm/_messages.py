@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from spmdzero.backend import processes, runtime
-from spmdzero.compat.comm._host import Done, all_on_cpu, on_host
 from spmdzero.compat.comm._labels import labelled
+from spmdzero.compat.comm._through_host import Done, all_on_cpu, on_host
 from spmdzero.errors import SpmdZeroUsageError
 
 Group = dist.ProcessGroup | None

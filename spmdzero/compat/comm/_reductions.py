@@ -7,9 +7,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from spmdzero.compat.comm._host import Done, run_on_host
 from spmdzero.compat.comm._labels import labelled
 from spmdzero.compat.comm._processes import get_rank, get_world_size
+from spmdzero.compat.comm._through_host import Done, run_on_host
 
 Group = dist.ProcessGroup | None
 Tensors = Sequence[torch.Tensor]

@@ -4,10 +4,10 @@ import importlib
 import importlib.util
 from typing import Any, NoReturn
 
-from spmdzero.compat.refusals._table import REFUSALS, Refusal
+from spmdzero.compat.refusals._table import REFUSALS
 from spmdzero.errors import RefusedNameError, SpmdZeroUsageError
 
-__all__ = ["REFUSALS", "Refusal", "attribute", "refuse", "refused_methods", "why_refused"]
+__all__ = ["REFUSALS", "attribute", "refuse", "refused_methods", "why_refused"]
 
 
 def refuse(path: str) -> NoReturn:
@@ -59,8 +59,8 @@ def attribute(package: str, name: str) -> Any:
 def _is_module(path: str) -> bool:
     try:
         return importlib.util.find_spec(path) is not None
-    # Its parent is a module without any.
     except ModuleNotFoundError:
+        # Its parent is a module, and no package.
         return False
 
 

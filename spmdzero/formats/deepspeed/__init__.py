@@ -1,8 +1,8 @@
 """DeepSpeed's checkpoints, read and written without DeepSpeed."""
 
 from spmdzero.formats.deepspeed._optimizer import NUMBER, Order
-from spmdzero.formats.deepspeed._owed import without_debt
 from spmdzero.formats.deepspeed._read import newest_complete, read, recognises
+from spmdzero.formats.deepspeed._schedule_position import without_debt
 from spmdzero.formats.deepspeed._target import Target
 from spmdzero.formats.deepspeed._write import write_regular, write_universal
 

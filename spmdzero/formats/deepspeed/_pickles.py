@@ -105,7 +105,7 @@ def _first_line(error: BaseException) -> str:
 _NAMES = {stand_in: name.rpartition(".") for name, stand_in in STAND_INS.items()}
 
 
-# The Python one, whose opcodes can be chosen.
+# It is the pickler in Python, whose opcodes can be chosen.
 class _Pickler(pickle._Pickler):
     def save_global(self, obj: Any, name: str | None = None) -> None:
         if obj not in _NAMES:

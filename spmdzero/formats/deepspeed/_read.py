@@ -7,7 +7,7 @@ from spmdzero.formats.deepspeed._host import host_state
 from spmdzero.formats.deepspeed._model_file import MODEL_FILE, ModelFile
 from spmdzero.formats.deepspeed._optimizer import Order, SavedOptimizer
 from spmdzero.formats.deepspeed._pickles import damaged
-from spmdzero.formats.deepspeed._regular import rank_files, read_ranks
+from spmdzero.formats.deepspeed._rank_files import rank_files, read_ranks
 from spmdzero.formats.deepspeed._universal import STATES, read_universal
 from spmdzero.formats.deepspeed._unsharded import read_unsharded
 

@@ -96,7 +96,7 @@ def expire(folder: Path, retention: Retention, *, saved: str) -> None:
         step = manifest.description["counters"]["global_steps"]
         if manifest.tag not in keep and not (retention.every and step % retention.every == 0):
             path = folder / manifest.tag
-            # Cut short from here on, it leaves none that claims to be complete.
+            # If this is cut short from here on, no tag claims to be complete that isn't.
             os.unlink(path / COMMIT)
             settle(path)
             remove_files(path)

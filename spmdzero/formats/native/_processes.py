@@ -113,7 +113,7 @@ def remove_old_messages(folder: Path) -> None:
 
 
 def _messages(order: SaveOrder) -> Path:
-    # Beside the tags, where no other run's save removes them, which may be why this one failed.
+    # They are beside the tags, where the save of another run doesn't remove them.
     return order.folder / f".saving-{order.nonce}"
 
 

@@ -68,7 +68,7 @@ def _host_of(process: int, path: Path, contents: Contents) -> HostState:
     if process < len(names):
         return _read_host(path / names[process], contents)
     first, *others = (_read_host(path / name, contents) for name in names)
-    # With a generator of the first one's it would repeat that host's noise.
+    # A host that took the first one's generators would repeat that host's noise.
     shared = {
         name: state
         for name, state in (first.rng or {}).items()

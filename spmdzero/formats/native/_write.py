@@ -66,7 +66,7 @@ def save_native(state: TrainingState, order: SaveOrder) -> None:
             if order.process:
                 _save_other(state, host, order)
                 return
-            # Released by the system when the process dies.
+            # The system releases it when the process dies.
             with filelock.FileLock(order.folder / _LOCK, timeout=0):
                 _save_first(state, host, order)
         except filelock.Timeout as error:
@@ -141,7 +141,7 @@ def _undone(order: SaveOrder) -> Iterator[None]:
             if committed_nonce(order.path) != order.nonce:
                 remove_written(order.path, nonce=order.nonce, process=order.process)
                 if order.processes == 1:
-                    # Into that of several, others may still be writing.
+                    # Others may still be writing into the folder that several share.
                     remove_empty(order.path)
         raise
 

@@ -102,7 +102,7 @@ def buffer_handles(tensors: Sequence[torch.Tensor]) -> list[int]:
 
     Waits for the devices where a program is still to make one of them.
     """
-    # A crash otherwise.
+    # Otherwise it crashes.
     _wait_for_values(tensors)
     return _C._get_tensors_handle(list(tensors))
 

@@ -10,7 +10,7 @@ from spmdzero._names import listed
 from spmdzero.backend import arrays
 from spmdzero.errors import SpmdZeroCheckpointError
 from spmdzero.formats import Box, StoredTensor, TrainingState, box_shape
-from spmdzero.state._live import (
+from spmdzero.state._live_state import (
     ACCUMULATOR,
     Held,
     device_boxes,

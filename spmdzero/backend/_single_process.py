@@ -36,7 +36,7 @@ def without_gloos_line() -> Iterator[None]:
     It comes from C++, below `sys.stdout`, and no level of logging turns it off.
     """
     with contextlib.suppress(AttributeError, ValueError):
-        # None without a console, and closed by some.
+        # It is None without a console, and some programs close it.
         sys.stdout.flush()
     try:
         before = os.dup(1)

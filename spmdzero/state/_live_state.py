@@ -96,7 +96,7 @@ def held_tensors(training: Training) -> dict[str, Held]:
 
 
 def _held(stored: torch.Tensor, shape: tuple[int, ...], placement: Placement | None) -> Held:
-    # Of Partials each row is a tensor of its own.
+    # Each row of Partials is a tensor of its own.
     own = placement is None or placement.kind == "partial"
     return Held(stored=stored, shape=tuple(stored.shape) if own else shape, placement=placement)
 

@@ -1,0 +1,308 @@
+"""Steps that are traced each time: Python that can't be replayed, and somebody who looks."""
+
+import contextlib
+import itertools
+import logging
+import random
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import spmdzero
+from spmdzero.backend.torch_xla import runtime
+from tests.engine.captured import (
+    LENGTH,
+    ROWS,
+    WAYS,
+    WIDTH,
+    Residual,
+    assert_twins_agree,
+    captured,
+    make_engine,
+    train,
+    twins,
+)
+
+OUTSIDE: dict[str, Any] = {}
+
+
+class Reads(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1 if bool((x.detach() * 0).sum() == 0) else 2)
+
+
+class Counts(Residual):
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+class DrawsInPython(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1 + round(random.random()))
+
+
+class DrawsOnTheHost(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1 + round(torch.rand(()).item()))
+
+
+class ScalesByGlobal(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        OUTSIDE["scale"] += 0.125
+        return super().forward(x) * OUTSIDE["scale"]
+
+
+class BranchesByGlobal(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        OUTSIDE["calls"] += 1
+        loss = super().forward(x)
+        return loss.sqrt() if OUTSIDE["calls"] % 2 else loss
+
+
+class OnTheHost(Residual):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().forward(x), torch.tensor(x.shape[0])
+
+
+class Foreign(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * OUTSIDE["tensor"].mean()
+
+
+class Checkpointed(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = checkpoint(self.blocks[0], x, use_reentrant=False)
+        return (h + self.blocks[1](h)).pow(2).mean()
+
+
+class KeepsTensorOutside(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * OUTSIDE["tensor"]
+
+
+@pytest.mark.parametrize(
+    ("way", "module", "said"),
+    [
+        *itertools.product(WAYS, [Reads], ["reads a value .* at .*test_captured_traced.py:"]),
+        *itertools.product(WAYS, [Counts], ["the forward changes the module: 'calls' of"]),
+        *itertools.product(WAYS, [DrawsInPython], ["Python's or numpy's random numbers"]),
+        *itertools.product(WAYS, [DrawsOnTheHost], ["draws from torch's CPU generator in Python"]),
+        ("train_batch", ScalesByGlobal, "a number that Python makes in the forward changes"),
+        ("train_batch", BranchesByGlobal, "Python code in the model took another way"),
+        ("three calls", Foreign, "neither an input nor part of the module"),
+        ("three calls", Checkpointed, "activation checkpointing"),
+        ("three calls", OnTheHost, "returns a tensor on the CPU"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_python_that_matters_is_traced_at_each_step_with_the_reason(
+    way: str, module: type[nn.Module], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    train_so_many, told = WAYS[way]
+
+    def run(engine: spmdzero.Engine) -> list[float]:
+        OUTSIDE.update(scale=1.0, calls=0)
+        return train_so_many(engine, 7)
+
+    runtime.start()
+    OUTSIDE["tensor"] = torch.ones(3, 5).to(runtime.device())
+    engines = twins(module)
+    with caplog.at_level(logging.INFO, "spmdzero"):
+        assert_twins_agree(engines, run)
+    assert re.search(said, str(told(engines[1]).reason))
+    assert (engines[1].capture.replayed, engines[1].folding.folded) == (0, 0)
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert "goes on" in warning
+    assert re.search(said, warning)
+
+
+class Masked(nn.Module):
+    """Has a tensor on the devices that is an attribute; adds to it where `counts`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.mask, self.counts = torch.ones(WIDTH), False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.counts:
+            self.mask.add_(1)
+        return (self.layer(x) * self.mask).square().mean()
+
+
+def write_the_mask(module: Masked) -> None:
+    module.mask.mul_(2)
+
+
+def exchange_the_mask(module: Masked) -> None:
+    module.mask = torch.full((WIDTH,), 3.0).to(module.mask.device)
+
+
+def take_a_parameter(module: Masked) -> None:
+    module.mask = module.layer.bias.detach()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_tensor_attribute_on_the_devices_is_followed(way: str) -> None:
+    run, decision = WAYS[way]
+    engines = twins(Masked)
+    losses: list[list[float]] = [[], []]
+    for engine, found in zip(engines, losses, strict=True):
+        engine.module.mask = engine.module.mask.to(engine.device)
+        for act in (write_the_mask, exchange_the_mask, take_a_parameter):
+            found += run(engine, 5)
+            assert decision(engine).reason is None or engine is engines[0], act
+            act(engine.module)
+        # What a parameter and an attribute share, a step would write for both.
+        found += run(engine, 5)
+    assert losses[0] == losses[1]
+    assert "neither an input nor part of the module" in decision(engines[1]).reason
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_refused_trace_wrote_is_undone(way: str) -> None:
+    engines = twins(Masked)
+    for engine in engines:
+        engine.module.mask, engine.module.counts = engine.module.mask.to(engine.device), True
+    traced, tried = (WAYS[way][0](engine, 7) for engine in engines)
+    assert traced == tried
+    assert engines[1].module.mask.tolist() == [8.0] * WIDTH
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_errors_of_the_users_own_are_no_reason_to_go_on_tracing(way: str) -> None:
+    class Fails(Residual):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if OUTSIDE["fails"]:
+                raise RuntimeError("not yet")
+            return super().forward(x)
+
+    train_so_many, told = WAYS[way]
+    OUTSIDE["fails"], engine = True, make_engine(Fails())
+    for _ in range(5):
+        with pytest.raises(RuntimeError, match="not yet"):
+            train_so_many(engine, 1)
+    OUTSIDE["fails"] = False
+    train_so_many(engine, 6)
+    assert told(engine).reason is None
+
+
+def test_a_tensor_outside_of_the_module_is_not_taken_for_a_constant() -> None:
+    engine = make_engine(KeepsTensorOutside(), spmd={"forward": "global"})
+    OUTSIDE["tensor"] = engine.mesh.place(torch.full((1,), 2.0)).sum()
+    train(engine, 5)
+    assert engine.capture.replayed == 0
+    assert "neither an input nor part of the module" in str(engine.capture.reason)
+
+
+def test_an_input_that_is_also_part_of_the_state_is_traced() -> None:
+    class Offset(Residual):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("offset", torch.ones(ROWS, LENGTH, WIDTH))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x + self.offset)
+
+    engine = make_engine(Offset(), spmd={"forward": "global"})
+    for _ in range(4):
+        engine.train_batch(iter([(engine.module.offset,)]))
+    assert engine.capture.replayed == 0
+    assert "an input and one, share a buffer" in str(engine.capture.reason)
+
+
+def test_a_global_that_changes_later_is_found_by_check(caplog: pytest.LogCaptureFixture) -> None:
+    class ScaledOnDemand(Residual):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * OUTSIDE["factor"]
+
+    OUTSIDE["factor"] = 1.5
+    engine = captured(make_engine(ScaledOnDemand()))
+    engine.capture.check()
+    train(engine, 1)
+    assert "seen 2 of 3 times" in str(engine.capture.reason)
+    train(engine, 1)
+    assert engine.capture.reason is None
+    OUTSIDE["factor"] = 3.0
+    engine.retrace()
+    train(engine, 1)
+    assert "a number that Python makes" in str(engine.capture.reason)
+    captured(engine)
+
+
+class Operations(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Calls(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def hooked(handle: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def ignore(*_: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("look", "said"),
+    [
+        (lambda _: Operations(), "a torch dispatch or function mode watches"),
+        (lambda _: Calls(), "a torch dispatch or function mode watches"),
+        (
+            lambda _: torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t),
+            "autograd is watched",
+        ),
+        (lambda _: torch.autograd.set_detect_anomaly(True), "autograd is watched"),
+        (lambda engine: hooked(engine.register_forward_hook(ignore)), "a hook of the engine"),
+        (
+            lambda _: hooked(nn.modules.module.register_module_forward_hook(ignore)),
+            "a hook of the engine, or of all modules",
+        ),
+        (
+            lambda engine: hooked(engine.optimizer.register_step_post_hook(ignore)),
+            "a hook of the optimizer",
+        ),
+    ],
+    ids=[
+        *("dispatch mode", "function mode", "saved tensors", "anomaly"),
+        *("engine hook", "global hook", "optimizer hook"),
+    ],
+)
+def test_who_looks_at_a_step_has_it_traced_and_is_named_once(
+    look: Callable[[spmdzero.Engine], contextlib.AbstractContextManager[Any]],
+    said: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = captured(make_engine())
+    with caplog.at_level(logging.INFO, "spmdzero"), look(engine):
+        train(engine, 2)
+        assert said in str(engine.capture.reason)
+    assert caplog.text.count("train_batch traces instead of replaying") == 1
+    train(engine, 1)
+    assert engine.capture.reason is None
+
+
+def test_wall_clock_breakdown_times_traced_steps() -> None:
+    engine = make_engine(wall_clock_breakdown=True)
+    train(engine, 5)
+    assert "wall_clock_breakdown" in str(engine.capture.reason)
+    assert engine.get_wall_clock_timers()["fwd"] > 0
