@@ -21,7 +21,6 @@ from tests.engine.captured import (
     LENGTH,
     ROWS,
     WAYS,
-    WIDTH,
     Residual,
     assert_twins_agree,
     captured,
@@ -124,59 +123,6 @@ def test_python_that_matters_is_traced_at_each_step_with_the_reason(
     (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert "goes on" in warning
     assert re.search(said, warning)
-
-
-class Masked(nn.Module):
-    """Has a tensor on the devices that is an attribute; adds to it where `counts`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, WIDTH)
-        self.mask, self.counts = torch.ones(WIDTH), False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.counts:
-            self.mask.add_(1)
-        return (self.layer(x) * self.mask).square().mean()
-
-
-def write_the_mask(module: Masked) -> None:
-    module.mask.mul_(2)
-
-
-def exchange_the_mask(module: Masked) -> None:
-    module.mask = torch.full((WIDTH,), 3.0).to(module.mask.device)
-
-
-def take_a_parameter(module: Masked) -> None:
-    module.mask = module.layer.bias.detach()
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_tensor_attribute_on_the_devices_is_followed(way: str) -> None:
-    run, decision = WAYS[way]
-    engines = twins(Masked)
-    losses: list[list[float]] = [[], []]
-    for engine, found in zip(engines, losses, strict=True):
-        engine.module.mask = engine.module.mask.to(engine.device)
-        for act in (write_the_mask, exchange_the_mask, take_a_parameter):
-            found += run(engine, 5)
-            assert decision(engine).reason is None or engine is engines[0], act
-            act(engine.module)
-        # What a parameter and an attribute share, a step would write for both.
-        found += run(engine, 5)
-    assert losses[0] == losses[1]
-    assert "neither an input nor part of the module" in decision(engines[1]).reason
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_what_a_refused_trace_wrote_is_undone(way: str) -> None:
-    engines = twins(Masked)
-    for engine in engines:
-        engine.module.mask, engine.module.counts = engine.module.mask.to(engine.device), True
-    traced, tried = (WAYS[way][0](engine, 7) for engine in engines)
-    assert traced == tried
-    assert engines[1].module.mask.tolist() == [8.0] * WIDTH
 
 
 @pytest.mark.parametrize("way", WAYS)
