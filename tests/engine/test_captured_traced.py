@@ -21,6 +21,7 @@ from tests.engine.captured import (
     LENGTH,
     ROWS,
     WAYS,
+    WIDTH,
     Residual,
     assert_twins_agree,
     captured,
