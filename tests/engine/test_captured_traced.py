@@ -218,7 +218,11 @@ def ignore(*_: Any) -> None:
             lambda _: torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t),
             "autograd is watched",
         ),
-        (lambda _: torch.autograd.set_detect_anomaly(True), "autograd is watched"),
+        pytest.param(
+            lambda _: torch.autograd.set_detect_anomaly(True),
+            "autograd is watched",
+            marks=pytest.mark.slow,
+        ),
         (lambda engine: hooked(engine.register_forward_hook(ignore)), "a hook of the engine"),
         (
             lambda _: hooked(nn.modules.module.register_module_forward_hook(ignore)),
