@@ -1,17 +1,18 @@
 """An accelerate training loop, the same lines for plain torch, real DeepSpeed and spmdzero.
 
-`python -m tests.integrations.accelerate_loop ROLE '[order, ...]'` prints what each order saw as one
-JSON line. ROLE is ``plain`` (accelerate alone, one CPU process), ``deepspeed`` (a rank of real
-DeepSpeed over gloo) or ``spmdzero`` (all devices of this process).
+`python -m tests.integrations.accelerate_loop ROLES '[order, ...]'` prints what each order saw in
+each role, as one JSON line. Of the ROLES, with commas between them, ``plain`` is accelerate alone
+on one CPU process, ``deepspeed`` a rank of real DeepSpeed over gloo, ``spmdzero`` all devices of
+this process.
 
 An order is a dict of what differs from `DEFAULTS`. `rows` is what one step's micro-batch has in
 all: a rank of real DeepSpeed reads its share.
 """
 
-import contextlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,11 +39,22 @@ DEFAULTS: dict[str, Any] = {
 
 
 def main() -> None:
-    role, orders = sys.argv[1], json.loads(sys.argv[2])
-    prepare_process(role)
-    seen = [run(role, DEFAULTS | order) for order in orders]
+    roles, orders = sys.argv[1].split(","), json.loads(sys.argv[2])
+    report(roles, orders, run)
+
+
+def report(
+    roles: list[str],
+    orders: list[dict[str, Any]],
+    run: Callable[[str, dict[str, Any]], dict[str, Any]],
+) -> None:
+    """Runs the orders in each role and prints what they saw, by role."""
+    seen = {}
+    for role in roles:
+        prepare_process(role)
+        seen[role] = [run(role, DEFAULTS | order) for order in orders]
     print(json.dumps(seen), flush=True)
-    if role == "deepspeed":
+    if "deepspeed" in roles:
         # gloo's and DeepSpeed's threads outlive the interpreter.
         torch.distributed.barrier()
         os._exit(0)
@@ -86,7 +98,7 @@ def model_of(order: dict[str, Any]) -> Any:
 
 
 def data_of(rows: int, *, masked: bool, seed: int = 1) -> list[dict[str, torch.Tensor]]:
-    """Sequences that count up, each from its own start; `masked`: all but the i % 29 last labels."""
+    """Sequences that count up, each from its own start; `masked`: without i % 29 labels."""
     generator = torch.Generator().manual_seed(seed)
     starts = torch.randint(0, 128, (rows, 1), generator=generator)
     ids = (starts + torch.arange(32)) % 128
@@ -239,5 +251,4 @@ def run(role: str, order: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError):
-        main()
+    main()

@@ -1,6 +1,6 @@
 """A transformers Trainer script, the same lines under plain torch, real DeepSpeed and spmdzero.
 
-`python -m tests.integrations.live_trainer ROLE '[order, ...]'`, with roles, orders and output as in
+`python -m tests.integrations.live_trainer ROLES "[order, ...]"`: said and printed as in
 `accelerate_loop`, whose model and data it trains.
 """
 
@@ -10,25 +10,17 @@ import sys
 import tempfile
 from typing import Any
 
-import torch
-
 from tests.integrations.accelerate_loop import (
-    DEFAULTS,
     LR,
     WARMUP,
     data_of,
     model_of,
-    prepare_process,
+    report,
 )
 
 
 def main() -> None:
-    role, orders = sys.argv[1], json.loads(sys.argv[2])
-    prepare_process(role)
-    print(json.dumps([run(role, DEFAULTS | order) for order in orders]), flush=True)
-    if role == "deepspeed":
-        torch.distributed.barrier()
-        os._exit(0)
+    report(sys.argv[1].split(","), json.loads(sys.argv[2]), run)
 
 
 def config_of(order: dict[str, Any]) -> dict[str, Any]:
