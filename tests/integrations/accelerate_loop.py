@@ -33,7 +33,8 @@ DEFAULTS: dict[str, Any] = {
     "data": 0,
     "masked": False,
     "evaluate_after": None,
-    # "dict", "none" (the plugin's arguments alone), or the path of a file.
+    # "dict", "none" (the plugin's arguments alone), "launched" (neither: what `accelerate launch`
+    # was told), or the path of a file.
     "config": "dict",
 }
 
@@ -142,6 +143,8 @@ def accelerator_of(role: str, order: dict[str, Any]) -> Any:
     from accelerate import Accelerator, DeepSpeedPlugin
     from accelerate.state import AcceleratorState, GradientState
 
+    if order["config"] == "launched":
+        return Accelerator()
     # One run after the other in one process, as accelerate's own tests.
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()

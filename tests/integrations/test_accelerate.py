@@ -30,6 +30,15 @@ def loop(roles: str, orders: list[Seen], *, devices: int) -> dict[str, list[Seen
     return json.loads(printed.splitlines()[-1])
 
 
+def launched(*options: str, order: Seen, devices: int = 8) -> Seen:
+    """What the loop saw under `accelerate launch`, with spmdzero as its deepspeed."""
+    cli = ("-m", "accelerate.commands.accelerate_cli", "launch", "--main_process_port", "0")
+    script = ("--module", "tests.integrations.accelerate_loop", "spmdzero", json.dumps([order]))
+    printed = run_python(*cli, *options, *script, devices=devices)
+    (seen,) = json.loads(printed.splitlines()[-1])["spmdzero"]
+    return seen
+
+
 def features(folder: Path, *names: str, devices: int) -> dict[str, Seen]:
     module = "tests.integrations.accelerate_features"
     printed = run_python("-m", module, str(folder), *names, devices=devices)
@@ -65,6 +74,45 @@ def test_every_way_to_configure_it_has_the_numbers_of_accelerate_alone(devices: 
         assert_same_numbers(ours, plain)
         if ORDERS[name].get("evaluate_after"):
             assert_same_evaluation(ours, plain)
+
+
+LAUNCHED_CONFIG = """
+compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+num_machines: 1
+num_processes: 1
+mixed_precision: 'no'
+deepspeed_config:
+  zero_stage: 2
+  gradient_accumulation_steps: 4
+  gradient_clipping: 1.0
+"""
+DEEPSPEED_CONFIG = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": 4,
+    "gradient_clipping": 1.0,
+    "zero_optimization": {"stage": 2},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("told_by", ["config file", "options", "DeepSpeed's config"])
+def test_what_accelerate_launch_is_told_reaches_the_engine(told_by: str, tmp_path: Path):
+    if told_by == "config file":
+        (tmp_path / "accelerate.yaml").write_text(LAUNCHED_CONFIG)
+        options = ["--config_file", str(tmp_path / "accelerate.yaml")]
+    else:
+        options = ["--use_deepspeed", "--num_processes", "1"]
+        if told_by == "options":
+            options += ["--zero_stage", "2", "--gradient_accumulation_steps", "4"]
+            options += ["--gradient_clipping", "1.0"]
+        else:
+            (tmp_path / "ds.json").write_text(json.dumps(DEEPSPEED_CONFIG))
+            options += ["--deepspeed_config_file", str(tmp_path / "ds.json")]
+    order = {"gas": 4, "optimizer": "torch", "schedule": "torch"}
+    ours = launched(*options, order=order | {"config": "launched"})
+    (plain,) = loop("plain", [order], devices=1)["plain"]
+    assert_same_numbers(ours, plain)
 
 
 @pytest.mark.slow
