@@ -15,6 +15,7 @@ import pytest
 from tests.support.deepspeed import run_ranks
 from tests.support.processes import ROOT, run_python
 
+pytestmark = pytest.mark.slow
 Seen = dict[str, Any]
 # bf16 rounds to 8 bits, fp16 to 11, each library in its own order of summation.
 TOLERANCES = {"no": 1e-5, "bf16": 4e-3, "fp16": 5e-4}
@@ -54,14 +55,12 @@ def test_accelerate_trains_as_under_real_deepspeed():
     assert_same(theirs, ours, precision="no")
 
 
-@pytest.mark.slow
 def test_accelerate_trains_as_under_real_deepspeed_however_configured():
     found = both("accelerate_loop", list(ACCELERATE.values()))
     for order, (theirs, ours) in zip(ACCELERATE.values(), found, strict=True):
         assert_same(theirs, ours, precision=order.get("precision", "no"))
 
 
-@pytest.mark.slow
 def test_trainer_trains_as_under_real_deepspeed():
     found = both("live_trainer", list(TRAINER.values()))
     for order, (theirs, ours) in zip(TRAINER.values(), found, strict=True):
