@@ -9,9 +9,9 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Collection, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import InspectLoader, Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from spmdzero.compat.refusals import REFUSALS, attribute, why_refused
 from spmdzero.errors import RefusedImportError
@@ -21,6 +21,7 @@ _SAME = {
     "accelerator": "spmdzero.compat.accelerator",
     "checkpointing": "spmdzero.compat.checkpointing",
     "comm": "spmdzero.compat.comm",
+    "launcher.runner": "spmdzero.integrations.launcher.runner",
     "refusals": "spmdzero.compat.refusals",
     "runtime.activation_checkpointing.checkpointing": "spmdzero.compat.checkpointing",
     "runtime.config": "spmdzero.compat.runtime_config",
@@ -44,7 +45,6 @@ _MADE: dict[str, dict[str, str]] = {
     "checkpoint": {},
     "checkpoint.utils": {"compat.helpers": "clone_tensors_for_torch_save"},
     "launcher": {},
-    "launcher.runner": {"compat.helpers": "DEEPSPEED_ENVIRONMENT_NAME"},
     "ops": {},
     "ops.adagrad": {},
     "ops.adam": {"optim": "FusedAdam"},
@@ -61,7 +61,10 @@ _MADE: dict[str, dict[str, str]] = {
     },
     "runtime.engine": {"engine": "Engine=DeepSpeedEngine"},
     "runtime.zero": {"compat.zero_contexts": _CONTEXTS},
-    "runtime.zero.partition_parameters": {"compat.zero_contexts": f"{_CONTEXTS} {_KINDS}"},
+    "runtime.zero.partition_parameters": {
+        "compat.accelerator": "get_accelerator",
+        "compat.zero_contexts": f"{_CONTEXTS} {_KINDS}",
+    },
     "runtime.zero.stage_1_and_2": {
         "compat.zero_estimate": _ESTIMATES,
         "engine": "ZeroOptimizer=DeepSpeedZeroOptimizer",
@@ -111,6 +114,13 @@ class _Same(Loader):
         """Gives the module its own spec back, which importlib has replaced."""
         module.__spec__ = self._own
         vars(module).setdefault("__getattr__", functools.partial(attribute, self._path))
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """What `python -m` runs: the code of the module that the path stands for."""
+        spec = importlib.util.find_spec(self._real)
+        assert spec is not None
+        assert isinstance(spec.loader, InspectLoader)
+        return spec.loader.get_code(self._real)
 
 
 class _Made(Loader):
