@@ -1,6 +1,7 @@
 """The command line: its commands, and how their errors are shown."""
 
 import functools
+import sys
 from collections.abc import Callable
 
 import typer
@@ -38,3 +39,8 @@ for _function in (explain, doctor, convert, inspect):
     _command(_function)
 # What follows the script's name is the script's, options too; so are its exceptions.
 app.command(context_settings={"allow_interspersed_args": False})(run)
+
+
+def ds_report() -> None:
+    """DeepSpeed's command of that name: `spmdzero doctor`."""
+    app(["doctor", *sys.argv[1:]])

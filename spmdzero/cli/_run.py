@@ -20,7 +20,7 @@ def run(
         int | None, typer.Option(min=1, help="run on that many virtual devices of the CPU")
     ] = None,
 ) -> None:
-    """Runs a script in which `deepspeed` is spmdzero: transformers, accelerate and Lightning too."""
+    """Runs a script in which `deepspeed` is spmdzero, for transformers and other clients too."""
     if devices is not None:
         # The runtime reads them when the first device is asked for.
         os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(devices))

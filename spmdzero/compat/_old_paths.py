@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Collection, Sequence
-from importlib.abc import InspectLoader, Loader, MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 
@@ -35,6 +35,8 @@ _SAME = {
     "utils.zero_to_fp32": "spmdzero.compat.zero_to_fp32",
     "xla": "spmdzero.backend",
 }
+# Folders of the house that have DeepSpeed's names.
+_ITS_OWN = ("monitor", "profiling")
 _CONTEXTS = "GatheredParameters Init register_external_parameter"
 _KINDS = "ZeroParamStatus ZeroParamType"
 _ESTIMATES = (
@@ -117,10 +119,7 @@ class _Same(Loader):
 
     def get_code(self, fullname: str) -> CodeType | None:
         """What `python -m` runs: the code of the module that the path stands for."""
-        spec = importlib.util.find_spec(self._real)
-        assert spec is not None
-        assert isinstance(spec.loader, InspectLoader)
-        return spec.loader.get_code(self._real)
+        return code_of(importlib.util.find_spec(self._real))
 
 
 class _Made(Loader):
@@ -174,10 +173,16 @@ def _prefix_in(table: Collection[str], path: str) -> str | None:
     return next((prefix for prefix in prefixes if prefix in table), None)
 
 
+def code_of(found: ModuleSpec | None) -> CodeType | None:
+    """The code of a module that is a file, which `python -m` asks a loader for."""
+    code = getattr(found.loader, "get_code", None) if found is not None else None
+    return code(found.name) if found is not None and code is not None else None
+
+
 def is_deepspeeds(path: str) -> bool:
     """Whether DeepSpeed has a module `deepspeed.<path>` that is here, or refused."""
-    known = path in _MADE or _prefix_in(_SAME, path) is not None
-    return known or _prefix_in(REFUSALS, path) is not None
+    known = path in _MADE or _prefix_in(_SAME, path) or _prefix_in(_ITS_OWN, path)
+    return bool(known or _prefix_in(REFUSALS, path))
 
 
 def keep_old_paths() -> None:

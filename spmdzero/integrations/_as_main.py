@@ -36,7 +36,8 @@ def run_as_main(target: str, arguments: Sequence[str], *, module: bool) -> None:
         if module:
             runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
-            runpy.run_path(target, run_name="__main__")
+            # Absolute, as Python makes it: a script may change folders and look for its own.
+            runpy.run_path(os.path.abspath(target), run_name="__main__")
     except (Exception, KeyboardInterrupt) as error:
         _exit_as_python(error)
 

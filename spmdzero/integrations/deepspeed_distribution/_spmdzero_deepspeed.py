@@ -14,8 +14,8 @@ spmdzero-deepspeed, which gives spmdzero that name. Keep one of them:
   spmdzero:  pip uninstall spmdzero-deepspeed; pip uninstall deepspeed; then install \
 spmdzero-deepspeed again
   DeepSpeed: pip uninstall spmdzero-deepspeed; pip install --force-reinstall --no-deps deepspeed
-With DeepSpeed kept, `spmdzero run train.py`, or spmdzero.integrations.install() as the first lines \
-of a script, chooses spmdzero for one process."""
+With DeepSpeed kept, `spmdzero run train.py`, or spmdzero.integrations.install() at the start of \
+a script, chooses spmdzero for one process."""
 
 
 class _Refusal:
@@ -37,7 +37,7 @@ class _OneOfTheName:
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
-        """The spec of the refusal; None for all other names, and where there is one `deepspeed`."""
+        """The spec of the refusal; None for all other names, and where `deepspeed` is ours."""
         if name != "deepspeed":
             return None
         from importlib.machinery import ModuleSpec, PathFinder
@@ -45,9 +45,10 @@ class _OneOfTheName:
         found = PathFinder.find_spec(name)
         if found is None or found.origin == _OURS:
             return None
-        return ModuleSpec(name, _Refusal(found.origin), origin=found.origin)
+        refusal: Any = _Refusal(found.origin)
+        return ModuleSpec(name, refusal, origin=found.origin)
 
 
-# accelerate asks for it while it is imported: with its own XLA backend it would not use DeepSpeed's.
+# accelerate asks for it while it is imported: its own backend for torch_xla knows no DeepSpeed.
 os.environ.setdefault("USE_TORCH_XLA", "false")
 sys.meta_path.insert(0, _OneOfTheName)

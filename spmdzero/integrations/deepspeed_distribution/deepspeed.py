@@ -1,11 +1,7 @@
 """The name `deepspeed` where spmdzero-deepspeed is installed: it stands for spmdzero."""
 
-import importlib
 import sys
 
-from spmdzero.integrations import install
+from spmdzero.integrations import take_the_name
 
-# What is imported under the name from now on is the package that `install` makes.
-del sys.modules[__name__]
-install()
-importlib.import_module(__name__)
+take_the_name(sys.modules[__name__])

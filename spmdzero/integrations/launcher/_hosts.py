@@ -73,9 +73,9 @@ def place_of(options: argparse.Namespace, *, virtual_devices: int) -> Place:
 
 def _by_itself(options: argparse.Namespace) -> str:
     return (
-        f"On Cloud TPU run `deepspeed {options.user_script}` on every host, by `gcloud compute tpus "
-        "tpu-vm ssh NAME --worker=all --command=...`: the TPU runtime connects them. Elsewhere run "
-        "the line on every host with --hostfile, --no_ssh, --node_rank and --master_addr"
+        f"On Cloud TPU run `deepspeed {options.user_script}` on every host, by `gcloud compute "
+        "tpus tpu-vm ssh NAME --worker=all --command=...`: the TPU runtime connects them. "
+        "Elsewhere run the line on every host, with --no_ssh, --node_rank and --master_addr"
     )
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import atexit
+import io
 import logging
 import os
 import shutil
@@ -66,8 +67,7 @@ def _use_devices(place: Place) -> None:
         )
     else:
         logger.warning(
-            "%d devices are asked for, and all chips of this host are used: one process drives them",
-            place.devices,
+            "%d devices are asked for; one process drives all chips of this host", place.devices
         )
 
 
@@ -114,7 +114,8 @@ def _become(options: argparse.Namespace) -> None:
         sys.stdout.flush()
         os.execv(program, [options.user_script, *arguments])
     # DeepSpeed starts the script by `python -u`: its lines are there when they are printed.
-    sys.stdout.reconfigure(line_buffering=True)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
     run_as_main(options.user_script, arguments, module=options.module)
 
 
