@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import re
 import shutil
 import textwrap
 from pathlib import Path
@@ -39,6 +40,7 @@ print(json.dumps({
     "devices": engine.dp_world_size,
     "steps": engine.global_steps,
     "local_rank": args.local_rank,
+    "saved": open(f"/tmp/{os.getpid()}.deepspeed").read(),
     "argv": sys.argv[1:],
     "place": {name: os.environ[name] for name in
               ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")},
@@ -64,11 +66,19 @@ def test_deepspeeds_launcher_line_trains_an_unchanged_script_in_one_process(
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "ds.json").write_text(json.dumps(CONFIG))
-    line = "--num_gpus 4 --launcher pdsh --master_port 29511 train.py --deepspeed_config ds.json"
+    line = "--num_gpus 4 --launcher pdsh --master_port 29511 --save_pid --enable_each_rank_log logs"
+    line += " train.py --deepspeed_config ds.json"
     done = installed.run("deepspeed", *line.split(), cwd=tmp_path, PJRT_DEVICE="CPU")
     assert done.returncode == 3, done.stderr
     assert "--launcher has no meaning: no other host is reached from here" in done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == {
+    pid = re.fullmatch(r"launcher pid: (\d+)\n", done.stdout)
+    assert pid is not None
+    (log,) = (tmp_path / "logs").iterdir()
+    assert re.fullmatch(r"\d{14}_rank0\.log", log.name)
+    found = json.loads(log.read_text().splitlines()[-1])
+    assert found.pop("saved") == pid[1]
+    assert not Path(f"/tmp/{pid[1]}.deepspeed").exists()
+    assert found == {
         "file": str(installed.site / "deepspeed.py"),
         "engine": "spmdzero.engine._engine",
         "versions": [VERSION, VERSION],

@@ -98,9 +98,9 @@ def _print_into(folder: Path, rank: int) -> None:
         raise SpmdZeroUsageError(f"--enable_each_rank_log {folder}: is a file; name a folder")
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / f"{time.strftime('%Y%m%d%H%M%S')}_rank{rank}.log", "w") as log:
-        for stream in (sys.stdout, sys.stderr):
+        for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
             stream.flush()
-            os.dup2(log.fileno(), stream.fileno())
+            os.dup2(log.fileno(), descriptor)
 
 
 def _become(options: argparse.Namespace) -> None:
