@@ -13,7 +13,7 @@ from typing import Any
 
 from spmdzero.backend import runtime
 from spmdzero.engine._accumulation import Accumulation
-from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.errors import UsageValueError
 from spmdzero.formats import (
     BackgroundSaver,
     Box,
@@ -81,8 +81,9 @@ class Checkpoints:
         Raises:
             SpmdZeroCheckpointError: it can't be saved, or the asynchronous save before failed;
                 on whichever host that was.
-            SpmdZeroUsageError: between backward and step, no folder, a tag that is no name of
-                one, or a client state that can't be read back safely.
+            UsageValueError: no folder is named.
+            SpmdZeroUsageError: between backward and step, a tag that is no name of a folder, or a
+                client state that can't be read back safely.
             ReplicaRegionError: an integer output or buffer differs between replicas.
         """
         training = self._training
@@ -92,7 +93,7 @@ class Checkpoints:
             runtime.sync()
             training.region.check_agreement()
         if not save_dir:
-            raise SpmdZeroUsageError(f"save_dir must be a non-empty string, got {save_dir!r}")
+            raise UsageValueError(f"save_dir must be a non-empty string, got {save_dir!r}")
         folder = Path(save_dir)
         with together(folder, doing="saved"):
             self.wait_checkpoint()

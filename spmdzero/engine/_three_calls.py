@@ -15,7 +15,7 @@ from spmdzero.engine._loss import check_loss
 from spmdzero.engine._reports import WallClock
 from spmdzero.engine._schedule import require_metrics
 from spmdzero.engine._step_end import StepEnd
-from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.errors import SpmdZeroUsageError, UsageAssertionError
 from spmdzero.state._training import Training
 from spmdzero.step._numbers import loss_scale_number
 from spmdzero.step._optimizer import ZeroOptimizer
@@ -98,7 +98,7 @@ class ThreeCalls:
         Returns the loss that was differentiated: `loss / gradient_accumulation_steps`.
 
         Raises:
-            SpmdZeroUsageError: not a scalar, or not made by a forward of this engine.
+            UsageAssertionError: not a scalar, or not made by a forward of this engine.
         """
         training = self._training
         with self._wall_clock.phase("bwd"):
@@ -121,7 +121,7 @@ class ThreeCalls:
         `gradient_accumulation_steps` as `engine.backward` is.
 
         Raises:
-            SpmdZeroUsageError: not a scalar, not made by a forward, or no optimizer.
+            UsageAssertionError: not a scalar, not made by a forward, or no optimizer.
         """
         check_loss(loss)
         self._require_optimizer("scale")
@@ -138,7 +138,7 @@ class ThreeCalls:
 
     def _require_optimizer(self, call: str) -> ZeroOptimizer:
         if self._training.optimizer is None:
-            raise SpmdZeroUsageError(
+            raise UsageAssertionError(
                 f"engine.{call}() without an optimizer: name one in the config "
                 '("optimizer": {"type": "AdamW", ...}) or pass optimizer= to initialize'
             )
@@ -151,7 +151,8 @@ class ThreeCalls:
         runtime may return only when it is done.
 
         Raises:
-            SpmdZeroUsageError: no `backward` since the last step, or no optimizer.
+            SpmdZeroUsageError: no `backward` since the last step.
+            UsageAssertionError: no optimizer, or inside `no_sync`.
             NonFiniteError: `"spmd": {"check_finite": true}` and a loss or the gradient norm is
                 not finite; parameters and states are as before, and the step starts anew.
             SpmdZeroRuntimeError: an overflow at fp16's smallest loss scale; likewise.
