@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
+from spmdzero.backend import arrays
 from spmdzero.config import BatchSizes
 from spmdzero.engine._direct_calls import DirectCalls
 from spmdzero.engine._plan_of import planned_micro_batches
@@ -12,6 +13,7 @@ from spmdzero.errors import (
     UsageAssertionError,
     UsageValueError,
 )
+from spmdzero.state._still_placed import require_placed
 from spmdzero.state._training import Training
 from spmdzero.step._autograd import autograd_grad, set_autograd_grad
 
@@ -208,6 +210,9 @@ class Accumulation:
         """
         for name, parameter in self._training.parameters:
             if (grad := autograd_grad(parameter)) is not None:
+                if not arrays.is_mine(grad):
+                    # The module was moved off the devices, and trained by plain torch since.
+                    require_placed(self._training)
                 self._training.gradients.add_global(name, grad)
                 set_autograd_grad(parameter, None)
                 if self._direct_calls is not None and not self.ran_forward:

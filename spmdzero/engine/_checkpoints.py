@@ -30,6 +30,7 @@ from spmdzero.state._across_hosts import agreed_tag, everyones, require_one_tag,
 from spmdzero.state._from_deepspeed import open_for
 from spmdzero.state._live_state import live_state
 from spmdzero.state._restore import LoadOptions, restore
+from spmdzero.state._still_placed import require_placed
 from spmdzero.state._tensor_matching import LoadReport
 from spmdzero.state._training import Training
 
@@ -169,6 +170,7 @@ class Checkpoints:
         )
         with naming_the_newest(folder, but=tag):
             with together(folder / tag, doing="loaded"):
+                require_placed(training)
                 state = open_for(training, folder, tag)
             self.load_report = report = restore(training, _checked(state, folder / tag), options)
         for what, names in dataclasses.asdict(report).items():

@@ -184,7 +184,9 @@ class MastersFollow:
                 "others. Leave assign out: values are copied onto the devices"
             )
         for parameter in module.parameters(recurse=False):
-            self._stamps[parameter] = arrays.write_stamp(parameter)
+            # The user may have moved the module off the devices, and its engine with it.
+            if arrays.is_mine(parameter):
+                self._stamps[parameter] = arrays.write_stamp(parameter)
 
     def _after(self, module: nn.Module, _: Any) -> None:
         own = [p for p in module.parameters(recurse=False) if p in self._stamps]

@@ -16,6 +16,7 @@ from spmdzero.engine._reports import WallClock
 from spmdzero.engine._schedule import require_metrics
 from spmdzero.engine._step_end import StepEnd
 from spmdzero.errors import SpmdZeroUsageError, UsageAssertionError
+from spmdzero.state._still_placed import naming_what_left
 from spmdzero.state._training import Training
 from spmdzero.step._numbers import loss_scale_number
 from spmdzero.step._optimizer import ZeroOptimizer
@@ -61,7 +62,7 @@ class ThreeCalls:
             ReplicaRegionError: the module does what can't be done per replica.
         """
         training = self._training
-        with self._wall_clock.phase("fwd"):
+        with self._wall_clock.phase("fwd"), naming_what_left(training):
             waits = training.backward_done and training.gradients.accumulators
             if waits and self._accumulation.reduces:
                 # The caller goes on without a step, which would have ended this micro-batch's
