@@ -114,6 +114,31 @@ def test_no_sync_reduces_once_for_all() -> None:
     assert reduced == sorted(name for name, _ in engine.module.named_parameters())
 
 
+@pytest.mark.parametrize("stage", [0, 1])
+def test_no_sync_starts_anew_after_zero_grad(stage: int) -> None:
+    engine = start(zero_optimization={"stage": stage})
+    rounds = []
+    for _ in range(2):
+        norms, plain = [], Net()
+        with engine.no_sync():
+            for index in range(3):
+                engine.backward(engine(batch(index)))
+                plain(batch(index)).backward()
+                norms += [
+                    spmdzero.utils.safe_get_full_grad(p).norm().item() for p in params(engine)
+                ]
+                # What is held back is read as the sum so far.
+                assert norms[-4:] == pytest.approx([p.grad.norm().item() for p in params(plain)])
+        rounds.append(norms)
+        engine.zero_grad()
+    assert rounds[0] == rounds[1]
+    assert (engine.micro_steps, engine.global_steps) == (0, 0)
+
+
+def params(module: nn.Module) -> list[Any]:
+    return list(module.parameters())
+
+
 def test_coalesced_reduction_sums_at_stage_2() -> None:
     engine = start()
     with engine.coalesce_grad_reduction():

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from spmdzero.utils import safe_set_full_grad
 from torch import nn
 
 import spmdzero
-from spmdzero.utils import safe_set_full_grad
 from tests.support import engines
 
 FINE = 0.05

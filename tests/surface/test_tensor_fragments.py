@@ -1,4 +1,4 @@
-"""One parameter's weights, states and gradient, set as a whole and held by the devices in shards."""
+"""A parameter's weights, states and gradient, set as a whole and held by the devices in shards."""
 
 from typing import Any
 
