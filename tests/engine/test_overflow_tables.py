@@ -43,7 +43,7 @@ def start(stage: int, **precision: Any) -> spmdzero.Engine:
 
 
 def step(engine: spmdzero.Engine, gradient: float) -> None:
-    x = torch.ones(8, 4).to(engine.module.weight.dtype)
+    x = torch.ones(8, 4, dtype=next(engine.module.parameters()).dtype)
     engine.backward(engine(x).float().pow(2).mean())
     for parameter in engine.module.parameters():
         safe_set_full_grad(parameter, torch.full(parameter.shape, gradient))
