@@ -1,6 +1,7 @@
 """`deepspeed.utils.zero_to_fp32`: fp32 weights from a checkpoint, ours or DeepSpeed's."""
 
 import dataclasses
+import logging
 import os
 import re
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend import arrays
-from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
+from spmdzero.engine import release
+from spmdzero.errors import SpmdZeroCheckpointError
 from spmdzero.formats import Conversion, StoredTensor, convert, fp32_weights
+
+logger = logging.getLogger("spmdzero")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,20 +100,26 @@ def convert_zero_checkpoint_to_fp32_state_dict(
 def load_state_dict_from_zero_checkpoint(
     model: nn.Module, checkpoint_dir: str | os.PathLike[str], tag: str | None = None
 ) -> nn.Module:
-    """`model`, moved to the CPU, with the fp32 weights of a checkpoint.
+    """`model` itself, moved to the CPU, with the fp32 weights of a checkpoint.
+
+    Parameters keep their dtype, as in DeepSpeed: the module of a bf16 engine gets them rounded, and
+    the log says so. Where an engine trains `model`, it can't go on; what it trained is plain torch.
 
     Raises:
-        SpmdZeroCheckpointError: it is damaged, or there is none.
-        SpmdZeroUsageError: an engine trains the model, whose parameters live on the devices.
+        SpmdZeroCheckpointError: it is damaged, or there is none; nothing has changed.
     """
-    if any(map(arrays.is_mine, model.parameters())):
-        raise SpmdZeroUsageError(
-            "load_state_dict_from_zero_checkpoint(model, ...): an engine trains this model. Use "
-            "engine.load_checkpoint(dir, load_module_only=True), or a fresh copy of the model"
-        )
     state = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag)
+    release(model)
     model = model.cpu()
     model.load_state_dict(state, strict=False)
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()} - {torch.float32}
+    if dtypes:
+        logger.warning(
+            "the module keeps its %s, which the fp32 weights of %s were rounded to: for all of "
+            "their digits pass a fresh model in fp32",
+            ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)),
+            checkpoint_dir,
+        )
     return model
 
 
