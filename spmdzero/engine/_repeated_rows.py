@@ -67,11 +67,13 @@ class RepeatedRows:
             return tensor
 
         args, kwargs = map_tensors((self.args, dict(self.kwargs)), repeat)
+        for name in self.training.row_counts & kwargs.keys():
+            kwargs[name] = kwargs[name] * times
         map_tensors(self.region.look(args, kwargs), look)
         return found
 
     def _repeated(self, batch: Batch, times: int) -> Batch:
-        if times == 1:
+        if times == 1 or not batch.shared:
             return batch
         rows, mesh = batch.tensor.repeat_interleave(times, batch.dim), self.training.mesh
         return Batch(mesh.mark(rows, mesh.batch_spec(rows.dim(), batch.dim)), batch.dim)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import spmdzero
+from spmdzero.integrations import ClientEngine
 from tests.audit.models import WIDTH, config, engine_of
 
 ROWS = 16
@@ -101,6 +102,21 @@ def test_what_the_finding_says_of_one_device_and_of_the_fix_is_so() -> None:
     assert '"outputs": {"": "sum"}' in finding.fix
     engine = engine_of(Sum(), cfg(spmd={"outputs": {"": "sum"}}))
     assert engine.train_batch(iter([batch()])).item() == pytest.approx(one_device, rel=1e-6)
+
+
+class OverItems(Sum):
+    """Divides as transformers' models do, by what is handed in."""
+
+    def forward(self, x: torch.Tensor, num_items_in_batch: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) / num_items_in_batch
+
+
+@pytest.mark.parametrize("kind", [spmdzero.Engine, ClientEngine])
+def test_num_items_in_batch_is_divided_for_a_client_alone(kind: type[spmdzero.Engine]) -> None:
+    engine, *_ = spmdzero.initialize(model=OverItems(), config=cfg(), engine_class=kind)
+    inputs = {"x": batch(), "num_items_in_batch": torch.tensor(float(ROWS))}
+    report = spmdzero.audit(engine, [inputs])
+    assert bool(report.of("loss-scale")) == (kind is spmdzero.Engine)
 
 
 def test_a_forward_that_takes_no_more_rows_is_not_judged(caplog: pytest.LogCaptureFixture) -> None:
