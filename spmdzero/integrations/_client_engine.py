@@ -30,6 +30,7 @@ class ClientEngine(Engine):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._training.placer.rows.any_number = True
+        self._training.row_counts = frozenset({_ITEMS})
         CallsFromHost(self._training.placer).watch(self.module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -48,7 +49,9 @@ class ClientEngine(Engine):
             kwargs[_ITEMS] = items / share
         if "use_cache" not in kwargs and self._would_cache():
             kwargs["use_cache"] = False
-        return defer(super().forward(*args, **kwargs))
+        output = super().forward(*args, **kwargs)
+        # In `train_batch` it is the engine that goes on with it.
+        return output if self.in_train_batch else defer(output)
 
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
