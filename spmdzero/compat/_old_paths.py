@@ -164,6 +164,12 @@ def _prefix_in(table: Collection[str], path: str) -> str | None:
     return next((prefix for prefix in prefixes if prefix in table), None)
 
 
+def is_deepspeeds(path: str) -> bool:
+    """Whether DeepSpeed has a module `deepspeed.<path>` that is here, or refused."""
+    known = path in _MADE or _prefix_in(_SAME, path) is not None
+    return known or _prefix_in(REFUSALS, path) is not None
+
+
 def keep_old_paths() -> None:
     """Makes the paths importable, and `import spmdzero` bring those of the first level."""
     sys.meta_path.insert(0, _OldPaths())

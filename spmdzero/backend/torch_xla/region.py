@@ -114,10 +114,14 @@ class ReplicaRegion:
     def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Tracing) -> Passage:
         """As a call, but nothing of the module is read or written."""
         replica_rows: set[int] = set()
+        unshared: list[Batch] = []
 
         def enter_input(_: str, tensor: Any) -> torch.Tensor:
             if not isinstance(tensor, Batch):
                 return enter_whole(tensor, self._mesh, self._seed)
+            if not tensor.shared:
+                unshared.append(tensor)
+                return enter_whole(tensor.tensor, self._mesh, self._seed)
             replica_rows.add(tensor.tensor.shape[tensor.dim] // self._mesh.size)
             return enter_batch(tensor.tensor, tensor.dim, self._mesh, self._seed)
 
@@ -144,7 +148,10 @@ class ReplicaRegion:
         }
         flags: dict[str, torch.Tensor] = {}
         written = leave_buffers(changed, self._mesh, flags)
-        whole = self._outputs.leave(output, replica_rows, flags)
+        if unshared:
+            whole = self._outputs.leave_first(output)
+        else:
+            whole = self._outputs.leave(output, replica_rows, flags)
         return Passage(output=whole, buffers=written, flags=flags, state=entered)
 
     def settle(

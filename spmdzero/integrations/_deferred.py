@@ -1,0 +1,186 @@
+"""Tensors for code that believes to be on the CPU; their values stay on the devices until read.
+
+accelerate's device is the CPU here, because the engine uploads each device its rows. What that
+returns is on the devices. To move it at once would wait for the step; so a `DeferredTensor` says
+that it is on the CPU and moves when somebody reads it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from spmdzero.backend import arrays, map_tensors, runtime
+
+_aten = torch.ops.aten
+# What asks for numbers in the host's memory, and is no operation that a dispatch would see.
+_READS: frozenset[Any] = frozenset(
+    (
+        torch.Tensor.__array__,
+        torch.Tensor.__deepcopy__,
+        torch.Tensor.__format__,
+        torch.Tensor.__reduce_ex__,
+        torch.Tensor.__repr__,
+        torch.Tensor.cpu,
+        torch.Tensor.data_ptr,
+        torch.Tensor.numpy,
+        torch.Tensor.tolist,
+        torch.Tensor.untyped_storage,
+    )
+)
+
+
+class DeferredTensor(torch.Tensor):
+    """A tensor on the devices that says that it is on the CPU.
+
+    Args:
+        value: the tensor on the devices, without a gradient.
+        computes: operations run on the devices, and give other deferred tensors; so do those with a
+            tensor on the CPU, which is uploaded. If False, the first operation reads the value, and
+            it and all others run on the CPU, for what is evaluated there anyway.
+
+    A read (`item`, `cpu`, `numpy`, `print`, a collective over processes, a write into a tensor on
+    the CPU) waits for the devices. Shape, dtype and gradients are those of `value`.
+    """
+
+    _value: torch.Tensor
+    _computes: bool
+
+    @staticmethod
+    def __new__(cls, value: torch.Tensor, *, computes: bool) -> "DeferredTensor":
+        """A tensor without memory of its own."""
+        made = torch.Tensor._make_wrapper_subclass(  # pyrefly: ignore[missing-attribute]
+            cls, value.shape, strides=value.stride(), dtype=value.dtype, device=torch.device("cpu")
+        )
+        made._value, made._computes = value, computes
+        return made
+
+    def __init__(self, value: torch.Tensor, *, computes: bool) -> None:
+        """Nothing is left to do."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Reads for what needs memory; leaves all else to `__torch_dispatch__`."""
+        kwargs = kwargs or {}
+        if func in _READS:
+            args, kwargs = _on_host((args, kwargs))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # pyrefly: ignore[bad-override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Runs an operation where its values are."""
+        kwargs = kwargs or {}
+        if func.namespace != "aten":
+            return _exchange(func, args, kwargs)
+        if _reads(func, args, kwargs):
+            return func(*_on_host(args), **_on_host(kwargs))
+        result = func(*_on_devices(args), **_on_devices(kwargs, device=True))
+        if func._schema.is_mutable and args and isinstance(args[0], DeferredTensor):
+            return args[0]
+        return tree_map_only(torch.Tensor, lambda t: DeferredTensor(t, computes=True), result)
+
+    def read(self) -> torch.Tensor:
+        """The value on the CPU; waits for the devices."""
+        if self._computes:
+            return self._value.cpu()
+        # From now on it is a tensor on the CPU: what is written into it stays.
+        if arrays.is_mine(self._value):
+            self._value = self._value.cpu()
+        return self._value
+
+
+def defer(output: Any) -> Any:
+    """What an engine's forward returned, for code on the CPU; gradients pass."""
+
+    def wrap(_: str, tensor: Any) -> Any:
+        if not arrays.is_mine(tensor):
+            return tensor
+        if tensor.requires_grad:
+            return _Deferring.apply(tensor)
+        return DeferredTensor(tensor, computes=False)
+
+    return map_tensors(output, wrap)
+
+
+def undefer(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor on the devices that a deferred one stands for; gradients pass."""
+    if not isinstance(tensor, DeferredTensor):
+        return tensor
+    return _Undeferring.apply(tensor)  # pyrefly: ignore[bad-return]
+
+
+class _Deferring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return DeferredTensor(tensor.detach(), computes=True)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return _device_value(grads[0])
+
+
+class _Undeferring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return _device_value(tensor).detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return DeferredTensor(grads[0], computes=True)
+
+
+def _device_value(tensor: torch.Tensor) -> torch.Tensor:
+    value = tensor._value if isinstance(tensor, DeferredTensor) else tensor
+    return value if arrays.is_mine(value) else value.to(runtime.device())
+
+
+def _on_host(tree: Any) -> Any:
+    return tree_map_only(DeferredTensor, lambda t: t.read(), tree)
+
+
+def _on_devices(tree: Any, *, device: bool = False) -> Any:
+    """The values of `tree` on the devices; of keywords, the CPU as `device` names them too."""
+    moved = tree_map_only(torch.Tensor, _device_value, tree)
+    if device and moved.get("device") is not None:
+        # `zeros_like(deferred)` asks for the device that the tensor says it is on.
+        moved = {**moved, "device": runtime.device()}
+        moved.pop("pin_memory", None)
+    return moved
+
+
+def _reads(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operation runs on the CPU."""
+    if func is _aten._local_scalar_dense.default:
+        return True
+    if func is _aten._to_copy.default and kwargs.get("device") is not None:
+        return True
+    if func._schema.is_mutable and args and not isinstance(args[0], DeferredTensor):
+        # It writes into a tensor in the host's memory.
+        return True
+    found: list[DeferredTensor] = []
+    tree_map_only(DeferredTensor, found.append, (args, kwargs))
+    return not any(t._computes for t in found)
+
+
+def _exchange(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Runs a collective over processes, which may write into any of its tensors, on the CPU."""
+    copies: dict[int, tuple[DeferredTensor, torch.Tensor]] = {}
+
+    def copy(tensor: DeferredTensor) -> torch.Tensor:
+        return copies.setdefault(id(tensor), (tensor, tensor.read()))[1]
+
+    result = func(*tree_map_only(DeferredTensor, copy, args),
+                  **tree_map_only(DeferredTensor, copy, kwargs))  # fmt: skip
+    for work in result if isinstance(result, tuple | list) else (result,):
+        if hasattr(work, "wait"):
+            work.wait()
+    for tensor, host in copies.values():
+        if tensor._computes:
+            tensor._value.copy_(host)
+    return result
