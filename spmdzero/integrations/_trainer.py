@@ -23,6 +23,7 @@ def defer_reads() -> None:
     trainer = sys.modules.get("transformers.trainer")
     if trainer is not None and not isinstance(vars(trainer.Trainer).get(_LOSS), _SummedLoss):
         _defer_trainers_norm(trainer.Trainer)
+        _evaluate_by_engine(trainer.Trainer)
         setattr(trainer.Trainer, _LOSS, _SummedLoss())
 
 
@@ -56,6 +57,21 @@ def _defer_trainers_norm(trainer: Any) -> None:
         return original(self, model, grad_norm) if engine is None else engine.deferred_grad_norm()
 
     trainer._get_grad_norm = _get_grad_norm
+
+
+def _evaluate_by_engine(trainer: Any) -> None:
+    original = getattr(trainer, "_wrap_model", None)
+    if original is None:
+        return
+
+    def _wrap_model(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        # Evaluation calls the module itself, which on a GPU is where the batch is. Here the engine
+        # brings the batch to the devices, of which each evaluates its rows.
+        wrapped = original(self, model, *args, **kwargs)
+        engine = _engine_of(self.accelerator)
+        return wrapped if engine is None or wrapped is not engine.module else engine
+
+    trainer._wrap_model = _wrap_model
 
 
 class _SummedLoss:
