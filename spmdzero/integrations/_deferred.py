@@ -5,7 +5,8 @@ returns is on the devices. To move it at once would wait for the step; so a `Def
 that it is on the CPU and moves when somebody reads it.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -80,7 +81,8 @@ class DeferredTensor(torch.Tensor):
             return _exchange(func, args, kwargs)
         if _reads(func, args, kwargs):
             return func(*_on_host(args), **_on_host(kwargs))
-        result = func(*_on_devices(args), **_on_devices(kwargs, device=True))
+        with _views_alias():
+            result = func(*_on_devices(args), **_on_devices(kwargs, device=True))
         if func._schema.is_mutable and args and isinstance(args[0], DeferredTensor):
             return args[0]
         return tree_map_only(torch.Tensor, lambda t: DeferredTensor(t, computes=True), result)
@@ -138,6 +140,15 @@ class _Undeferring(torch.autograd.Function):
 def _device_value(tensor: torch.Tensor) -> torch.Tensor:
     value = tensor._value if isinstance(tensor, DeferredTensor) else tensor
     return value if arrays.is_mine(value) else value.to(runtime.device())
+
+
+@contextlib.contextmanager
+def _views_alias() -> Iterator[None]:
+    """Torch's functionalization, which views of a device tensor need, and a dispatch leaves out."""
+    key = torch._C.DispatchKey.Functionalize
+    with torch._C._PreserveDispatchKeyGuard():
+        torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+        yield
 
 
 def _on_host(tree: Any) -> Any:
