@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from spmdzero.backend import arrays
 from spmdzero.integrations._client_engine import ClientEngine
 from spmdzero.integrations._deferred import DeferredTensor
 
@@ -20,10 +21,12 @@ def defer_reads() -> None:
     wrappers = sys.modules.get("accelerate.utils.deepspeed")
     if wrappers is not None:
         _defer_norm(wrappers.DeepSpeedEngineWrapper)
+    masks = sys.modules.get("transformers.masking_utils")
+    if masks is not None:
+        _mask_without_reading(masks)
     trainer = sys.modules.get("transformers.trainer")
     if trainer is not None and not isinstance(vars(trainer.Trainer).get(_LOSS), _SummedLoss):
         _defer_trainers_norm(trainer.Trainer)
-        _evaluate_by_engine(trainer.Trainer)
         setattr(trainer.Trainer, _LOSS, _SummedLoss())
 
 
@@ -46,6 +49,20 @@ def _defer_norm(wrapper: Any) -> None:
     wrapper.get_global_grad_norm = get_global_grad_norm
 
 
+def _mask_without_reading(masks: Any) -> None:
+    original = getattr(masks, "is_tracing", None)
+    if original is None or hasattr(original, "spmdzero"):
+        return
+
+    def is_tracing(tensor: Any = None) -> bool:
+        # Else it asks at each forward whether an attention mask hides anything, to leave it out.
+        # Operations on the devices are traced.
+        return original(tensor) or (isinstance(tensor, torch.Tensor) and arrays.is_mine(tensor))
+
+    is_tracing.spmdzero = True  # pyrefly: ignore[missing-attribute]
+    masks.is_tracing = is_tracing
+
+
 def _defer_trainers_norm(trainer: Any) -> None:
     original = getattr(trainer, "_get_grad_norm", None)
     if original is None:
@@ -57,21 +74,6 @@ def _defer_trainers_norm(trainer: Any) -> None:
         return original(self, model, grad_norm) if engine is None else engine.deferred_grad_norm()
 
     trainer._get_grad_norm = _get_grad_norm
-
-
-def _evaluate_by_engine(trainer: Any) -> None:
-    original = getattr(trainer, "_wrap_model", None)
-    if original is None:
-        return
-
-    def _wrap_model(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        # Evaluation calls the module itself, which on a GPU is where the batch is. Here the engine
-        # brings the batch to the devices, of which each evaluates its rows.
-        wrapped = original(self, model, *args, **kwargs)
-        engine = _engine_of(self.accelerator)
-        return wrapped if engine is None or wrapped is not engine.module else engine
-
-    trainer._wrap_model = _wrap_model
 
 
 class _SummedLoss:
