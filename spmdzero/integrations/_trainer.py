@@ -4,7 +4,9 @@ The one place that knows private names of theirs. Where a release has renamed on
 each step again, and nothing else changes.
 """
 
+import functools
 import sys
+import weakref
 from typing import Any
 
 import torch
@@ -12,8 +14,11 @@ import torch
 from spmdzero.backend import arrays
 from spmdzero.integrations._client_engine import ClientEngine
 from spmdzero.integrations._deferred import DeferredTensor
+from spmdzero.integrations._summed_loss import SummedLoss
 
 _LOSS = "_tr_loss"
+# Whether a trainer leaves out losses that are not finite, while it is told that it doesn't.
+_FILTERS = "_spmdzero_filters"
 
 
 def defer_reads() -> None:
@@ -25,9 +30,9 @@ def defer_reads() -> None:
     if masks is not None:
         _mask_without_reading(masks)
     trainer = sys.modules.get("transformers.trainer")
-    if trainer is not None and not isinstance(vars(trainer.Trainer).get(_LOSS), _SummedLoss):
+    if trainer is not None and not isinstance(vars(trainer.Trainer).get(_LOSS), _TrainersLoss):
         _defer_trainers_norm(trainer.Trainer)
-        setattr(trainer.Trainer, _LOSS, _SummedLoss())
+        _defer_trainers_loss(trainer.Trainer)
 
 
 def _engine_of(accelerator: Any) -> ClientEngine | None:
@@ -76,17 +81,44 @@ def _defer_trainers_norm(trainer: Any) -> None:
     trainer._get_grad_norm = _get_grad_norm
 
 
-class _SummedLoss:
-    """`Trainer._tr_loss`, the sum of the losses since the latest log line, kept on the devices."""
+def _defer_trainers_loss(trainer: Any) -> None:
+    original = getattr(trainer, "training_step", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        loss = original(self, *args, **kwargs)
+        total = vars(self).get(_LOSS)
+        if isinstance(total, SummedLoss):
+            # Its filter would read each loss to see whether it is finite. The sum does so later.
+            vars(self)[_FILTERS] = self.args.logging_nan_inf_filter
+            self.args.logging_nan_inf_filter = False
+        return loss
+
+    trainer.training_step = training_step
+    setattr(trainer, _LOSS, _TrainersLoss())
+
+
+class _TrainersLoss:
+    """`Trainer._tr_loss`, the sum of the losses since the latest log line."""
 
     def __get__(self, trainer: Any, owner: type) -> Any:
-        return self if trainer is None else vars(trainer)[_LOSS]
+        if trainer is None:
+            return self
+        if _FILTERS in vars(trainer) and isinstance(vars(trainer)[_LOSS], SummedLoss):
+            trainer.args.logging_nan_inf_filter = vars(trainer)[_FILTERS]
+        return vars(trainer)[_LOSS]
 
     def __set__(self, trainer: Any, value: torch.Tensor) -> None:
-        engine = _engine_of(trainer.accelerator)
-        if engine is not None and not isinstance(value, DeferredTensor):
-            # Its filter of losses that are not finite reads each of them. It is off on a TPU in
-            # transformers as well.
-            trainer.args.logging_nan_inf_filter = False
-            value = DeferredTensor(value.to(engine.device), computes=True)
+        if _engine_of(trainer.accelerator) is not None and not isinstance(value, DeferredTensor):
+            value = SummedLoss(functools.partial(_mean_share, weakref.ref(trainer)))
         vars(trainer)[_LOSS] = value
+
+
+def _mean_share(trainer: "weakref.ref[Any]") -> float | None:
+    """What Trainer adds of its sum for a loss that is not finite: the mean of those before."""
+    of = trainer()
+    if of is None or not vars(of).get(_FILTERS):
+        return None
+    return 1 / (1 + of.state.global_step - of._globalstep_last_logged)
