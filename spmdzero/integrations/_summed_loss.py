@@ -19,19 +19,23 @@ class SummedLoss(DeferredTensor):
     Args:
         share: called as a loss is added, the part of the sum so far that stands for it if it is
             not finite; None adds it all the same.
+        before_read: called before losses are read.
     """
 
     _share: Callable[[], float | None]
+    _before_read: Callable[[], None]
     _unread: list[tuple[torch.Tensor, float | None]]
 
     @staticmethod
-    def __new__(cls, share: Callable[[], float | None]) -> "SummedLoss":  # pyrefly: ignore[bad-override]
+    def __new__(
+        cls, share: Callable[[], float | None], before_read: Callable[[], None]
+    ) -> "SummedLoss":  # pyrefly: ignore[bad-override]
         """A sum of nothing."""
         made = DeferredTensor.__new__(cls, torch.zeros(()), computes=False)
-        made._share, made._unread = share, []
+        made._share, made._before_read, made._unread = share, before_read, []
         return made
 
-    def __init__(self, share: Callable[[], float | None]) -> None:
+    def __init__(self, share: Callable[[], float | None], before_read: Callable[[], None]) -> None:
         """Nothing is left to do."""
 
     @classmethod
@@ -49,6 +53,8 @@ class SummedLoss(DeferredTensor):
     def read(self) -> torch.Tensor:
         """The sum, on the CPU."""
         unread, self._unread = self._unread, []
+        if unread:
+            self._before_read()
         for loss, share in unread:
             value = loss.cpu()
             if share is not None and not torch.isfinite(value):

@@ -15,6 +15,7 @@ from spmdzero.backend import arrays
 from spmdzero.integrations._client_engine import ClientEngine
 from spmdzero.integrations._deferred import DeferredTensor
 from spmdzero.integrations._summed_loss import SummedLoss
+from spmdzero.step._optimizer import ZeroOptimizer
 
 _LOSS = "_tr_loss"
 # Whether a trainer leaves out losses that are not finite, while it is told that it doesn't.
@@ -26,6 +27,7 @@ def defer_reads() -> None:
     wrappers = sys.modules.get("accelerate.utils.deepspeed")
     if wrappers is not None:
         _defer_norm(wrappers.DeepSpeedEngineWrapper)
+        _defer_skips(wrappers.DeepSpeedOptimizerWrapper)
     masks = sys.modules.get("transformers.masking_utils")
     if masks is not None:
         _mask_without_reading(masks)
@@ -52,6 +54,25 @@ def _defer_norm(wrapper: Any) -> None:
 
     get_global_grad_norm.spmdzero = True  # pyrefly: ignore[missing-attribute]
     wrapper.get_global_grad_norm = get_global_grad_norm
+
+
+def _defer_skips(wrapper: Any) -> None:
+    original = vars(wrapper).get("step_was_skipped")
+    if original is None or isinstance(original, _StepWasSkipped):
+        return
+    wrapper.step_was_skipped = _StepWasSkipped(original.fget)
+
+
+class _StepWasSkipped(property):
+    """Whether a schedule is to stand still; for a step that nobody has read yet it doesn't."""
+
+    def __get__(self, wrapper: Any, owner: type | None = None) -> Any:
+        optimizer = getattr(wrapper, "optimizer", None)
+        # With a loss scale the engine reads it at each step itself.
+        waits = isinstance(optimizer, ZeroOptimizer) and optimizer.loss_scaler is None
+        if not waits or optimizer.hold is None:
+            return super().__get__(wrapper, owner)
+        return optimizer.hold.stands
 
 
 def _mask_without_reading(masks: Any) -> None:
@@ -112,7 +133,11 @@ class _TrainersLoss:
 
     def __set__(self, trainer: Any, value: torch.Tensor) -> None:
         if _engine_of(trainer.accelerator) is not None and not isinstance(value, DeferredTensor):
-            value = SummedLoss(functools.partial(_mean_share, weakref.ref(trainer)))
+            told = weakref.ref(trainer)
+            value = SummedLoss(
+                share=functools.partial(_mean_share, told),
+                before_read=functools.partial(_settle_skips, told),
+            )
         vars(trainer)[_LOSS] = value
 
 
@@ -122,3 +147,10 @@ def _mean_share(trainer: "weakref.ref[Any]") -> float | None:
     if of is None or not vars(of).get(_FILTERS):
         return None
     return 1 / (1 + of.state.global_step - of._globalstep_last_logged)
+
+
+def _settle_skips(trainer: "weakref.ref[Any]") -> None:
+    """Has the schedule make up for skipped steps, which stood in for it on the devices so far."""
+    engine = _engine_of(of.accelerator) if (of := trainer()) is not None else None
+    if engine is not None:
+        _ = engine.skipped_steps
