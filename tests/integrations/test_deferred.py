@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 from spmdzero.backend import processes, runtime
+from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations import DeferredTensor
 from spmdzero.integrations._deferred import defer, undefer
 from tests.support.engines import reads
@@ -89,6 +90,20 @@ def test_a_write_into_it_stays() -> None:
         assert float(kept.abs().sum()) == 0
         kept[:, 0] = 3
         assert float(tensor.sum()) == 12
+
+
+def test_writes_by_name_and_in_lists_stay() -> None:
+    for computes in (True, False):
+        tensor, into = deferred(computes=computes), torch.zeros(4, 6)
+        torch.add(tensor, 1, out=into)
+        assert torch.equal(into, VALUES + 1)
+        torch._foreach_mul_([tensor], 0.0)
+        assert float(tensor.abs().sum()) == 0
+
+
+def test_a_new_shape_in_place_is_refused_in_words() -> None:
+    with pytest.raises(SpmdZeroUsageError, match=r"changes the shape.*tensor\.cpu\(\)"):
+        deferred().unsqueeze_(0)
 
 
 def test_gradients_of_a_loss_computed_with_labels_on_the_cpu() -> None:
