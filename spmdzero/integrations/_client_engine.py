@@ -15,6 +15,8 @@ from spmdzero.backend import map_tensors, runtime
 from spmdzero.engine import Engine
 from spmdzero.integrations._deferred import DeferredTensor, defer, undefer
 from spmdzero.integrations._direct import CallsFromHost
+from spmdzero.integrations._generation import generate_on_host
+from spmdzero.integrations._saved_weights import WeightsOnHost
 from spmdzero.step._schedule_hold import ScheduleHold
 
 logger = logging.getLogger("spmdzero")
@@ -32,6 +34,8 @@ class ClientEngine(Engine):
         super().__init__(*args, **kwargs)
         self._training.placer.rows.any_number = True
         CallsFromHost(self._training.placer).watch(self.module)
+        WeightsOnHost(self.module)
+        generate_on_host(self.module)
         optimizer = self._training.optimizer
         if optimizer is not None and optimizer.hold is None:
             # The client moves a schedule of its own on, if any, and may do so without a read too.

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from spmdzero.backend import arrays
+from spmdzero.integrations._after_import import after_import
 from spmdzero.integrations._client_engine import ClientEngine
 from spmdzero.integrations._deferred import DeferredTensor
 from spmdzero.integrations._summed_loss import SummedLoss
@@ -35,6 +36,17 @@ def defer_reads() -> None:
     if trainer is not None and not isinstance(vars(trainer.Trainer).get(_LOSS), _TrainersLoss):
         _defer_trainers_norm(trainer.Trainer)
         _defer_trainers_loss(trainer.Trainer)
+
+
+def follow_imports() -> None:
+    """Has transformers take `bf16=True` without a GPU, from its import on."""
+    after_import("transformers.training_args", _allow_bf16)
+
+
+def _allow_bf16(arguments: Any) -> None:
+    # TPUs have bf16, and XLA's CPU computes it.
+    if hasattr(arguments, "is_torch_bf16_gpu_available"):
+        arguments.is_torch_bf16_gpu_available = lambda: True
 
 
 def _engine_of(accelerator: Any) -> ClientEngine | None:
