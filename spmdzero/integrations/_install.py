@@ -14,6 +14,7 @@ from typing import Any
 import spmdzero
 from spmdzero.compat._old_paths import code_of, is_deepspeeds
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.integrations import _trainer
 from spmdzero.integrations._initialize import initialize
 
 NAME, VERSION = "deepspeed", "0.19.8"
@@ -40,6 +41,7 @@ def install() -> None:
             "`spmdzero run`"
         )
     refuse_other_backends()
+    _trainer.follow_imports()
     sys.meta_path.insert(0, _Finder(package=True))
 
 
