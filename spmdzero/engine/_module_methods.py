@@ -183,7 +183,9 @@ class MastersFollow:
                 "others. Leave assign out: values are copied onto the devices"
             )
         for parameter in module.parameters(recurse=False):
-            self._stamps[parameter] = arrays.write_stamp(parameter)
+            # Others were taken to the CPU, as Lightning does when it has trained.
+            if arrays.is_mine(parameter):
+                self._stamps[parameter] = arrays.write_stamp(parameter)
 
     def _after(self, module: nn.Module, _: Any) -> None:
         own = [p for p in module.parameters(recurse=False) if p in self._stamps]
