@@ -16,7 +16,6 @@ from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.integrations import _trainer
 from spmdzero.integrations._accelerate import require_counted
 from spmdzero.integrations._client_engine import ClientEngine
-from spmdzero.integrations._saving import save_from_host
 
 _CLIENTS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning")
 _ROWS = "train_micro_batch_size_per_gpu"
@@ -42,7 +41,6 @@ def initialize_for_client(*args: Any, **kwargs: Any) -> Any:
     processes.join()
     require_counted(runtime.process_count())
     _trainer.defer_reads()
-    save_from_host()
     given = kwargs.pop("config_params", None)
     config = kwargs.pop("config", None)
     config = config_of_devices(given if config is None else config)
