@@ -3,7 +3,7 @@
 `python -m tests.integrations.accelerate_loop ROLES '[order, ...]'` prints what each order saw in
 each role, as one JSON line. Of the ROLES, with commas between them, ``plain`` is accelerate alone
 on one CPU process, ``deepspeed`` a rank of real DeepSpeed over gloo, ``spmdzero`` all devices of
-this process.
+this process, ``installed`` the same where the name deepspeed is spmdzero's anyway.
 
 An order is a dict of what differs from `DEFAULTS`. `rows` is what one step's micro-batch has in
 all: a rank of real DeepSpeed reads its share.
@@ -65,6 +65,8 @@ def report(
 
 def prepare_process(role: str) -> None:
     """What must be before the first import of accelerate."""
+    if role == "installed":
+        return
     if role == "spmdzero":
         import spmdzero.integrations
 

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.processes import run_python
+from tests.integrations.environments import Environment
+from tests.support.deepspeed import run_ranks
+from tests.support.processes import ROOT, run_python
 
 Seen = dict[str, Any]
 ORDERS: dict[str, Seen] = {
@@ -133,6 +135,30 @@ def test_a_launcher_of_several_processes_on_a_host_is_refused():
         launched(*told, order=order)
 
 
+@pytest.mark.slow
+def test_where_the_name_is_installed_the_launcher_needs_nothing_in_the_script(
+    plain: dict[str, Seen], tmp_path: Path
+):
+    environment = Environment(tmp_path)
+    environment.install()
+    order = ORDERS["plugin"] | {"config": "launched"}
+    options = "launch --use_deepspeed --num_processes 1 --main_process_port 0 --zero_stage 2"
+    options += " --gradient_accumulation_steps 4 --gradient_clipping 1.0 --module"
+    done = environment.run(
+        *("python", "-m", "accelerate.commands.accelerate_cli", *options.split()),
+        *("tests.integrations.accelerate_loop", "installed", json.dumps([order])),
+        cwd=ROOT,
+        PJRT_DEVICE="CPU",
+        CPU_NUM_DEVICES="8",
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    (ours,) = json.loads(done.stdout.splitlines()[-1])["installed"]
+    assert_same_numbers(ours, plain["plugin"])
+    program = "import transformers as t; t.TrainingArguments('out', bf16=True); print('taken')"
+    done = environment.run("python", "-c", program)
+    assert done.stdout == "taken\n", done.stderr
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("accelerate")
@@ -216,8 +242,7 @@ def test_collectives_take_outputs_of_the_engine(found: dict[str, Seen]):
         # accelerate's own.
         "_two": "AssertionError: You can't use same `Accelerator()` instance with multiple models",
         "_second": "SpmdZeroUsageError: backward of a loss that this engine's forward had no part",
-        # torch's, before DeepSpeed is asked.
-        "_tensor": "RuntimeError: Mesh should not be bigger than default world size 1",
+        "_tensor": "SpmdZeroConfigError: tensor_parallel.autotp_size = 2",
         "_hosts": "SpmdZeroUsageError: accelerate counts 1 process, and 4 hosts train together",
     }.items(),
 )
@@ -231,3 +256,17 @@ def test_accelerate_with_its_own_backend_for_torch_xla_is_refused():
     with pytest.raises(AssertionError, match="accelerate was imported before") as refused:
         run_python("-c", program)
     assert "Call spmdzero.integrations.install() before `import accelerate`" in str(refused.value)
+
+
+@pytest.mark.slow
+def test_each_host_reads_its_own_rows():
+    module = ["-m", "tests.integrations.two_hosts"]
+    told = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"}
+    printed = run_ranks(module, ranks=2, cwd=ROOT, timeout=300, **told)
+    seen = [json.loads(text.splitlines()[-1]) for text in printed]
+    assert [host.pop("rows") for host in seen] == [
+        [0, 1, 4, 5, 8, 9, 12, 13],
+        [2, 3, 6, 7, 10, 11, 14, 15],
+    ]
+    here = {"gathered": [0, 1], "processes": 2, "device": "cpu"}
+    assert seen == [here | {"type": "DistributedType.DEEPSPEED"}] * 2
