@@ -113,8 +113,8 @@ class FoldedCall:
         return outputs
 
 
-# Forwards of all engines: those whose backward is still to come, and those of which only some outputs
-# have had theirs.
+# Forwards of all engines: those whose backward is still to come, and those of which only some
+# outputs have had theirs.
 _waiting: "weakref.WeakSet[FoldedCall]" = weakref.WeakSet()
 _leaving: "weakref.WeakSet[FoldedCall]" = weakref.WeakSet()
 
