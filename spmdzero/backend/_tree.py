@@ -20,10 +20,16 @@ class Replicated:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """A global tensor whose dim `dim` is the batch, of all devices together."""
+    """A global tensor whose dim `dim` is the batch, of all devices together.
+
+    Attributes:
+        shared: whether each device takes its own rows; else each takes all of them, because the
+            devices can't share them equally.
+    """
 
     tensor: torch.Tensor
     dim: int
+    shared: bool = True
 
 
 def replicated(tensor: torch.Tensor) -> Replicated:

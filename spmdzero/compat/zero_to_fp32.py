@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from spmdzero.engine import release
+from spmdzero.errors import SpmdZeroCheckpointError
 from spmdzero.formats import Conversion, StoredTensor, convert, fp32_weights
 
 logger = logging.getLogger("spmdzero")
@@ -119,3 +121,37 @@ def load_state_dict_from_zero_checkpoint(
             checkpoint_dir,
         )
     return model
+
+
+def get_model_state_file(checkpoint_dir: str | os.PathLike[str], zero_stage: int) -> str:
+    """The file with the module and the client state of a checkpoint in DeepSpeed's format.
+
+    Args:
+        checkpoint_dir: the folder of one tag.
+        zero_stage: of those that are read here, 0 to 2, all have the same file.
+
+    Raises:
+        SpmdZeroCheckpointError: there is none, as in a checkpoint of spmdzero's own format.
+    """
+    return _deepspeeds_files(checkpoint_dir, "mp_rank_00_model_states.pt")[0]
+
+
+def get_optim_files(checkpoint_dir: str | os.PathLike[str]) -> list[str]:
+    """The files of the ranks' optimizers of a checkpoint in DeepSpeed's format, by rank.
+
+    Raises:
+        SpmdZeroCheckpointError: as `get_model_state_file`.
+    """
+    return _deepspeeds_files(checkpoint_dir, "*_optim_states.pt")
+
+
+def _deepspeeds_files(folder: str | os.PathLike[str], pattern: str) -> list[str]:
+    found = [str(path) for path in Path(folder).glob(pattern)]
+    if not found:
+        raise SpmdZeroCheckpointError(
+            file=folder,
+            reason=f"has no {pattern}, the files of DeepSpeed's format",
+            fix="spmdzero's own format is read by `get_fp32_state_dict_from_zero_checkpoint` and "
+            "`spmdzero convert`; `engine.save_deepspeed_checkpoint` writes DeepSpeed's",
+        )
+    return sorted(found, key=lambda path: [int(digits) for digits in re.findall(r"\d+", path)])

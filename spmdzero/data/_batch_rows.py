@@ -44,12 +44,15 @@ class BatchRows:
 
     Attributes:
         micro_batch: as given; may be changed.
+        any_number: whether every short batch is one, the first too, and those whose rows the
+            devices can't share equally, which each device then has whole.
         announced: the rows of a short micro-batch that the engine's own loader has just handed
             out, None if it was a whole one.
     """
 
     def __init__(self, micro_batch: int) -> None:
         self.micro_batch = micro_batch
+        self.any_number = False
         self.announced: int | None = None
         # The keys are the number of rows and the paths of all inputs.
         self._whole: dict[tuple[int, tuple[str, ...]], frozenset[str]] = {}
@@ -83,7 +86,8 @@ class BatchRows:
             return whole
         if known:
             return self._short(known)
-        if inputs[0].count == self.announced:
+        if inputs[0].count == self.announced or (self.any_number and inputs[0].count < self.whole):
+            self._shared(inputs[0])
             return _with(inputs[0].count, inputs)
         raise self._wrong(inputs[0])
 
@@ -98,13 +102,14 @@ class BatchRows:
             logger.warning(
                 "a micro-batch of %d rows instead of %d: each of %d devices trains on %d, in a "
                 "program of its own. DataLoader(drop_last=True) leaves the last short batch of "
-                "an epoch out", rows, self.whole, devices, rows // devices
+                "an epoch out",
+                rows, self.whole, devices, rows if rows % devices else rows // devices,
             )  # fmt: skip
         return frozenset(item.path for item in batches)
 
     def _shared(self, item: Rows) -> int:
         devices = runtime.local_device_count()
-        if item.count % devices:
+        if item.count % devices and not (self.any_number and runtime.process_count() == 1):
             up = -(-item.count // devices) * devices
             raise SpmdZeroUsageError(
                 f"{item}, which {devices} local devices can't share equally. Leave the last short "

@@ -82,7 +82,8 @@ class InputPlacer:
             if path not in batches:
                 return self._upload(tensor, None)
             dim = self.batch_dim(path)
-            return Batch(self._upload(tensor, dim), dim)
+            shared = _host_rows(tensor, dim) % runtime.local_device_count() == 0
+            return Batch(self._upload(tensor, dim if shared else None), dim, shared)
 
         placed = map_tensors(named, put)
         self.latest = tuple(seen)

@@ -41,6 +41,7 @@ def initialize(
     config_params: str | dict[str, Any] | None = None,
     *,
     weights: Weights | None = None,
+    engine_class: type[Engine] = Engine,
 ) -> tuple[Engine, ZeroOptimizer | None, ZeroDataLoader | None, Any]:
     """Places a module and its training state on all devices; DeepSpeed's signature.
 
@@ -64,9 +65,9 @@ def initialize(
             function from a tensor's name to its value on the CPU. Every parameter and buffer
             takes its value from there, one tensor at a time, cast to the model's dtype. Buffers
             with ``persistent=False`` that have a value keep it where a file lacks them.
+        engine_class: spmdzero's own: a class of engines that adapts them to who drives them.
 
     Returns engine, its optimizer, the loader (None without `training_data`) and the schedule.
-
     Raises:
         SpmdZeroConfigError: the config can't be honoured.
         SpmdZeroUsageError: an argument can't be used.
@@ -80,7 +81,7 @@ def initialize(
     training = make_training(
         settings, module, groups, lr_scheduler, batch=batch, plan=plan, mesh=mesh
     )
-    engine = Engine(training, client_optimizer=groups.client if groups else None)
+    engine = engine_class(training, client_optimizer=groups.client if groups else None)
     if training_data is not None:
         training.training_dataloader = engine.deepspeed_io(training_data, collate_fn=collate_fn)
     return engine, training.optimizer, training.training_dataloader, training.lr_scheduler

@@ -242,4 +242,4 @@ def meta() -> torch.Tensor:
 
 
 def _like(leaf: Any, tensor: torch.Tensor) -> Any:
-    return Batch(tensor, leaf.dim) if isinstance(leaf, Batch) else tensor
+    return dataclasses.replace(leaf, tensor=tensor) if isinstance(leaf, Batch) else tensor

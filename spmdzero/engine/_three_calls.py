@@ -79,7 +79,7 @@ class ThreeCalls:
 
     def forward_placed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the module on inputs that are on the devices."""
-        self._launching.note_call()
+        self._launching.note_call(args, kwargs)
         records = torch.is_grad_enabled()
         self._accumulation.ran_forward |= records
         output = self._folding.forward(args, kwargs)

@@ -45,6 +45,21 @@ class Outputs:
         self._warn_of_strangers(paths)
         return whole
 
+    def leave_first(self, output: Any) -> Any:
+        """The first replica's `output` in global space, after a forward of which each had all rows.
+
+        Replicas may draw other dropout masks. One of them is what one device would compute.
+        """
+
+        def leave(path: str, tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.device.type != "xla":
+                return tensor
+            with _private.scope(f"zero.output/{path or 'loss'}"):
+                stacked = leave_batch(tensor[None], 0, self._mesh, self._seed)
+                return self._mesh.mark(stacked[0])
+
+        return map_tensors(output, leave)
+
     def _leave(
         self,
         path: str,

@@ -95,17 +95,7 @@ class ReplicaRegion:
         Raises:
             ReplicaRegionError: see `RegionDispatch`, and outputs that no rule covers.
         """
-        passage = self.trace(
-            args,
-            kwargs,
-            Tracing(
-                parameters=dict(self._module.named_parameters()),
-                buffers=dict(self._module.named_buffers()),
-                sink=self._sink,
-                key=self._make_key,
-                read=self._read,
-            ),
-        )
+        passage = self.trace(args, kwargs, self._own())
         if torch.is_grad_enabled():
             self._state = passage.state
         self.settle(buffers=passage.buffers, flags=passage.flags)
@@ -114,10 +104,14 @@ class ReplicaRegion:
     def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Tracing) -> Passage:
         """As a call, but nothing of the module is read or written."""
         replica_rows: set[int] = set()
+        unshared: list[Batch] = []
 
         def enter_input(_: str, tensor: Any) -> torch.Tensor:
             if not isinstance(tensor, Batch):
                 return enter_whole(tensor, self._mesh, self._seed)
+            if not tensor.shared:
+                unshared.append(tensor)
+                return enter_whole(tensor.tensor, self._mesh, self._seed)
             replica_rows.add(tensor.tensor.shape[tensor.dim] // self._mesh.size)
             return enter_batch(tensor.tensor, tensor.dim, self._mesh, self._seed)
 
@@ -144,8 +138,23 @@ class ReplicaRegion:
         }
         flags: dict[str, torch.Tensor] = {}
         written = leave_buffers(changed, self._mesh, flags)
-        whole = self._outputs.leave(output, replica_rows, flags)
+        if unshared:
+            whole = self._outputs.leave_first(output)
+        else:
+            whole = self._outputs.leave(output, replica_rows, flags)
         return Passage(output=whole, buffers=written, flags=flags, state=entered)
+
+    def look(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What a call would return; nothing of the module is written, and no backward may come.
+
+        Raises:
+            ReplicaRegionError: as a call.
+        """
+        latest = self.recomputes, self.read_at
+        try:
+            return self.trace(args, kwargs, self._own()).output
+        finally:
+            self.recomputes, self.read_at = latest
 
     def settle(
         self, *, buffers: Mapping[str, torch.Tensor], flags: Mapping[str, torch.Tensor]
@@ -192,6 +201,15 @@ class ReplicaRegion:
         with self._dispatch(key, read) as dispatch, TorchsNorms(), inside:
             yield
         self.read_at = self.read_at or dispatch.read_at
+
+    def _own(self) -> Tracing:
+        return Tracing(
+            parameters=dict(self._module.named_parameters()),
+            buffers=dict(self._module.named_buffers()),
+            sink=self._sink,
+            key=self._make_key,
+            read=self._read,
+        )
 
     def _dispatch(self, key: KeySource | None, read: Reader | None) -> RegionDispatch:
         key = key or self._make_key

@@ -1,0 +1,227 @@
+"""Tensors for code that believes to be on the CPU; their values stay on the devices until read.
+
+accelerate's device is the CPU here, because the engine uploads each device its rows. What that
+returns is on the devices. To move it at once would wait for the step; so a `DeferredTensor` says
+that it is on the CPU and moves when somebody reads it.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from spmdzero.backend import arrays, map_tensors, runtime
+from spmdzero.errors import SpmdZeroUsageError
+
+_aten = torch.ops.aten
+# What asks for numbers in the host's memory, and is no operation that a dispatch would see.
+_READS: frozenset[Any] = frozenset(
+    (
+        torch.Tensor.__array__,
+        torch.Tensor.__deepcopy__,
+        torch.Tensor.__format__,
+        torch.Tensor.__reduce_ex__,
+        torch.Tensor.__repr__,
+        torch.Tensor.cpu,
+        torch.Tensor.data_ptr,
+        torch.Tensor.numpy,
+        torch.Tensor.tolist,
+        torch.Tensor.untyped_storage,
+    )
+)
+
+
+class DeferredTensor(torch.Tensor):
+    """A tensor on the devices that says that it is on the CPU.
+
+    Args:
+        value: the tensor on the devices, without a gradient.
+        computes: operations run on the devices, and give other deferred tensors; so do those with a
+            tensor on the CPU, which is uploaded. If False, the first operation reads the value, and
+            it and all others run on the CPU, for what is evaluated there anyway.
+
+    A read (`item`, `cpu`, `numpy`, `print`, a collective over processes, a write into a tensor on
+    the CPU) waits for the devices. Shape, dtype and gradients are those of `value`.
+    """
+
+    _value: torch.Tensor
+    _computes: bool
+
+    @staticmethod
+    def __new__(cls, value: torch.Tensor, *, computes: bool) -> "DeferredTensor":
+        """A tensor without memory of its own."""
+        made = torch.Tensor._make_wrapper_subclass(  # pyrefly: ignore[missing-attribute]
+            cls, value.shape, strides=value.stride(), dtype=value.dtype, device=torch.device("cpu")
+        )
+        made._value, made._computes = value, computes
+        return made
+
+    def __init__(self, value: torch.Tensor, *, computes: bool) -> None:
+        """Nothing is left to do."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Reads for what needs memory; leaves all else to `__torch_dispatch__`."""
+        kwargs = kwargs or {}
+        if func in _READS:
+            args, kwargs = _read((args, kwargs))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # pyrefly: ignore[bad-override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Runs an operation where its values are."""
+        kwargs = kwargs or {}
+        if func.namespace != "aten":
+            # A collective over processes, which may write into any of its tensors.
+            return _on_host(func, args, kwargs, written=_tensors((args, kwargs)))
+        written = _written(func, args, kwargs)
+        if _reads(func, args, kwargs) or not all(isinstance(t, cls) for t in written):
+            return _on_host(func, args, kwargs, written=written)
+        with _views_alias():
+            result = func(*_on_devices(args), **_on_devices(kwargs, device=True))
+        # What is written in place is returned as itself.
+        known = {id(t._value): t for t in written if isinstance(t, cls)}
+        _refuse_new_shapes(func, known.values())
+
+        def wrap(tensor: torch.Tensor) -> torch.Tensor:
+            own = known.get(id(tensor))
+            return cls(tensor, computes=True) if own is None else own
+
+        return tree_map_only(torch.Tensor, wrap, result)
+
+    def read(self) -> torch.Tensor:
+        """The value on the CPU; waits for the devices."""
+        if self._computes:
+            return self._value.cpu()
+        # From now on it is a tensor on the CPU: what is written into it stays.
+        if arrays.is_mine(self._value):
+            self._value = self._value.cpu()
+        return self._value
+
+
+def defer(output: Any) -> Any:
+    """What an engine's forward returned, for code on the CPU; gradients pass."""
+
+    def wrap(_: str, tensor: Any) -> Any:
+        if not arrays.is_mine(tensor):
+            return tensor
+        if tensor.requires_grad:
+            return _Deferring.apply(tensor)
+        return DeferredTensor(tensor, computes=False)
+
+    return map_tensors(output, wrap)
+
+
+def undefer(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor on the devices that a deferred one stands for; gradients pass."""
+    if not isinstance(tensor, DeferredTensor):
+        return tensor
+    return _Undeferring.apply(tensor)  # pyrefly: ignore[bad-return]
+
+
+class _Deferring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return DeferredTensor(tensor.detach(), computes=True)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return _device_value(grads[0])
+
+
+class _Undeferring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return _device_value(tensor).detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return DeferredTensor(grads[0], computes=True)
+
+
+def _device_value(tensor: torch.Tensor) -> torch.Tensor:
+    value = tensor._value if isinstance(tensor, DeferredTensor) else tensor
+    return value if arrays.is_mine(value) else value.to(runtime.device())
+
+
+@contextlib.contextmanager
+def _views_alias() -> Iterator[None]:
+    """Torch's functionalization, which views of a device tensor need, and a dispatch leaves out."""
+    key = torch._C.DispatchKey.Functionalize
+    with torch._C._PreserveDispatchKeyGuard():
+        torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+        yield
+
+
+def _on_devices(tree: Any, *, device: bool = False) -> Any:
+    """The values of `tree` on the devices; of keywords, the CPU as `device` names them too."""
+    moved = tree_map_only(torch.Tensor, _device_value, tree)
+    if device and moved.get("device") is not None:
+        # `zeros_like(deferred)` asks for the device that the tensor says it is on.
+        moved = {**moved, "device": runtime.device()}
+        moved.pop("pin_memory", None)
+    return moved
+
+
+def _reads(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operation reads a value, or has no tensor that is computed on the devices."""
+    if func is _aten._local_scalar_dense.default:
+        return True
+    if func is _aten._to_copy.default and kwargs.get("device") is not None:
+        return True
+    return not any(t._computes for t in _tensors((args, kwargs)) if isinstance(t, DeferredTensor))
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Any) -> list[torch.Tensor]:
+    """The tensors that an operation writes into, by its schema."""
+    if not func._schema.is_mutable:
+        return []
+    arguments = func._schema.arguments
+    # Keywords follow, in whatever order they are written.
+    given = {a.name: value for a, value in zip(arguments, args, strict=False)} | kwargs
+    wanted = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    return _tensors([given[name] for name in wanted if name in given])
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _refuse_new_shapes(func: Any, written: Iterable[DeferredTensor]) -> None:
+    for tensor in written:
+        if tensor._value.shape != tensor.shape:
+            raise SpmdZeroUsageError(
+                f"{func} changes the shape of a tensor whose value is still on the devices, in "
+                "place. Take the operation that returns a new one, or read it first: tensor.cpu()"
+            )
+
+
+def _read(tree: Any) -> Any:
+    return tree_map_only(DeferredTensor, lambda t: t.read(), tree)
+
+
+def _on_host(func: Any, args: Any, kwargs: Any, *, written: Iterable[torch.Tensor]) -> Any:
+    """Runs an operation on the CPU, and brings what it wrote back to the devices."""
+    copies: dict[int, torch.Tensor] = {}
+
+    def copy(tensor: DeferredTensor) -> torch.Tensor:
+        return copies.setdefault(id(tensor), tensor.read())
+
+    # A collective's arguments hold objects of C++; they are leaves.
+    result = func(*tree_map_only(DeferredTensor, copy, args),
+                  **tree_map_only(DeferredTensor, copy, kwargs))  # fmt: skip
+    back = [t for t in written if isinstance(t, DeferredTensor) and t._computes]
+    for work in tree_leaves(result) if back else ():
+        # A collective writes until it is waited for.
+        if hasattr(work, "wait"):
+            work.wait()
+    for tensor in back:
+        tensor._value.copy_(copies[id(tensor)])
+    return result

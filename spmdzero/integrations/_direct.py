@@ -1,0 +1,57 @@
+"""A module that a client calls by itself, as transformers' Trainer does to evaluate."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from spmdzero.backend import Batch, current, map_tensors
+from spmdzero.data._inputs import InputPlacer
+from spmdzero.integrations._deferred import defer
+
+
+class CallsFromHost:
+    """Hooks of a module on the devices: inputs on the CPU are uploaded, outputs are deferred.
+
+    The call runs in global space, each device on its rows as far as the compiler sees that it can:
+    a mean is one over all rows, as on one device. A copy or a pickle of the module does nothing.
+    """
+
+    def __init__(self, placer: InputPlacer | None = None) -> None:
+        self._placer = placer
+        self._uploaded: list[bool] = []
+
+    def watch(self, module: nn.Module) -> None:
+        """Follows calls of `module`."""
+        module.register_forward_pre_hook(self.upload, prepend=True, with_kwargs=True)
+        module.register_forward_hook(self.defer, always_call=True)
+
+    def upload(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Before a forward."""
+        self._uploaded.append(
+            self._placer is not None and not current().in_region() and _is_on_host((args, kwargs))
+        )
+        if not self._uploaded[-1] or self._placer is None:
+            return None
+        placed = self._placer(args, kwargs, training=False)
+        return map_tensors(placed, lambda _, t: t.tensor if isinstance(t, Batch) else t)
+
+    def defer(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """After a forward, also one that raised."""
+        return defer(output) if self._uploaded.pop() else output
+
+    def __reduce__(self) -> Any:
+        return CallsFromHost, ()
+
+
+def _is_on_host(inputs: Any) -> bool:
+    """Whether there are tensors, and those that are no mere numbers are on the CPU."""
+    kinds: set[str] = set()
+
+    def look(_: str, tensor: Any) -> Any:
+        if isinstance(tensor, torch.Tensor) and tensor.dim():
+            kinds.add(tensor.device.type)
+        return tensor
+
+    map_tensors(inputs, look)
+    return kinds == {"cpu"}

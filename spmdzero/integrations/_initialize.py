@@ -1,0 +1,75 @@
+"""`deepspeed.initialize`, called by a script of the user's or by a client."""
+
+import copy
+import functools
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import spmdzero
+from spmdzero.backend import processes, runtime
+from spmdzero.errors import SpmdZeroConfigError
+from spmdzero.integrations import _trainer
+from spmdzero.integrations._client_engine import ClientEngine
+
+_CLIENTS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning")
+_ROWS = "train_micro_batch_size_per_gpu"
+
+
+@functools.wraps(spmdzero.initialize)
+def initialize(*args: Any, **kwargs: Any) -> Any:
+    """As `spmdzero.initialize`; a client's batch sizes are those of its process."""
+    caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
+    if caller in _CLIENTS:
+        return initialize_for_client(*args, **kwargs)
+    return spmdzero.initialize(*args, **kwargs)
+
+
+def initialize_for_client(*args: Any, **kwargs: Any) -> Any:
+    """As `spmdzero.initialize`, with a `ClientEngine` and the config of a process.
+
+    Raises:
+        SpmdZeroConfigError: this host's devices can't share the process's rows; or as
+            `spmdzero.initialize`.
+    """
+    processes.join()
+    _trainer.defer_reads()
+    given = kwargs.pop("config_params", None)
+    config = kwargs.pop("config", None)
+    config = config_of_devices(given if config is None else config)
+    return spmdzero.initialize(*args, config=config, engine_class=ClientEngine, **kwargs)
+
+
+def config_of_devices(config: Any) -> Any:
+    """A client's config, which counts the rows of a process, as one that counts a device's.
+
+    Args:
+        config: a dict, or a file's path; anything else is returned as it is.
+
+    Raises:
+        SpmdZeroConfigError: `train_micro_batch_size_per_gpu` is no multiple of the local devices.
+    """
+    if isinstance(config, str | os.PathLike):
+        config = json.loads(Path(config).read_text())
+    if not isinstance(config, Mapping):
+        return config
+    config = dict(copy.deepcopy(config))
+    # accelerate's way to say "never" (`accelerate/utils/dataclasses.py`, `DeepSpeedPlugin`).
+    if config.get("steps_per_print") == math.inf:
+        del config["steps_per_print"]
+    rows, devices = config.get(_ROWS), runtime.local_device_count()
+    if isinstance(rows, int):
+        if rows % devices:
+            raise SpmdZeroConfigError(
+                key=_ROWS,
+                value=rows,
+                reason="to this client they are the rows of a process (the loader's batch_size, "
+                f"per_device_train_batch_size), which its {devices} devices can't share",
+                fix=f"Take {max(rows // devices, 1) * devices} or another multiple of {devices}.",
+            )
+        config[_ROWS] = rows // devices
+    return config

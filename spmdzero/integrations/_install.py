@@ -1,0 +1,170 @@
+"""The name `deepspeed`, for one process or for an environment."""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.metadata import Distribution, DistributionFinder
+from types import CodeType, ModuleType
+from typing import Any
+
+import spmdzero
+from spmdzero.compat._old_paths import code_of, is_deepspeeds
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.integrations import _trainer
+from spmdzero.integrations._initialize import initialize
+
+NAME, VERSION = "deepspeed", "0.19.8"
+_SWITCH = "USE_TORCH_XLA"
+
+
+def install() -> None:
+    """Has `import deepspeed`, here and in transformers, accelerate and Lightning, give spmdzero.
+
+    For this process, beside a DeepSpeed that may be installed. Call it before any of them is
+    imported: accelerate and transformers choose a backend of their own for torch_xla when they
+    are, which trains without ZeRO.
+
+    Raises:
+        SpmdZeroUsageError: DeepSpeed, or one of them with that backend, is imported already.
+    """
+    known = sys.modules.get(NAME)
+    if known is not None and getattr(known, "initialize", None) is initialize:
+        return
+    if known is not None:
+        raise SpmdZeroUsageError(
+            f"spmdzero.integrations.install(): deepspeed is imported already, from "
+            f"{getattr(known, '__file__', None)}. Call it before that, or start the script by "
+            "`spmdzero run`"
+        )
+    refuse_other_backends()
+    _trainer.follow_imports()
+    sys.meta_path.insert(0, _Finder(package=True))
+
+
+def take_the_name(module: ModuleType) -> None:
+    """As `install`, for the environment in which the distribution spmdzero-deepspeed is installed.
+
+    Args:
+        module: its file `deepspeed`, which is being imported.
+
+    Raises:
+        SpmdZeroUsageError: as `install`.
+    """
+    refuse_other_backends()
+    sys.meta_path.insert(0, _Finder(package=False))
+    fill(module)
+
+
+def refuse_other_backends() -> None:
+    """Turns off what transformers and accelerate do with torch_xla by themselves.
+
+    Raises:
+        SpmdZeroUsageError: one is imported, and has it on.
+    """
+    for name in ("accelerate.utils.imports", "transformers.utils.import_utils"):
+        module = sys.modules.get(name)
+        if module is not None and module.is_torch_xla_available():
+            package = name.partition(".")[0]
+            raise SpmdZeroUsageError(
+                f"{package} was imported before spmdzero.integrations, and has chosen its own "
+                "backend for torch_xla, which knows no ZeRO. Call spmdzero.integrations.install() "
+                f"before `import {package}`, set {_SWITCH}=false, or start the script by "
+                "`spmdzero run`"
+            )
+    if os.environ.setdefault(_SWITCH, "false").lower() not in ("0", "false", "no", "off"):
+        raise SpmdZeroUsageError(
+            f"{_SWITCH}={os.environ[_SWITCH]}: transformers and accelerate would choose their own "
+            "backend for torch_xla, which knows no ZeRO. Unset it"
+        )
+
+
+def fill(module: ModuleType) -> None:
+    """Makes `module` what `import deepspeed` gives."""
+
+    def attribute(name: str) -> Any:
+        try:
+            return getattr(spmdzero, name)
+        except AttributeError as missing:
+            raise AttributeError(f"module {NAME!r} has no attribute {name!r}") from missing
+
+    names = {name: getattr(spmdzero, name) for name in spmdzero.__all__}
+    vars(module).update(
+        names, __version__=VERSION, initialize=initialize, __getattr__=attribute, __path__=[]
+    )
+
+
+class _Finder(MetaPathFinder):
+    """Finds the package, unless a file has it, what is below it, and the metadata of that name."""
+
+    def __init__(self, *, package: bool) -> None:
+        self._package = package
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package, _, below = fullname.partition(".")
+        if package != NAME:
+            return None
+        if not below:
+            return ModuleSpec(fullname, _Package(), is_package=True) if self._package else None
+        if not is_deepspeeds(below):
+            return None
+        # Raises for a path that is refused.
+        found = importlib.util.find_spec(f"spmdzero.{below}")
+        if found is None:
+            return None
+        is_package = found.submodule_search_locations is not None
+        return ModuleSpec(fullname, _Same(found), is_package=is_package)
+
+    def find_distributions(
+        self, context: DistributionFinder.Context | None = None
+    ) -> Iterable[Distribution]:
+        """The metadata, by which accelerate and transformers know that DeepSpeed is there."""
+        named = getattr(context, "name", None)
+        return [_Metadata()] if self._package and named == NAME else []
+
+
+class _Package(Loader):
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Leaves the making to importlib."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Fills the module."""
+        fill(module)
+
+
+class _Same(Loader):
+    """Gives a module of spmdzero's, so that both names have one state."""
+
+    def __init__(self, real: ModuleSpec) -> None:
+        self._real = real
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Leaves the making to importlib."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Puts the other module in this one's place, which is what importlib returns."""
+        sys.modules[module.__name__] = import_module(self._real.name)
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """What `python -m deepspeed.launcher.runner` runs."""
+        return code_of(self._real)
+
+
+class _Metadata(Distribution):
+    def read_text(self, filename: str) -> str | None:
+        """What a file of the metadata says."""
+        if filename != "METADATA":
+            return None
+        return (
+            f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {VERSION}\n"
+            "Summary: spmdzero by DeepSpeed's name\n"
+        )
+
+    def locate_file(self, path: Any) -> Any:
+        """There are no files."""
+        return path
