@@ -7,7 +7,7 @@ from spmdzero.engine._engine import Engine
 from spmdzero.engine._folded import FoldedCalls
 from spmdzero.engine._initialize import initialize
 from spmdzero.engine._loss import find_loss, inputs_of
-from spmdzero.engine._parameter import ZeroParameter, trained_parameter
+from spmdzero.engine._parameter import ZeroParameter, release, trained_parameter
 from spmdzero.engine._programs import Call, Compilation, changed_calls
 from spmdzero.engine._repeated_rows import RepeatedRows
 from spmdzero.engine._snapshot import StepGraph
@@ -29,5 +29,6 @@ __all__ = [
     "find_loss",
     "initialize",
     "inputs_of",
+    "release",
     "trained_parameter",
 ]

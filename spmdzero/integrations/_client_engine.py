@@ -15,6 +15,9 @@ from spmdzero.backend import map_tensors, runtime
 from spmdzero.engine import Engine
 from spmdzero.integrations._deferred import DeferredTensor, defer, undefer
 from spmdzero.integrations._direct import CallsFromHost
+from spmdzero.integrations._generation import generate_on_host
+from spmdzero.integrations._saved_weights import WeightsOnHost
+from spmdzero.step._schedule_hold import ScheduleHold
 
 logger = logging.getLogger("spmdzero")
 _ITEMS = "num_items_in_batch"
@@ -32,6 +35,14 @@ class ClientEngine(Engine):
         self._training.placer.rows.any_number = True
         self._training.row_counts = frozenset({_ITEMS})
         CallsFromHost(self._training.placer).watch(self.module)
+        WeightsOnHost(self.module)
+        generate_on_host(self.module)
+        optimizer = self._training.optimizer
+        if optimizer is not None and optimizer.hold is None:
+            # The client moves a schedule of its own on, if any, and may do so without a read too.
+            optimizer.hold = hold = ScheduleHold()
+            training = self._training
+            self.after_step.append(lambda: training.step_applied and hold.advance())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As `Engine.forward`, for code on the CPU.

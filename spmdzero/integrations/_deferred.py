@@ -5,13 +5,15 @@ returns is on the devices. To move it at once would wait for the step; so a `Def
 that it is on the CPU and moves when somebody reads it.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from spmdzero.backend import arrays, map_tensors, runtime
+from spmdzero.errors import SpmdZeroUsageError
 
 _aten = torch.ops.aten
 # What asks for numbers in the host's memory, and is no operation that a dispatch would see.
@@ -66,7 +68,7 @@ class DeferredTensor(torch.Tensor):
         """Reads for what needs memory; leaves all else to `__torch_dispatch__`."""
         kwargs = kwargs or {}
         if func in _READS:
-            args, kwargs = _on_host((args, kwargs))
+            args, kwargs = _read((args, kwargs))
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
 
@@ -77,13 +79,22 @@ class DeferredTensor(torch.Tensor):
         """Runs an operation where its values are."""
         kwargs = kwargs or {}
         if func.namespace != "aten":
-            return _exchange(func, args, kwargs)
-        if _reads(func, args, kwargs):
-            return func(*_on_host(args), **_on_host(kwargs))
-        result = func(*_on_devices(args), **_on_devices(kwargs, device=True))
-        if func._schema.is_mutable and args and isinstance(args[0], DeferredTensor):
-            return args[0]
-        return tree_map_only(torch.Tensor, lambda t: DeferredTensor(t, computes=True), result)
+            # A collective over processes, which may write into any of its tensors.
+            return _on_host(func, args, kwargs, written=_tensors((args, kwargs)))
+        written = _written(func, args, kwargs)
+        if _reads(func, args, kwargs) or not all(isinstance(t, cls) for t in written):
+            return _on_host(func, args, kwargs, written=written)
+        with _views_alias():
+            result = func(*_on_devices(args), **_on_devices(kwargs, device=True))
+        # What is written in place is returned as itself.
+        known = {id(t._value): t for t in written if isinstance(t, cls)}
+        _refuse_new_shapes(func, known.values())
+
+        def wrap(tensor: torch.Tensor) -> torch.Tensor:
+            own = known.get(id(tensor))
+            return cls(tensor, computes=True) if own is None else own
+
+        return tree_map_only(torch.Tensor, wrap, result)
 
     def read(self) -> torch.Tensor:
         """The value on the CPU; waits for the devices."""
@@ -140,8 +151,13 @@ def _device_value(tensor: torch.Tensor) -> torch.Tensor:
     return value if arrays.is_mine(value) else value.to(runtime.device())
 
 
-def _on_host(tree: Any) -> Any:
-    return tree_map_only(DeferredTensor, lambda t: t.read(), tree)
+@contextlib.contextmanager
+def _views_alias() -> Iterator[None]:
+    """Torch's functionalization, which views of a device tensor need, and a dispatch leaves out."""
+    key = torch._C.DispatchKey.Functionalize
+    with torch._C._PreserveDispatchKeyGuard():
+        torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+        yield
 
 
 def _on_devices(tree: Any, *, device: bool = False) -> Any:
@@ -155,32 +171,57 @@ def _on_devices(tree: Any, *, device: bool = False) -> Any:
 
 
 def _reads(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operation runs on the CPU."""
+    """Whether an operation reads a value, or has no tensor that is computed on the devices."""
     if func is _aten._local_scalar_dense.default:
         return True
     if func is _aten._to_copy.default and kwargs.get("device") is not None:
         return True
-    if func._schema.is_mutable and args and not isinstance(args[0], DeferredTensor):
-        # It writes into a tensor in the host's memory.
-        return True
-    found: list[DeferredTensor] = []
-    tree_map_only(DeferredTensor, found.append, (args, kwargs))
-    return not any(t._computes for t in found)
+    return not any(t._computes for t in _tensors((args, kwargs)) if isinstance(t, DeferredTensor))
 
 
-def _exchange(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Runs a collective over processes, which may write into any of its tensors, on the CPU."""
-    copies: dict[int, tuple[DeferredTensor, torch.Tensor]] = {}
+def _written(func: Any, args: Sequence[Any], kwargs: Any) -> list[torch.Tensor]:
+    """The tensors that an operation writes into, by its schema."""
+    if not func._schema.is_mutable:
+        return []
+    arguments = func._schema.arguments
+    # Keywords follow, in whatever order they are written.
+    given = {a.name: value for a, value in zip(arguments, args, strict=False)} | kwargs
+    wanted = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    return _tensors([given[name] for name in wanted if name in given])
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _refuse_new_shapes(func: Any, written: Iterable[DeferredTensor]) -> None:
+    for tensor in written:
+        if tensor._value.shape != tensor.shape:
+            raise SpmdZeroUsageError(
+                f"{func} changes the shape of a tensor whose value is still on the devices, in "
+                "place. Take the operation that returns a new one, or read it first: tensor.cpu()"
+            )
+
+
+def _read(tree: Any) -> Any:
+    return tree_map_only(DeferredTensor, lambda t: t.read(), tree)
+
+
+def _on_host(func: Any, args: Any, kwargs: Any, *, written: Iterable[torch.Tensor]) -> Any:
+    """Runs an operation on the CPU, and brings what it wrote back to the devices."""
+    copies: dict[int, torch.Tensor] = {}
 
     def copy(tensor: DeferredTensor) -> torch.Tensor:
-        return copies.setdefault(id(tensor), (tensor, tensor.read()))[1]
+        return copies.setdefault(id(tensor), tensor.read())
 
+    # A collective's arguments hold objects of C++; they are leaves.
     result = func(*tree_map_only(DeferredTensor, copy, args),
                   **tree_map_only(DeferredTensor, copy, kwargs))  # fmt: skip
-    for work in result if isinstance(result, tuple | list) else (result,):
+    back = [t for t in written if isinstance(t, DeferredTensor) and t._computes]
+    for work in tree_leaves(result) if back else ():
+        # A collective writes until it is waited for.
         if hasattr(work, "wait"):
             work.wait()
-    for tensor, host in copies.values():
-        if tensor._computes:
-            tensor._value.copy_(host)
+    for tensor in back:
+        tensor._value.copy_(copies[id(tensor)])
     return result

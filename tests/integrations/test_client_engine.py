@@ -1,0 +1,148 @@
+"""The engine that clients drive: rows of a process, any number of them, sums over items."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from spmdzero.errors import SpmdZeroConfigError
+from spmdzero.integrations._initialize import config_of_devices, initialize_for_client
+from tests.support.engines import assert_trained_as, config
+
+ROWS = 16
+
+
+class Tokens(nn.Module):
+    """transformers' form: labels, a sum divided by the items of a whole batch, logits beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.head = nn.Linear(8, 11)
+
+    def forward(
+        self, ids: torch.Tensor, labels: torch.Tensor, num_items_in_batch: Any = None
+    ) -> dict[str, torch.Tensor]:
+        logits = self.head(self.embed(ids).tanh())
+        kind = "mean" if num_items_in_batch is None else "sum"
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction=kind)
+        if num_items_in_batch is not None:
+            loss = loss / num_items_in_batch
+        return {"loss": loss, "logits": logits}
+
+
+def batch(rows: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Ids and labels `[rows, 6]`, a different number of labels in each row."""
+    torch.manual_seed(seed)
+    ids = torch.randint(0, 11, (rows, 6))
+    kept = torch.arange(6) < torch.randint(1, 7, (rows, 1))
+    return {"ids": ids, "labels": torch.where(kept, ids, -100)}
+
+
+def both(**more: Any) -> tuple[Any, nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(1)
+    model = Tokens()
+    theirs = copy.deepcopy(model)
+    settings = config(
+        train_micro_batch_size_per_gpu=ROWS,
+        optimizer={"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.0}},
+        spmd={"min_shard_elements": 16},
+        **more,
+    )
+    engine = initialize_for_client(model=model, config_params=settings)[0]
+    return engine, theirs, torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=0.0)
+
+
+def items(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    return inputs["labels"].ne(-100).sum()
+
+
+# The first batch is short, and two can't be shared equally by the 8 devices.
+@pytest.mark.parametrize("sizes", [(16, 16, 16, 16, 5, 16), (8, 16, 3, 16)])
+def test_a_sum_over_items_trains_as_on_one_device(sizes: tuple[int, ...]) -> None:
+    engine, theirs, adam = both()
+    for seed, rows in enumerate(sizes):
+        inputs = batch(rows, seed)
+        inputs["num_items_in_batch"] = items(inputs)
+        loss = engine(**inputs)["loss"]
+        engine.backward(loss)
+        engine.step()
+        wanted = theirs(**inputs)["loss"]
+        wanted.backward()
+        adam.step()
+        adam.zero_grad()
+        # fp32 sums in another order.
+        assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
+    assert_trained_as(engine, theirs)
+
+
+def test_a_loss_computed_from_logits_with_labels_on_the_cpu() -> None:
+    engine, theirs, adam = both()
+    for seed, rows in enumerate((16, 16, 16, 16, 7)):
+        inputs = batch(rows, seed)
+        labels = inputs["labels"].flatten()
+        loss = F.cross_entropy(engine(**inputs)["logits"].flatten(0, 1), labels)
+        engine.backward(loss)
+        engine.step()
+        wanted = F.cross_entropy(theirs(**inputs)["logits"].flatten(0, 1), labels)
+        wanted.backward()
+        adam.step()
+        adam.zero_grad()
+        assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
+    assert_trained_as(engine, theirs)
+
+
+@pytest.mark.parametrize("rows", [16, 24, 5])
+def test_the_module_called_by_itself_evaluates_as_on_one_device(rows: int) -> None:
+    engine, theirs, _ = both()
+    engine.eval()
+    inputs = batch(rows)
+    with torch.no_grad():
+        ours, wanted = engine.module(**inputs), theirs(**inputs)
+        by_engine = engine(**inputs)
+    assert float(ours["loss"]) == pytest.approx(float(wanted["loss"]), rel=1e-5)
+    for found in (ours, by_engine):
+        torch.testing.assert_close(found["logits"].cpu(), wanted["logits"], rtol=1e-5, atol=1e-6)
+
+
+def test_dropout_of_rows_that_cant_be_shared_is_that_of_one_device() -> None:
+    class Dropped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(4, 64)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            out = F.dropout(self.line(x), 0.5)
+            return out.square().mean(), out
+
+    engine = initialize_for_client(
+        model=Dropped(), config=config(train_micro_batch_size_per_gpu=ROWS)
+    )[0]
+    loss, out = engine(torch.randn(3, 4))
+    # A mean of the replicas' masks would leave next to no zeros.
+    assert 0.3 < float((out == 0).float().mean()) < 0.7
+    assert loss.item() == pytest.approx(out.square().mean().item(), rel=1e-5)
+
+
+def test_rows_of_a_process_that_the_devices_cant_share_are_refused() -> None:
+    with pytest.raises(SpmdZeroConfigError, match=r"12.*rows of a process.*8.*Take 8"):
+        config_of_devices({"train_micro_batch_size_per_gpu": 12})
+
+
+def test_the_rest_of_a_clients_config_stays() -> None:
+    given = {
+        "train_micro_batch_size_per_gpu": 16,
+        "train_batch_size": 64,
+        "gradient_accumulation_steps": 4,
+        "steps_per_print": float("inf"),
+    }
+    made = config_of_devices(given)
+    assert made == {
+        "train_micro_batch_size_per_gpu": 2,
+        "train_batch_size": 64,
+        "gradient_accumulation_steps": 4,
+    }
+    assert given["train_micro_batch_size_per_gpu"] == 16

@@ -1,0 +1,152 @@
+"""A tensor that says that it is on the CPU; its value stays on the devices until it is read."""
+
+import copy
+import io
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
+from spmdzero.backend import processes, runtime
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.integrations import DeferredTensor
+from spmdzero.integrations._deferred import defer, undefer
+from tests.support.engines import reads
+
+VALUES = torch.linspace(-1, 2, 24).reshape(4, 6)
+
+
+@pytest.fixture(autouse=True)
+def _spmd() -> None:
+    runtime.start()
+
+
+def on_devices(*, grad: bool = False) -> torch.Tensor:
+    return (VALUES.to(runtime.device()) * 1).requires_grad_(grad)
+
+
+def deferred(*, computes: bool = True) -> DeferredTensor:
+    return DeferredTensor(on_devices(), computes=computes)
+
+
+READS = {
+    "item": lambda t: t.sum().item(),
+    "float": lambda t: float(t.sum()),
+    "tolist": lambda t: t.tolist(),
+    "numpy": lambda t: t.numpy().tolist(),
+    "asarray": lambda t: np.asarray(t).tolist(),
+    "cpu": lambda t: t.cpu().tolist(),
+    "repr": repr,
+    "format": lambda t: f"{t.sum():.4f}",
+    "bool": lambda t: bool(torch.isnan(t).any()),
+    "pickle": lambda t: pickle.loads(pickle.dumps(t)).tolist(),
+    "save": lambda t: torch.load(_saved(t)).tolist(),
+    "deepcopy": lambda t: copy.deepcopy(t).tolist(),
+    "written": lambda t: torch.zeros(4, 6).add_(t).tolist(),
+    "iterated": lambda t: [float(row.sum()) for row in t],
+    "compared": lambda t: torch.equal(t, VALUES),
+}
+
+
+def _saved(tensor: torch.Tensor) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    file.seek(0)
+    return file
+
+
+@pytest.mark.parametrize("computes", [True, False])
+@pytest.mark.parametrize("name", READS)
+def test_a_read_gives_what_a_tensor_on_the_cpu_gives(name: str, computes: bool) -> None:
+    found, wanted = READS[name](deferred(computes=computes)), READS[name](VALUES)
+    if isinstance(wanted, str | bool):
+        assert found == wanted
+    else:
+        # Sums of 24 numbers may be taken in another order.
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted))
+
+
+def test_nothing_is_read_before() -> None:
+    tensor = deferred()
+    before = reads()
+    total = torch.tensor(0.0) + tensor.detach().mean() / 4
+    total += tensor.sum()
+    assert total.device.type == "cpu"
+    assert isinstance(total, DeferredTensor)
+    assert reads() == before
+    assert total.item() == pytest.approx(float(VALUES.mean() / 4 + VALUES.sum()), rel=1e-6)
+    assert reads() > before
+
+
+def test_a_write_into_it_stays() -> None:
+    for computes in (True, False):
+        tensor = deferred(computes=computes)
+        kept = tensor
+        tensor -= tensor
+        assert tensor is kept
+        assert float(kept.abs().sum()) == 0
+        kept[:, 0] = 3
+        assert float(tensor.sum()) == 12
+
+
+def test_writes_by_name_and_in_lists_stay() -> None:
+    for computes in (True, False):
+        tensor, into = deferred(computes=computes), torch.zeros(4, 6)
+        torch.add(tensor, 1, out=into)
+        assert torch.equal(into, VALUES + 1)
+        torch._foreach_mul_([tensor], 0.0)
+        assert float(tensor.abs().sum()) == 0
+
+
+def test_a_new_shape_in_place_is_refused_in_words() -> None:
+    with pytest.raises(SpmdZeroUsageError, match=r"changes the shape.*tensor\.cpu\(\)"):
+        deferred().unsqueeze_(0)
+
+
+def test_gradients_of_a_loss_computed_with_labels_on_the_cpu() -> None:
+    labels = torch.tensor([0, 5, 2, -100])
+    theirs = VALUES.clone().requires_grad_()
+    wanted = F.cross_entropy(theirs.view(-1, 6) * 2, labels)
+    wanted.backward()
+
+    own = on_devices(grad=True)
+    logits = defer(own)
+    before = reads()
+    loss = F.cross_entropy(logits.view(-1, 6) * 2, labels)
+    undefer(loss).backward()
+    assert reads() == before
+    assert own.grad is not None
+    # Both compute in fp32; softmax and mean are summed in another order.
+    torch.testing.assert_close(own.grad.cpu(), theirs.grad, rtol=1e-6, atol=1e-7)
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
+
+
+def test_collectives_over_processes_read_and_write() -> None:
+    processes.join()
+    for computes in (True, False):
+        tensor = deferred(computes=computes)
+        gathered = [torch.zeros_like(tensor)]
+        dist.all_gather(gathered, tensor)
+        assert gathered[0].tolist() == VALUES.tolist()
+        into = torch.empty(4, 6)
+        dist.all_gather_into_tensor(into, tensor)
+        assert torch.equal(into, VALUES)
+        tensor.zero_()
+        dist.broadcast(tensor, 0)
+        assert float(tensor.abs().sum()) == 0
+
+
+def test_what_needs_no_gradient_is_read_once_and_computed_on_the_cpu() -> None:
+    tensor = deferred(computes=False)
+    before = reads()
+    shape = tuple(tensor.shape)
+    assert (shape, reads()) == ((4, 6), before)
+    largest = tensor.argmax(-1)
+    assert type(largest) is torch.Tensor
+    after = reads()
+    assert after > before
+    assert torch.equal(tensor.softmax(-1), VALUES.softmax(-1))
+    assert reads() == after

@@ -1,0 +1,77 @@
+"""`install()`: the name `deepspeed`, its modules and its metadata, for one process."""
+
+import subprocess
+import sys
+import textwrap
+
+from tests.support.processes import ROOT, environment, run_python
+
+
+def test_every_path_of_deepspeed_is_spmdzeros() -> None:
+    run_python("-W", "error", "-c", textwrap.dedent("""
+        import spmdzero.integrations
+        spmdzero.integrations.install()
+        spmdzero.integrations.install()
+        import importlib.metadata
+        from importlib.util import find_spec
+
+        assert find_spec("deepspeed") is not None
+        assert importlib.metadata.version("deepspeed") == "0.19.8"
+        assert importlib.metadata.metadata("deepspeed")["Name"] == "deepspeed"
+
+        import deepspeed
+        import spmdzero
+        from deepspeed.ops.adam import FusedAdam
+        from deepspeed.runtime.lr_schedules import WarmupLR
+        import deepspeed.comm as dist
+
+        assert deepspeed.__version__ == "0.19.8"
+        assert dist is spmdzero.comm
+        assert deepspeed.runtime.lr_schedules.WarmupLR is WarmupLR
+        assert deepspeed.DeepSpeedEngine is spmdzero.Engine
+        for refused in ("deepspeed.moe.layer", "deepspeed.runtime.zero.stage3"):
+            try:
+                importlib.import_module(refused)
+            except ModuleNotFoundError as error:
+                assert len(str(error)) > 60, error
+            else:
+                raise AssertionError(refused)
+        try:
+            import deepspeed.plan
+        except ModuleNotFoundError:
+            pass
+        else:
+            raise AssertionError("a module of ours only")
+        try:
+            deepspeed.init_inference
+            deepspeed.init_inference(None)
+        except spmdzero.SpmdZeroUsageError as error:
+            assert "inference" in str(error)
+
+        from accelerate.utils import is_deepspeed_available, is_torch_xla_available
+        from transformers.utils import is_torch_xla_available as theirs
+        assert is_deepspeed_available() and not is_torch_xla_available() and not theirs()
+    """))  # fmt: skip
+
+
+def refusal(script: str, **variables: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 1
+    return done.stderr.splitlines()[-1]
+
+
+def test_a_client_with_a_backend_of_its_own_is_refused() -> None:
+    said = refusal(
+        "import accelerate, spmdzero.integrations; spmdzero.integrations.install()",
+        PJRT_DEVICE="CPU",
+    )
+    assert "accelerate was imported before" in said
+    assert "spmdzero run" in said
