@@ -1,6 +1,6 @@
 """Runs scenarios of Trainer in one process, and prints what they found as JSON.
 
-    python -m tests.integrations.trainer_runs plain|spmdzero FOLDER SCENARIO...
+python -m tests.integrations.trainer_runs plain|spmdzero FOLDER SCENARIO...
 """
 
 import json

@@ -131,9 +131,7 @@ def label_smoothing(side: Side) -> dict[str, Any]:
 
 def compute_loss_func(side: Side) -> dict[str, Any]:
     """A loss that the user's function computes from the logits, accumulated."""
-    arguments = side.arguments(
-        gradient_accumulation_steps=2, eval_strategy="steps", eval_steps=10
-    )
+    arguments = side.arguments(gradient_accumulation_steps=2, eval_strategy="steps", eval_steps=10)
     trainer = Trainer(
         gpt2(),
         arguments,
@@ -281,9 +279,7 @@ def resumed_client(side: Side) -> dict[str, Any]:
 
 def resumed_here(side: Side) -> dict[str, Any]:
     """The second half of `resumed_client`, from the checkpoint that another process left."""
-    arguments = side.arguments(
-        output_dir=str(side.folder / "here"), max_steps=10, weight_decay=0.1
-    )
+    arguments = side.arguments(output_dir=str(side.folder / "here"), max_steps=10, weight_decay=0.1)
     trainer = Trainer(gpt2(), arguments, train_dataset=texts(padded=True))
     return train(trainer, resume=str(side.folder / "client" / "checkpoint-5"), ended=True)
 
@@ -365,8 +361,6 @@ def loaded(side: Side) -> dict[str, Any]:
     with torch.no_grad():
         found["adapter"] = adapted(input_ids=rows, labels=rows).loss.item()
     return found
-
-
 
 
 def sft(side: Side) -> dict[str, Any]:

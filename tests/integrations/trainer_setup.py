@@ -51,7 +51,10 @@ class Side:
     folder: Path
 
     def arguments(
-        self, config: str | dict[str, Any] = "client", kind: type = TrainingArguments, **changes: Any
+        self,
+        config: str | dict[str, Any] = "client",
+        kind: type = TrainingArguments,
+        **changes: Any,
     ) -> TrainingArguments:
         """Arguments of 20 steps of 16 rows, each step logged, and of this side."""
         told = CONFIGS[config] if isinstance(config, str) else config
@@ -133,9 +136,7 @@ class Noted(TrainerCallback):
         self.compiled.append(counters.compiled()[0])
 
 
-def train(
-    trainer: Trainer, *, resume: str | None = None, ended: bool = False
-) -> dict[str, Any]:
+def train(trainer: Trainer, *, resume: str | None = None, ended: bool = False) -> dict[str, Any]:
     """Trains, and says what was logged; `ended` adds the sums of the parameters."""
     if trainer.is_deepspeed_enabled:
         noted = Noted()
@@ -159,7 +160,9 @@ def logged(trainer: Trainer) -> dict[str, Any]:
         if "eval_loss" in entry
     ]
     found = {key: [s[key] for s in steps] for key in ("loss", "grad_norm", "learning_rate")}
-    assert all(isinstance(x, float) and math.isfinite(x) for xs in found.values() for x in xs), found
+    assert all(isinstance(x, float) and math.isfinite(x) for xs in found.values() for x in xs), (
+        found
+    )
     return found | {"eval": evaluations}
 
 
