@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from spmdzero._logging import is_new
-from spmdzero.backend import map_tensors, runtime
+from spmdzero.backend import map_tensors, nodes_behind, runtime
 from spmdzero.engine import Engine
+from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._deferred import DeferredTensor, defer, undefer
 from spmdzero.integrations._direct import CallsFromHost
 from spmdzero.integrations._generation import generate_on_host
@@ -35,6 +36,8 @@ class ClientEngine(Engine):
         self._training.placer.rows.any_number = True
         self._training.row_counts = frozenset({_ITEMS})
         CallsFromHost(self._training.placer).watch(self.module)
+        # Forwards whose backward is to come.
+        self._open_forwards = 0
         WeightsOnHost(self.module)
         generate_on_host(self.module)
         optimizer = self._training.optimizer
@@ -60,6 +63,7 @@ class ClientEngine(Engine):
             kwargs[_ITEMS] = items / share
         if "use_cache" not in kwargs and self._would_cache():
             kwargs["use_cache"] = False
+        self._open_forwards += torch.is_grad_enabled()
         output = super().forward(*args, **kwargs)
         # In `train_batch` it is the engine that goes on with it.
         return output if self.in_train_batch else defer(output)
@@ -67,8 +71,21 @@ class ClientEngine(Engine):
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
     ) -> torch.Tensor:
-        """As `Engine.backward`, of a loss computed with what `forward` returned."""
+        """As `Engine.backward`, of a loss computed with what `forward` returned.
+
+        Raises:
+            SpmdZeroUsageError: the loss is another engine's, which accelerate says in a log line
+                only.
+        """
+        if not self._open_forwards and not _comes_from(loss, self.module):
+            raise SpmdZeroUsageError(
+                "backward of a loss that this engine's forward had no part in. One Accelerator "
+                "drives the first model that it prepared: make another Accelerator() for another "
+                "model, and call that one's backward"
+            )
         on_devices = super().backward(undefer(loss), retain_graph, scale_wrt_gas)
+        if not retain_graph:
+            self._open_forwards = max(self._open_forwards - 1, 0)
         return DeferredTensor(on_devices, computes=True)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
@@ -93,6 +110,12 @@ class ClientEngine(Engine):
                 type(self.module).__name__,
             )
         return takes
+
+
+def _comes_from(loss: torch.Tensor, module: torch.nn.Module) -> bool:
+    own = {id(p) for p in module.parameters()}
+    behind = nodes_behind(loss, ends=lambda _: False)
+    return any(id(getattr(node, "variable", None)) in own for node in behind)
 
 
 def _are_shared(inputs: Any) -> bool:
