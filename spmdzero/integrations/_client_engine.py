@@ -13,6 +13,7 @@ import torch
 from spmdzero._logging import is_new
 from spmdzero.backend import map_tensors, runtime
 from spmdzero.engine import Engine
+from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._deferred import DeferredTensor, defer, undefer
 from spmdzero.integrations._direct import CallsFromHost
 from spmdzero.integrations._generation import generate_on_host
@@ -33,6 +34,7 @@ class ClientEngine(Engine):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._training.placer.rows.any_number = True
+        self._destroyed = False
         CallsFromHost(self._training.placer).watch(self.module)
         WeightsOnHost(self.module)
         generate_on_host(self.module)
@@ -52,6 +54,12 @@ class ClientEngine(Engine):
         replica's share. A key-value cache would be an output that nobody uses: `use_cache` is
         False unless it is given.
         """
+        if self._destroyed:
+            raise SpmdZeroUsageError(
+                f"{type(self.module).__name__}: this engine was destroyed, as "
+                "accelerator.free_memory() and a second Trainer.train() do. Make a new Trainer, "
+                "or a new Accelerator, with the same model, and prepare it"
+            )
         if kwargs.get(_ITEMS) is not None:
             share = runtime.local_device_count() if _are_shared((args, kwargs)) else 1
             # As a tensor: a Python number would be another program at each other value.
@@ -60,6 +68,11 @@ class ClientEngine(Engine):
         if "use_cache" not in kwargs and self._would_cache():
             kwargs["use_cache"] = False
         return defer(super().forward(*args, **kwargs))
+
+    def destroy(self) -> None:
+        """As `Engine.destroy`; a client that goes on is told so."""
+        super().destroy()
+        self._destroyed = True
 
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
