@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend import current, map_tensors
+from spmdzero.backend import arrays, current, map_tensors
 from spmdzero.state._training import Training
 
 logger = logging.getLogger("spmdzero")
@@ -35,6 +35,10 @@ class DirectCalls:
         """Says it where a call is one to warn of."""
         training = self._training() if self._training is not None else None
         if self._said or current().in_region() or training is None or training.module is not module:
+            return
+        parameter = next(module.parameters(), None)
+        if parameter is None or not arrays.is_mine(parameter):
+            # It was moved off the devices, for plain torch.
             return
         if _has_cpu_tensor(args, kwargs):
             self._say(

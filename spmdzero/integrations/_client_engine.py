@@ -35,6 +35,7 @@ class ClientEngine(Engine):
         super().__init__(*args, **kwargs)
         self._training.placer.rows.any_number = True
         self._destroyed = False
+        self._training.row_counts = frozenset({_ITEMS})
         CallsFromHost(self._training.placer).watch(self.module)
         WeightsOnHost(self.module)
         generate_on_host(self.module)
@@ -67,7 +68,9 @@ class ClientEngine(Engine):
             kwargs[_ITEMS] = items / share
         if "use_cache" not in kwargs and self._would_cache():
             kwargs["use_cache"] = False
-        return defer(super().forward(*args, **kwargs))
+        output = super().forward(*args, **kwargs)
+        # In `train_batch` it is the engine that goes on with it.
+        return output if self.in_train_batch else defer(output)
 
     def destroy(self) -> None:
         """As `Engine.destroy`; a client that goes on is told so."""
@@ -93,11 +96,13 @@ class ClientEngine(Engine):
         return DeferredTensor(optimizer.grad_norm.detach(), computes=True)
 
     def _would_cache(self) -> bool:
-        if not getattr(getattr(self.module, "config", None), "use_cache", False):
-            return False
+        told = getattr(getattr(self.module, "config", None), "use_cache", None)
         parameters = inspect.signature(self.module.forward).parameters.values()
-        takes = any(p.name == "use_cache" or p.kind is p.VAR_KEYWORD for p in parameters)
-        if takes and is_new(("use_cache", type(self.module))):
+        # By name whatever the config says: Trainer sets it False, and a decoder may have another.
+        takes = any(p.name == "use_cache" for p in parameters) or (
+            bool(told) and any(p.kind is p.VAR_KEYWORD for p in parameters)
+        )
+        if takes and told and is_new(("use_cache", type(self.module))):
             logger.info(
                 "%s: use_cache=False in the engine's forward, a key-value cache is for generating",
                 type(self.module).__name__,

@@ -1,0 +1,35 @@
+"""What Lightning is told of this host: one process, whose one device is the CPU."""
+
+from typing import Any
+
+import spmdzero
+from spmdzero.errors import SpmdZeroUsageError
+
+
+def refuse_accelerator(accelerator: Any, processes: int, *, of: str) -> None:
+    """Raises SpmdZeroUsageError for what would move batches elsewhere, or start processes.
+
+    Args:
+        accelerator: Lightning's.
+        processes: how many it would have on this host.
+        of: ``"Trainer"`` or ``"Fabric"``, for the message.
+    """
+    name = type(accelerator).__name__
+    if name != "CPUAccelerator":
+        raise SpmdZeroUsageError(
+            f'{of}(strategy="spmdzero") with {name}: batches stay on the CPU, from where the engine '
+            "uploads each device its rows, and the devices are torch_xla's, which Lightning needn't "
+            f'know. Say {of}(accelerator="cpu", strategy="spmdzero"), on a TPU too'
+        )
+    if processes != 1:
+        raise SpmdZeroUsageError(
+            f'{of}(strategy="spmdzero", devices={processes}) would start {processes} processes on '
+            "this host, but one process drives all of its devices: leave `devices` out. How many "
+            "there are is PJRT's to say (on a CPU: CPU_NUM_DEVICES=8)"
+        )
+
+
+def join(processes: int) -> None:
+    """Connects the processes, one per host, if there is more than one."""
+    if processes > 1:
+        spmdzero.init_distributed()

@@ -1,0 +1,240 @@
+"""Runs the steps of a LightningModule in an engine's forward."""
+
+import contextlib
+import dis
+import functools
+import inspect
+import logging
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import torch
+from lightning import LightningModule, Trainer
+from torch import nn
+
+from spmdzero.backend import map_tensors, runtime
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.integrations import _lightning_private as private
+from spmdzero.integrations._client_engine import ClientEngine
+from spmdzero.integrations._deferred import DeferredTensor
+from spmdzero.integrations._recorded_calls import (
+    Call,
+    CallTarget,
+    RecordedCalls,
+    awaits_results,
+    returned_of,
+)
+from spmdzero.integrations._trainer_reads import TrainerReads
+
+logger = logging.getLogger("spmdzero")
+
+
+class LightningSteps:
+    """Calls `training_step` and its like through `engine`, and logs for them.
+
+    While a step's Python runs, it finds other objects in some places of its module: `self.log`
+    takes notes (`RecordedCalls`), a metric is a stand-in that does so too, `self.trainer` tells
+    what was read of it, and `self.device` is where the tensors are. They are the same objects at
+    each step, so that the engine sees that nothing has changed.
+
+    Args:
+        module: the user's.
+        trainer: whose loop it is.
+        engine: whose `module` it is.
+    """
+
+    def __init__(self, module: LightningModule, trainer: Trainer, engine: ClientEngine) -> None:
+        private.know_metrics(module)
+        self._module, self._engine = module, engine
+        self._calls = RecordedCalls(self._resolve)
+        self._reads = TrainerReads(trainer)
+        own = vars(module)
+        self._forward = own.get("forward", types.MethodType(type(module).forward, module))
+        self._replaced: list[tuple[dict[str, Any], str, Any]] = [
+            (own, "forward", self._run),
+            (own, "log", functools.partial(_log, module, self._calls)),
+            (own, "log_dict", functools.partial(_log_dict, module, self._calls)),
+            (own, "all_gather", _refuse_gather),
+            *private.replaced_in_steps(module, trainer=self._reads, device=engine.device),
+        ]
+        for path, place, name in private.metrics_of(module):
+            self._replaced.append((place, name, _MetricStandIn(path, self._calls)))
+        self._waiting: Callable[[], Any] | None = None
+
+    def __call__(self, method: str, *args: Any, later: bool = False, **kwargs: Any) -> Any:
+        """What the step returned, as global tensors.
+
+        Args:
+            method: ``"training_step"``, for example.
+            args, kwargs: of the step.
+            later: what it logs may wait for `finish`.
+
+        Raises:
+            SpmdZeroUsageError: as `Engine.forward`; or the step does with a metric what can't be
+                done inside of a forward.
+        """
+        step = getattr(self._module, method)
+        named = inspect.signature(step).bind(*args, **kwargs).arguments
+        if torch.is_grad_enabled():
+            self._leave_index_out(step, named)
+        with values_in(self._replaced):
+            output = self._engine(step=method, arguments=dict(named), reads=self._reads.now())
+        if not torch.is_grad_enabled():
+            # Values that are read one by one would each be a program with a forward of its own.
+            runtime.sync()
+            output = map_tensors(output, lambda _, tensor: tensor.cpu())
+        self._waiting = functools.partial(self._make_calls, output, method)
+        if not later or awaits_results(returned_of(output)):
+            return self.finish()
+        return returned_of(output)
+
+    def finish(self) -> Any:
+        """Makes the calls that wait, if any; returns what the step returned."""
+        waiting, self._waiting = self._waiting, None
+        return waiting() if waiting is not None else None
+
+    def _make_calls(self, output: Any, method: str) -> Any:
+        with private.inside_hook(self._module, method):
+            return self._calls.make(output, given=_given)
+
+    def _run(self, *, step: str, arguments: Mapping[str, Any], reads: Any) -> Any:
+        """The module's forward as the engine sees it; `reads` only tells kinds of it apart."""
+        method = getattr(self._module, step)
+        bound = inspect.signature(method).bind_partial()
+        bound.arguments.update(arguments)
+        # The step calls `self(x)`.
+        with self._calls.record(), values_in([(vars(self._module), "forward", self._forward)]):
+            return self._calls.output(method(*bound.args, **bound.kwargs))
+
+    def _resolve(self, path: str) -> Any:
+        return self._module.get_submodule(path)
+
+    def _leave_index_out(self, step: Callable[..., Any], named: dict[str, Any]) -> None:
+        """Has a step that never reads its `batch_idx` be called with one number always."""
+        names = list(named)
+        if len(names) > 1 and not _reads_parameter(step, names[1]):
+            named[names[1]] = 0
+        elif len(names) > 1 or _takes_any(step):
+            self._reads.note_changing("its batch_idx")
+
+
+class _MetricStandIn(nn.Module, CallTarget):
+    def __init__(self, path: str, calls: RecordedCalls) -> None:
+        super().__init__()
+        self.path, self._calls = path, calls
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._note("__call__", args, kwargs)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        self._note("update", args, kwargs)
+
+    def compute(self) -> Any:
+        return self._note("compute", (), {})
+
+    def reset(self) -> None:
+        self._note("reset", (), {})
+
+    def __getitem__(self, key: str) -> "_MetricStandIn":
+        return _MetricStandIn(f"{self.path}.{key}", self._calls)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise SpmdZeroUsageError(
+            f"self.{self.path}.{name} inside of a step: a metric lives on the host, and a step on the "
+            "devices. There are update, compute, reset and the call; anything else belongs "
+            "into a hook, such as on_train_batch_end"
+        )
+
+    def _note(self, method: str, args: Any, kwargs: Any) -> Any:
+        args, kwargs = map_tensors((args, kwargs), lambda _, tensor: tensor.detach())
+        return self._calls.note(self.path, method, *args, **kwargs)
+
+
+def _log(module: LightningModule, calls: RecordedCalls, *args: Any, **kwargs: Any) -> None:
+    """`LightningModule.log` inside of a step."""
+    given = inspect.signature(LightningModule.log).bind(module, *args, **kwargs).arguments
+    options = {key: value for key, value in given.items() if key not in ("self", "name", "value")}
+    name, value, graph = given["name"], given["value"], options.get("enable_graph", False)
+    if options.get("sync_dist") and options.get("reduce_fx", "mean") != "mean":
+        raise SpmdZeroUsageError(
+            f"self.log({name!r}, sync_dist=True, reduce_fx={options['reduce_fx']!r}) in a step: what "
+            "a step logs is the mean over the devices. Return the value of each row from the step, "
+            "reduce it in on_train_batch_end (or on_validation_batch_end), and log it there"
+        )
+
+    def scalar(_: str, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.numel() != 1:
+            raise ValueError(
+                f"self.log({name!r}, ...) was called with a tensor {list(tensor.shape)}, but it must "
+                "have a single element. You can try its .mean()"
+            )
+        return (tensor if graph else tensor.detach()).reshape(())
+
+    calls.note("", "log", name, map_tensors(value, scalar), label=repr(name), **options)
+
+
+def _log_dict(
+    module: LightningModule, calls: RecordedCalls, dictionary: Any, *args: Any, **kwargs: Any
+) -> None:
+    """`LightningModule.log_dict` inside of a step."""
+    if not isinstance(dictionary, Mapping):
+        calls.note("", "log_dict", dictionary, *args, **kwargs)
+        return
+    given = inspect.signature(LightningModule.log_dict).bind(module, dictionary, *args, **kwargs)
+    options = {k: v for k, v in given.arguments.items() if k not in ("self", "dictionary")}
+    for name, value in dictionary.items():
+        _log(module, calls, name, value, **options)
+
+
+def _refuse_gather(*_: Any, **__: Any) -> NoReturn:
+    raise SpmdZeroUsageError(
+        "self.all_gather(...) inside of a step: there each device has its own rows, and nothing "
+        "crosses between them. Return the tensor from the step: on_train_batch_end and its like "
+        "get the rows of all devices"
+    )
+
+
+def _given(call: Call) -> Callable[[str, Any], Any]:
+    """What a call is made with: a metric's numbers on the host, a logged one once it is read."""
+
+    def convert(_: str, tensor: Any) -> Any:
+        if not isinstance(tensor, DeferredTensor):
+            return tensor
+        if call.target:
+            return tensor.cpu().detach()
+        return DeferredTensor(tensor._value, computes=True)
+
+    return convert
+
+
+@contextlib.contextmanager
+def values_in(places: list[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
+    """Inside, `place[key]` is `value`, for each; keys that were there keep their order."""
+    before = [(place, key, key in place, place.get(key)) for place, key, _ in places]
+    for place, key, value in places:
+        place[key] = value
+    try:
+        yield
+    finally:
+        for place, key, was_there, value in before:
+            if was_there:
+                place[key] = value
+            else:
+                place.pop(key, None)
+
+
+def _takes_any(step: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(step).parameters.values()
+    return any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+
+
+def _reads_parameter(step: Callable[..., Any], name: str) -> bool:
+    """Whether the code of `step` may look at the parameter `name`; True where nobody can say."""
+    code = getattr(getattr(step, "__func__", step), "__code__", None)
+    if code is None or name not in code.co_varnames or name in code.co_cellvars:
+        return True
+    if {"locals", "vars", "eval", "exec"} & set(code.co_names):
+        return True
+    loads = [i.argval for i in dis.get_instructions(code) if i.opname.startswith("LOAD")]
+    return any(name == argval or (isinstance(argval, tuple) and name in argval) for argval in loads)

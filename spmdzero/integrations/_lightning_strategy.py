@@ -1,0 +1,191 @@
+"""`Trainer(strategy="spmdzero")`: Lightning's DeepSpeed strategy with spmdzero's engine."""
+
+import contextlib
+from typing import Any
+
+import torch
+from lightning import LightningModule, Trainer
+from lightning.fabric.utilities.seed import reset_seed
+from lightning.pytorch.strategies import DeepSpeedStrategy, ParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+
+from spmdzero.backend import map_tensors, runtime
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.integrations import _lightning_private as private
+from spmdzero.integrations._deferred import DeferredTensor
+from spmdzero.integrations._initialize import initialize_for_client
+from spmdzero.integrations._lightning_host import join, refuse_accelerator
+from spmdzero.integrations._lightning_steps import LightningSteps, values_in
+
+_ROWS = "train_micro_batch_size_per_gpu"
+
+
+class SpmdZeroStrategy(DeepSpeedStrategy):
+    """Trains with an engine of spmdzero's, on all devices of this host from one process.
+
+    Arguments are those of Lightning's `DeepSpeedStrategy`: `stage`, `config`, `loss_scale` and so
+    on. To Lightning there is one device, the CPU, where batches stay: the engine uploads each
+    device its rows. A loader's `batch_size` counts the rows of all devices together.
+
+    A step of gradient accumulation ends where it does without a strategy: after
+    `accumulate_grad_batches` batches, and with the last batch of an epoch.
+    """
+
+    strategy_name = "spmdzero"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._steps: LightningSteps | None = None
+        # Where the module had its tensors on the devices, once it was taken to the CPU.
+        self._placed: list[tuple[dict[str, Any], str, Any]] = []
+
+    @property
+    def root_device(self) -> torch.device:
+        """Where batches go: they stay."""
+        return torch.device("cpu")
+
+    @property
+    def handles_gradient_accumulation(self) -> bool:
+        """False: Lightning says where a step ends, and the engine is told."""
+        return False
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Any) -> None:
+        """Makes the name known."""
+        strategy_registry.register(
+            cls.strategy_name,
+            cls,
+            description="ZeRO-1/2 on all devices, by spmdzero",
+            override=True,
+        )
+
+    def _configure_launcher(self) -> None:
+        refuse_accelerator(self.accelerator, self.num_processes, of="Trainer")
+
+    def setup_environment(self) -> None:
+        """As `DeepSpeedStrategy`, which would refuse every accelerator but CUDA."""
+        ParallelStrategy.setup_environment(self)
+        self.setup_distributed()
+
+    def setup_distributed(self) -> None:
+        """Connects the processes of all hosts."""
+        reset_seed()
+        self.set_world_ranks()
+        join(self.world_size)
+
+    def setup(self, trainer: Trainer) -> None:
+        """Makes the engine.
+
+        Raises:
+            SpmdZeroUsageError: what an engine doesn't do is asked for: manual optimization, or
+                `sync_batchnorm`.
+        """
+        module = self.lightning_module
+        assert module is not None
+        fits = trainer.state.fn == TrainerFn.FITTING
+        self._refuse(module, fits=fits)
+        if self.world_size == 1:
+            private.keep_samplers(trainer)
+        self._steps, self._placed = None, []
+        super().setup(trainer)
+        self._steps = LightningSteps(module, trainer, self.deepspeed_engine)
+
+    def _refuse(self, module: LightningModule, *, fits: bool) -> None:
+        if fits and not module.automatic_optimization:
+            raise SpmdZeroUsageError(
+                "automatic_optimization = False: training_step runs inside of the engine's forward, "
+                "where there is nothing to step. Leave the optimization to the Trainer, or write the "
+                'loop with lightning.fabric: Fabric(strategy="spmdzero")'
+            )
+        if self._layer_sync is not None:
+            raise SpmdZeroUsageError(
+                "Trainer(sync_batchnorm=True): a batch norm sees the rows of one device, as under "
+                'DeepSpeed. Leave it out, or set "spmd": {"forward": "global"} in the config, with '
+                "which it sees all rows"
+            )
+
+    def _auto_select_batch_size(self) -> int:
+        assert self.lightning_module is not None
+        rows = private.rows_of_loader(self.lightning_module.trainer)
+        if rows is None:
+            raise SpmdZeroUsageError(
+                "how many rows does a batch have? The train dataloader has no batch_size. Say it: "
+                f'SpmdZeroStrategy(config={{..., "{_ROWS}": rows of a batch}})'
+            )
+        return rows
+
+    def _initialize_deepspeed_inference(self, model: Any) -> None:
+        assert isinstance(self.config, dict)
+        kept = {key: self.config[key] for key in ("fp16", "bf16", "spmd") if key in self.config}
+        # In evaluation mode any number of rows will do.
+        config = {_ROWS: runtime.local_device_count(), **kept}
+        self.model, *_ = initialize_for_client(config=config, model=model)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs it in the engine's forward; what it logs is logged when the step is under way."""
+        return self._call_step("training_step", *args, later=True, **kwargs)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs it in the engine's forward."""
+        return self._call_step("validation_step", *args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs it in the engine's forward."""
+        return self._call_step("test_step", *args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs it in the engine's forward."""
+        return self._call_step("predict_step", *args, **kwargs)
+
+    def _call_step(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        assert self._steps is not None
+        return self._steps(method, *args, **kwargs)
+
+    def block_backward_sync(self) -> Any:
+        """Nothing: where gradients are reduced is the plan's to say."""
+        return contextlib.nullcontext()
+
+    def backward(
+        self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        """Accumulates gradients; ends the micro-batch, unless `optimizer_step` will.
+
+        Lightning has divided the loss by `accumulate_grad_batches` already, and DeepSpeed's engine
+        would divide it once more.
+        """
+        assert self.lightning_module is not None and self._steps is not None
+        engine, trainer = self.deepspeed_engine, self.lightning_module.trainer
+        loss = super().backward(closure_loss, optimizer, *args, scale_wrt_gas=False, **kwargs)
+        if engine.gradient_accumulation_steps() > 1:
+            ends = private.ends_step(trainer)
+            engine.set_gradient_accumulation_boundary(ends)
+            if not ends:
+                engine.step()
+                self._steps.finish()
+        return loss
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the last micro-batch of a step, and ends it."""
+        result = super().optimizer_step(*args, **kwargs)
+        if self._steps is not None:
+            self._steps.finish()
+        return result
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    ) -> None:
+        """Saves a folder, as `DeepSpeedStrategy`."""
+        read = map_tensors(
+            checkpoint, lambda _, t: t.read() if isinstance(t, DeferredTensor) else t
+        )
+        with values_in(self._placed):
+            super().save_checkpoint(read, filepath, storage_options)
+
+    def teardown(self) -> None:
+        """Takes the module's parameters to the CPU; the engine keeps its own, to be saved."""
+        module, optimizers = self.lightning_module, self.optimizers
+        if module is not None and self._steps is not None:
+            self._placed = private.tensors_of(module)
+        self.optimizers = []
+        super().teardown()
+        self.optimizers = optimizers

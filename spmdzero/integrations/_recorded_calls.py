@@ -1,0 +1,201 @@
+"""Calls that a step makes of what is not the model: noted in the forward, made when it is over.
+
+Lightning runs a step inside the engine's forward, where a tensor belongs to one replica. What the
+step logs, and what it hands to metrics, therefore leaves the forward as an output like any other,
+and the call is made outside with the tensor of all replicas. A forward that is replayed runs no
+Python: what is to be called is read from the output, never from what happened while it was traced.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import torch
+
+from spmdzero.backend import map_tensors
+from spmdzero.errors import SpmdZeroUsageError
+
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.Tensor)
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call to be made.
+
+    Attributes:
+        target: path of the object, "" for the LightningModule itself.
+        method: its name.
+        args, kwargs: with `_Result`, `_Target` and `_Kept` in the place of what can't be compared.
+    """
+
+    target: str
+    method: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Result:
+    call: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Target:
+    path: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    index: int
+
+
+class CallResult:
+    """What a noted call will return, and nobody knows yet: it can be logged and returned."""
+
+    def __init__(self, call: int, name: str) -> None:
+        self._call, self._name = call, name
+
+    def refuse(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises SpmdZeroUsageError."""
+        raise SpmdZeroUsageError(
+            f"the step computes with what {self._name}(...) returned. Metrics live on the host and "
+            "are called when the step is over, with the rows of all devices: self.log their "
+            "result, return it, or compute the number from the tensors with torch operations"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        # Protocols ask for names of this form whether there is anything.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.refuse()
+
+    __torch_function__ = refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = refuse
+    __rtruediv__ = __neg__ = __float__ = __int__ = __bool__ = __format__ = refuse
+    __getitem__ = __iter__ = __len__ = __lt__ = __le__ = __gt__ = __ge__ = refuse
+
+
+class CallTarget:
+    """What a stand-in has in common: it knows the path of the object that it stands for."""
+
+    path: str
+
+
+class RecordedCalls:
+    """Notes calls while a forward runs, and makes them from its output.
+
+    Args:
+        resolve: the object of a path, outside of the forward.
+    """
+
+    def __init__(self, resolve: Callable[[str], Any]) -> None:
+        self._resolve = resolve
+        self._calls: dict[str, Call] | None = None
+        self._kept: list[Any] = []
+
+    @property
+    def recording(self) -> bool:
+        """Whether a forward is running."""
+        return self._calls is not None
+
+    @contextlib.contextmanager
+    def record(self) -> Iterator[None]:
+        """Around the Python of a forward, which may run inside of a backward too."""
+        before, self._calls = self._calls, {}
+        try:
+            yield
+        finally:
+            self._calls = before
+
+    def note(
+        self, target: str, method: str, *args: Any, label: str = "", **kwargs: Any
+    ) -> CallResult:
+        """Takes note of a call; `label` says in errors which of several it is."""
+        assert self._calls is not None
+        number, name = len(self._calls), f"self.{target}.{method}".replace("..", ".")
+        self._calls[f"{number} {name}({label})"] = Call(
+            target, method, self._form(args), self._form(kwargs)
+        )
+        return CallResult(number, name)
+
+    def output(self, returned: Any) -> Any:
+        """What the forward returns: what the step returned, and the calls if there are any.
+
+        The empty key leaves the paths of the outputs, by which a config may declare them.
+        """
+        if not self._calls:
+            return returned
+        return {"": _swap(returned, self._of_result), "calls": dict(self._calls)}
+
+    def make(self, output: Any, *, given: Callable[[Call], Callable[[str, Any], Any]]) -> Any:
+        """Makes the calls of a forward's output, in their order; returns what the step returned.
+
+        Args:
+            output: what `output` returned, with global tensors.
+            given: takes a call; returns what its tensors become, by path.
+        """
+        results: list[Any] = []
+
+        def known(value: Any) -> Any:
+            if isinstance(value, _Result):
+                return results[value.call]
+            if isinstance(value, _Target):
+                return self._resolve(value.path)
+            return self._kept[value.index] if isinstance(value, _Kept) else value
+
+        for call in calls_of(output).values():
+            args, kwargs = map_tensors((call.args, call.kwargs), given(call))
+            method = getattr(self._resolve(call.target), call.method)
+            results.append(method(*_swap(args, known), **_swap(kwargs, known)))
+        return _swap(returned_of(output), known)
+
+    def _form(self, tree: Any) -> Any:
+        return _swap(tree, self._leaf)
+
+    def _of_result(self, value: Any) -> Any:
+        return _Result(value._call) if isinstance(value, CallResult) else value
+
+    def _leaf(self, value: Any) -> Any:
+        if isinstance(value, CallResult):
+            return _Result(value._call)
+        if isinstance(value, CallTarget):
+            return _Target(value.path)
+        if isinstance(value, _PLAIN):
+            return value
+        for index, known in enumerate(self._kept):
+            if known is value:
+                return _Kept(index)
+        self._kept.append(value)
+        return _Kept(len(self._kept) - 1)
+
+
+def calls_of(output: Any) -> dict[str, Call]:
+    """The calls that a forward's output asks for."""
+    return output["calls"] if _holds_calls(output) else {}
+
+
+def returned_of(output: Any) -> Any:
+    """What the step itself returned; results of calls are still missing in it."""
+    return output[""] if _holds_calls(output) else output
+
+
+def awaits_results(returned: Any) -> bool:
+    """Whether what the step returned holds the result of a call."""
+    found: list[Any] = []
+    _swap(returned, lambda value: found.append(value) if isinstance(value, _Result) else value)
+    return bool(found)
+
+
+def _holds_calls(output: Any) -> bool:
+    return type(output) is dict and output.keys() == {"", "calls"}
+
+
+def _swap(tree: Any, function: Callable[[Any], Any]) -> Any:
+    """A copy of nested dicts, lists and tuples with `function(leaf)` for each leaf."""
+    if isinstance(tree, Mapping) and type(tree) is dict:
+        return {key: _swap(value, function) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        items = [_swap(item, function) for item in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+    return function(tree)
