@@ -44,7 +44,12 @@ class ClientEngine(Engine):
             # The client moves a schedule of its own on, if any, and may do so without a read too.
             optimizer.hold = hold = ScheduleHold()
             training = self._training
-            self.after_step.append(lambda: training.step_applied and hold.advance())
+
+            def follow() -> None:
+                if training.step_applied:
+                    hold.advance()
+
+            self.after_step.append(follow)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As `Engine.forward`, for code on the CPU.

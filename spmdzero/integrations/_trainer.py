@@ -84,10 +84,11 @@ class _StepWasSkipped(property):
     def __get__(self, wrapper: Any, owner: type | None = None) -> Any:
         optimizer = getattr(wrapper, "optimizer", None)
         # With a loss scale the engine reads it at each step itself.
-        waits = isinstance(optimizer, ZeroOptimizer) and optimizer.loss_scaler is None
-        if not waits or optimizer.hold is None:
-            return super().__get__(wrapper, owner)
-        return optimizer.hold.stands
+        if isinstance(optimizer, ZeroOptimizer) and optimizer.loss_scaler is None:
+            hold = optimizer.hold
+            if hold is not None:
+                return hold.stands
+        return super().__get__(wrapper, owner)
 
 
 def _mask_without_reading(masks: Any) -> None:
