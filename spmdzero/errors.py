@@ -20,8 +20,28 @@ class SpmdZeroConfigError(SpmdZeroError, ValueError):
         super().__init__(f"{key} = {value!r}: {reason}. {fix}")
 
 
+class BatchSizesError(SpmdZeroConfigError, AssertionError):
+    """A `SpmdZeroConfigError` of batch sizes, which DeepSpeed checks by an `assert`."""
+
+
 class SpmdZeroUsageError(SpmdZeroError, RuntimeError):
     """A call in the wrong order, or an input of the wrong kind or size."""
+
+
+class UsageAssertionError(SpmdZeroUsageError, AssertionError):
+    """A `SpmdZeroUsageError` of a call that DeepSpeed refuses by an `assert`."""
+
+
+class UsageValueError(SpmdZeroUsageError, ValueError):
+    """A `SpmdZeroUsageError` of a call that DeepSpeed refuses by a ValueError."""
+
+
+class UsageTypeError(SpmdZeroUsageError, TypeError):
+    """A `SpmdZeroUsageError` of a call that DeepSpeed refuses by a TypeError."""
+
+
+class UnsupportedCallError(SpmdZeroUsageError, NotImplementedError):
+    """A `SpmdZeroUsageError` of a call that DeepSpeed refuses by a NotImplementedError."""
 
 
 class RefusedNameError(SpmdZeroUsageError, AttributeError):

@@ -6,11 +6,12 @@ from typing import Any
 
 from spmdzero.audit import _live_tensors
 from spmdzero.audit._host_reads import HostWatch
+from spmdzero.audit._loss_scale import loss_scale
 from spmdzero.audit._program import ReadProgram
 from spmdzero.audit._recompiles import recompilations
 from spmdzero.audit._report import AuditReport, Finding, sorted_findings
 from spmdzero.backend import runtime
-from spmdzero.engine import Engine, StepGraph
+from spmdzero.engine import Engine, RepeatedRows, StepGraph
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.profiling import module_scopes
 
@@ -29,6 +30,7 @@ class Audit:
         self._first_step = engine.global_steps
         self._buffers = {name: buffer for name, (_, buffer) in _live_tensors.ids(engine).items()}
         self._replaced: set[str] = set()
+        self._rows: RepeatedRows | None = None
         self.watch = HostWatch(engine.module)
         self._report: AuditReport | None = None
 
@@ -53,6 +55,7 @@ class Audit:
                 self._replaced.add(name)
         # Once the program has run, the buffer is known by the tensor's own id.
         self._buffers = {name: own for name, (own, _) in ids.items()}
+        self._rows = graph.rows or self._rows
         if graph.kind not in self._texts:
             self._texts[graph.kind] = graph.hlo()
 
@@ -92,6 +95,8 @@ class Audit:
         since = [c for c in engine.programs.compilations if id(c) not in earlier]
         findings += recompilations(since, before=self._before)
         findings += self.watch.findings(steps=steps)
+        if engine.mesh.size > 1:
+            findings += loss_scale(self._rows, devices=engine.mesh.size)
         self._report = AuditReport(
             findings=sorted_findings(findings), steps=steps, programs=tuple(self._texts)
         )

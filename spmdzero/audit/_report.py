@@ -17,6 +17,7 @@ Name = Literal[
     "recompilation",
     "cpu-fallback",
     "host-read-in-step",
+    "loss-scale",
 ]
 _SHOWN = 4
 
@@ -27,8 +28,8 @@ class Finding:
 
     Attributes:
         name: what kind of thing.
-        severity: ``"error"`` where ZeRO's memory or communication is lost, ``"warning"`` where
-            a step only takes longer.
+        severity: ``"error"`` where ZeRO's memory or communication is lost, or a number depends on
+            how many devices there are; ``"warning"`` where a step only takes longer.
         subject: the tensor, module or line of code that it is about.
         cause: why it happens.
         fix: what ends it.

@@ -126,6 +126,13 @@ class Region(Forward, Protocol):
     ) -> contextlib.AbstractContextManager[None]:
         """Also of the latest call: gradient checkpointing runs its forward again there."""
 
+    def look(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What a call would return; nothing of the module is written, and no backward may come.
+
+        Raises:
+            ReplicaRegionError: the module does what can't be done per replica.
+        """
+
     def note_folded(self) -> None:
         """The latest forward was one operation: nothing of it is recomputed in backward."""
 

@@ -1,6 +1,7 @@
 """The command line: its commands, and how their errors are shown."""
 
 import functools
+import sys
 from collections.abc import Callable
 
 import typer
@@ -9,6 +10,7 @@ from spmdzero.cli._convert import convert
 from spmdzero.cli._doctor import doctor
 from spmdzero.cli._explain import explain
 from spmdzero.cli._inspect import inspect
+from spmdzero.cli._run import run
 from spmdzero.errors import SpmdZeroError
 
 app = typer.Typer(
@@ -35,3 +37,10 @@ def _command(function: Callable[..., None]) -> None:
 
 for _function in (explain, doctor, convert, inspect):
     _command(_function)
+# What follows the script's name is the script's, options too; so are its exceptions.
+app.command(context_settings={"allow_interspersed_args": False})(run)
+
+
+def ds_report() -> None:
+    """DeepSpeed's command of that name: `spmdzero doctor`."""
+    app(["doctor", *sys.argv[1:]])

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Collection, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from spmdzero.compat.refusals import REFUSALS, attribute, why_refused
 from spmdzero.errors import RefusedImportError
@@ -21,6 +21,7 @@ _SAME = {
     "accelerator": "spmdzero.compat.accelerator",
     "checkpointing": "spmdzero.compat.checkpointing",
     "comm": "spmdzero.compat.comm",
+    "launcher.runner": "spmdzero.integrations.launcher.runner",
     "refusals": "spmdzero.compat.refusals",
     "runtime.activation_checkpointing.checkpointing": "spmdzero.compat.checkpointing",
     "runtime.config": "spmdzero.compat.runtime_config",
@@ -34,6 +35,8 @@ _SAME = {
     "utils.zero_to_fp32": "spmdzero.compat.zero_to_fp32",
     "xla": "spmdzero.backend",
 }
+# Folders of the house that have DeepSpeed's names.
+_ITS_OWN = ("monitor", "profiling")
 _CONTEXTS = "GatheredParameters Init register_external_parameter"
 _KINDS = "ZeroParamStatus ZeroParamType"
 _ESTIMATES = (
@@ -44,7 +47,6 @@ _MADE: dict[str, dict[str, str]] = {
     "checkpoint": {},
     "checkpoint.utils": {"compat.helpers": "clone_tensors_for_torch_save"},
     "launcher": {},
-    "launcher.runner": {"compat.helpers": "DEEPSPEED_ENVIRONMENT_NAME"},
     "ops": {},
     "ops.adagrad": {},
     "ops.adam": {"optim": "FusedAdam"},
@@ -61,7 +63,10 @@ _MADE: dict[str, dict[str, str]] = {
     },
     "runtime.engine": {"engine": "Engine=DeepSpeedEngine"},
     "runtime.zero": {"compat.zero_contexts": _CONTEXTS},
-    "runtime.zero.partition_parameters": {"compat.zero_contexts": f"{_CONTEXTS} {_KINDS}"},
+    "runtime.zero.partition_parameters": {
+        "compat.accelerator": "get_accelerator",
+        "compat.zero_contexts": f"{_CONTEXTS} {_KINDS}",
+    },
     "runtime.zero.stage_1_and_2": {
         "compat.zero_estimate": _ESTIMATES,
         "engine": "ZeroOptimizer=DeepSpeedZeroOptimizer",
@@ -111,6 +116,10 @@ class _Same(Loader):
         """Gives the module its own spec back, which importlib has replaced."""
         module.__spec__ = self._own
         vars(module).setdefault("__getattr__", functools.partial(attribute, self._path))
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """What `python -m` runs: the code of the module that the path stands for."""
+        return code_of(importlib.util.find_spec(self._real))
 
 
 class _Made(Loader):
@@ -164,10 +173,16 @@ def _prefix_in(table: Collection[str], path: str) -> str | None:
     return next((prefix for prefix in prefixes if prefix in table), None)
 
 
+def code_of(found: ModuleSpec | None) -> CodeType | None:
+    """The code of a module that is a file, which `python -m` asks a loader for."""
+    code = getattr(found.loader, "get_code", None) if found is not None else None
+    return code(found.name) if found is not None and code is not None else None
+
+
 def is_deepspeeds(path: str) -> bool:
     """Whether DeepSpeed has a module `deepspeed.<path>` that is here, or refused."""
-    known = path in _MADE or _prefix_in(_SAME, path) is not None
-    return known or _prefix_in(REFUSALS, path) is not None
+    known = path in _MADE or _prefix_in(_SAME, path) or _prefix_in(_ITS_OWN, path)
+    return bool(known or _prefix_in(REFUSALS, path))
 
 
 def keep_old_paths() -> None:

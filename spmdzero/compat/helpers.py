@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import functools
-import os
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
@@ -12,9 +11,6 @@ import torch
 from torch import nn
 
 from spmdzero.backend import programs
-
-# Launchers read the environment file by this name.
-DEEPSPEED_ENVIRONMENT_NAME = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,16 +1,20 @@
 """`deepspeed.utils.zero_to_fp32`: fp32 weights from a checkpoint, ours or DeepSpeed's."""
 
 import dataclasses
+import logging
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from spmdzero.backend import arrays
-from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.engine import release
+from spmdzero.errors import SpmdZeroCheckpointError
 from spmdzero.formats import Conversion, StoredTensor, convert, fp32_weights
+
+logger = logging.getLogger("spmdzero")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,18 +100,58 @@ def convert_zero_checkpoint_to_fp32_state_dict(
 def load_state_dict_from_zero_checkpoint(
     model: nn.Module, checkpoint_dir: str | os.PathLike[str], tag: str | None = None
 ) -> nn.Module:
-    """`model`, moved to the CPU, with the fp32 weights of a checkpoint.
+    """`model` itself, moved to the CPU, with the fp32 weights of a checkpoint.
+
+    Parameters keep their dtype, as in DeepSpeed: the module of a bf16 engine gets them rounded, and
+    the log says so. Where an engine trains `model`, it can't go on; what it trained is plain torch.
 
     Raises:
-        SpmdZeroCheckpointError: it is damaged, or there is none.
-        SpmdZeroUsageError: an engine trains the model, whose parameters live on the devices.
+        SpmdZeroCheckpointError: it is damaged, or there is none; nothing has changed.
     """
-    if any(map(arrays.is_mine, model.parameters())):
-        raise SpmdZeroUsageError(
-            "load_state_dict_from_zero_checkpoint(model, ...): an engine trains this model. Use "
-            "engine.load_checkpoint(dir, load_module_only=True), or a fresh copy of the model"
-        )
     state = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag)
+    release(model)
     model = model.cpu()
     model.load_state_dict(state, strict=False)
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()} - {torch.float32}
+    if dtypes:
+        logger.warning(
+            "the module keeps its %s, which the fp32 weights of %s were rounded to: for all of "
+            "their digits pass a fresh model in fp32",
+            ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)),
+            checkpoint_dir,
+        )
     return model
+
+
+def get_model_state_file(checkpoint_dir: str | os.PathLike[str], zero_stage: int) -> str:
+    """The file with the module and the client state of a checkpoint in DeepSpeed's format.
+
+    Args:
+        checkpoint_dir: the folder of one tag.
+        zero_stage: of those that are read here, 0 to 2, all have the same file.
+
+    Raises:
+        SpmdZeroCheckpointError: there is none, as in a checkpoint of spmdzero's own format.
+    """
+    return _deepspeeds_files(checkpoint_dir, "mp_rank_00_model_states.pt")[0]
+
+
+def get_optim_files(checkpoint_dir: str | os.PathLike[str]) -> list[str]:
+    """The files of the ranks' optimizers of a checkpoint in DeepSpeed's format, by rank.
+
+    Raises:
+        SpmdZeroCheckpointError: as `get_model_state_file`.
+    """
+    return _deepspeeds_files(checkpoint_dir, "*_optim_states.pt")
+
+
+def _deepspeeds_files(folder: str | os.PathLike[str], pattern: str) -> list[str]:
+    found = [str(path) for path in Path(folder).glob(pattern)]
+    if not found:
+        raise SpmdZeroCheckpointError(
+            file=folder,
+            reason=f"has no {pattern}, the files of DeepSpeed's format",
+            fix="spmdzero's own format is read by `get_fp32_state_dict_from_zero_checkpoint` and "
+            "`spmdzero convert`; `engine.save_deepspeed_checkpoint` writes DeepSpeed's",
+        )
+    return sorted(found, key=lambda path: [int(digits) for digits in re.findall(r"\d+", path)])

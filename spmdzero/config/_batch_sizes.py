@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from spmdzero.config._models import SpmdZeroConfig
-from spmdzero.errors import SpmdZeroConfigError
+from spmdzero.errors import BatchSizesError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ def resolve_batch_sizes(config: SpmdZeroConfig, *, dp_world_size: int) -> BatchS
     as in DeepSpeed's runtime/config.py (``_set_batch_related_parameters``, ``_batch_assertion``).
 
     Raises:
-        SpmdZeroConfigError: neither the train nor the micro size is given, or the product of
+        BatchSizesError: neither the train nor the micro size is given, or the product of
             the three numbers is not the train size.
     """
     train = config.train_batch_size
@@ -36,7 +36,7 @@ def resolve_batch_sizes(config: SpmdZeroConfig, *, dp_world_size: int) -> BatchS
     accumulation = config.gradient_accumulation_steps
     if micro is None:
         if train is None:
-            raise SpmdZeroConfigError(
+            raise BatchSizesError(
                 key="train_batch_size",
                 value=config.source.get("train_batch_size"),
                 reason="neither train_batch_size nor train_micro_batch_size_per_gpu is given",
@@ -52,7 +52,7 @@ def resolve_batch_sizes(config: SpmdZeroConfig, *, dp_world_size: int) -> BatchS
 
     product = micro * accumulation * dp_world_size
     if train != product:
-        raise SpmdZeroConfigError(
+        raise BatchSizesError(
             key="train_batch_size",
             value=train,
             reason=(

@@ -7,8 +7,9 @@ from spmdzero.engine._engine import Engine
 from spmdzero.engine._folded import FoldedCalls
 from spmdzero.engine._initialize import initialize
 from spmdzero.engine._loss import find_loss, inputs_of
-from spmdzero.engine._parameter import ZeroParameter, trained_parameter
+from spmdzero.engine._parameter import ZeroParameter, release, trained_parameter
 from spmdzero.engine._programs import Call, Compilation, changed_calls
+from spmdzero.engine._repeated_rows import RepeatedRows
 from spmdzero.engine._snapshot import StepGraph
 from spmdzero.step._optimizer import ZeroOptimizer
 
@@ -18,6 +19,7 @@ __all__ = [
     "Compilation",
     "Engine",
     "FoldedCalls",
+    "RepeatedRows",
     "ReplicaBatchSampler",
     "StepGraph",
     "ZeroDataLoader",
@@ -27,5 +29,6 @@ __all__ = [
     "find_loss",
     "initialize",
     "inputs_of",
+    "release",
     "trained_parameter",
 ]

@@ -3,12 +3,24 @@
 import contextlib
 from collections.abc import Iterator
 
+from spmdzero.backend import arrays
 from spmdzero.config import BatchSizes
 from spmdzero.engine._direct_calls import DirectCalls
 from spmdzero.engine._plan_of import planned_micro_batches
-from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.errors import (
+    SpmdZeroUsageError,
+    UnsupportedCallError,
+    UsageAssertionError,
+    UsageValueError,
+)
+from spmdzero.state._still_placed import require_placed
 from spmdzero.state._training import Training
 from spmdzero.step._autograd import autograd_grad, set_autograd_grad
+
+_NO_COALESCING = (
+    "coalesce_grad_reduction needs ZeRO stage 1 or 2 and managed gradient accumulation. Use "
+    "no_sync, or leave it out: the result is the same"
+)
 
 
 class Accumulation:
@@ -64,10 +76,10 @@ class Accumulation:
         """Says whether the coming `step()` ends an accumulation, whatever the engine counts.
 
         Raises:
-            SpmdZeroUsageError: with `"managed_gradient_accumulation": false` every step does.
+            UsageAssertionError: with `"managed_gradient_accumulation": false` every step does.
         """
         if not self._managed:
-            raise SpmdZeroUsageError(
+            raise UsageAssertionError(
                 'set_gradient_accumulation_boundary with "managed_gradient_accumulation": false: '
                 "there each step() is the boundary. Call step() when the gradients are complete"
             )
@@ -80,11 +92,11 @@ class Accumulation:
         They join the next backward's outside, whose reduction serves all.
 
         Raises:
-            SpmdZeroUsageError: at stage 2, whose gradients are shards, as in DeepSpeed; nested; or
+            UsageAssertionError: at stage 2, whose gradients are shards, as in DeepSpeed; nested; or
                 `step()` inside.
         """
         if self._training.plan.stage == 2:
-            raise SpmdZeroUsageError(
+            raise UsageAssertionError(
                 "no_sync is incompatible with gradient partitioning logic of ZeRO stage 2. Use "
                 "stage 1, or engine.coalesce_grad_reduction()"
             )
@@ -96,14 +108,14 @@ class Accumulation:
         """Reduces the gradients of all backward passes inside once, when it ends.
 
         Raises:
-            SpmdZeroUsageError: at stage 0, with `"managed_gradient_accumulation": false`, as in
-                DeepSpeed; nested; or `step()` inside.
+            UnsupportedCallError: at stage 0, as in DeepSpeed.
+            UsageAssertionError: with `"managed_gradient_accumulation": false`, as in DeepSpeed;
+                nested; or `step()` inside.
         """
-        if not self._managed or self._training.plan.stage == 0:
-            raise SpmdZeroUsageError(
-                "coalesce_grad_reduction needs ZeRO stage 1 or 2 and managed gradient "
-                "accumulation. Use no_sync, or leave it out: the result is the same"
-            )
+        if not self._managed:
+            raise UsageAssertionError(_NO_COALESCING)
+        if self._training.plan.stage == 0:
+            raise UnsupportedCallError(_NO_COALESCING)
         with self._without_reduction("coalesce_grad_reduction"):
             yield
         self._training.gradients.reduce_deferred()
@@ -125,9 +137,9 @@ class Accumulation:
         return self._unreduced is None
 
     def refuse_inside(self, call: str) -> None:
-        """Raises SpmdZeroUsageError for a call that `no_sync` and its like don't go with."""
+        """Raises UsageAssertionError for a call that `no_sync` and its like don't go with."""
         if self._unreduced is not None:
-            raise SpmdZeroUsageError(
+            raise UsageAssertionError(
                 f"engine.{call}() inside engine.{self._unreduced}(): leave that context first"
             )
 
@@ -149,13 +161,13 @@ class Accumulation:
         """Changes the samples of a step by changing the number of its micro-batches.
 
         Raises:
-            SpmdZeroUsageError: not a multiple of a micro-batch on all devices, or in the middle
-                of an accumulation.
+            UsageValueError: not a multiple of a micro-batch on all devices.
+            SpmdZeroUsageError: in the middle of an accumulation.
         """
         micro, devices = self._training.batch.micro, self._training.mesh.size
         steps, rest = divmod(train_batch_size, micro * devices)
         if train_batch_size < 1 or rest:
-            raise SpmdZeroUsageError(
+            raise UsageValueError(
                 f"Train batch size must be divisible by micro-batch data parallelism: "
                 f"{train_batch_size} is no multiple of train_micro_batch_size_per_gpu "
                 f"({micro}) x {devices} devices"
@@ -198,6 +210,9 @@ class Accumulation:
         """
         for name, parameter in self._training.parameters:
             if (grad := autograd_grad(parameter)) is not None:
+                if not arrays.is_mine(grad):
+                    # The module was moved off the devices, and trained by plain torch since.
+                    require_placed(self._training)
                 self._training.gradients.add_global(name, grad)
                 set_autograd_grad(parameter, None)
                 if self._direct_calls is not None and not self.ran_forward:

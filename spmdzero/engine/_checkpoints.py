@@ -13,7 +13,7 @@ from typing import Any
 
 from spmdzero.backend import runtime
 from spmdzero.engine._accumulation import Accumulation
-from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.errors import UsageValueError
 from spmdzero.formats import (
     BackgroundSaver,
     Box,
@@ -30,6 +30,7 @@ from spmdzero.state._across_hosts import agreed_tag, everyones, require_one_tag,
 from spmdzero.state._from_deepspeed import open_for
 from spmdzero.state._live_state import live_state
 from spmdzero.state._restore import LoadOptions, restore
+from spmdzero.state._still_placed import require_placed
 from spmdzero.state._tensor_matching import LoadReport
 from spmdzero.state._training import Training
 
@@ -81,8 +82,9 @@ class Checkpoints:
         Raises:
             SpmdZeroCheckpointError: it can't be saved, or the asynchronous save before failed;
                 on whichever host that was.
-            SpmdZeroUsageError: between backward and step, no folder, a tag that is no name of
-                one, or a client state that can't be read back safely.
+            UsageValueError: no folder is named.
+            SpmdZeroUsageError: between backward and step, a tag that is no name of a folder, or a
+                client state that can't be read back safely.
             ReplicaRegionError: an integer output or buffer differs between replicas.
         """
         training = self._training
@@ -92,7 +94,7 @@ class Checkpoints:
             runtime.sync()
             training.region.check_agreement()
         if not save_dir:
-            raise SpmdZeroUsageError(f"save_dir must be a non-empty string, got {save_dir!r}")
+            raise UsageValueError(f"save_dir must be a non-empty string, got {save_dir!r}")
         folder = Path(save_dir)
         with together(folder, doing="saved"):
             self.wait_checkpoint()
@@ -168,6 +170,7 @@ class Checkpoints:
         )
         with naming_the_newest(folder, but=tag):
             with together(folder / tag, doing="loaded"):
+                require_placed(training)
                 state = open_for(training, folder, tag)
             self.load_report = report = restore(training, _checked(state, folder / tag), options)
         for what, names in dataclasses.asdict(report).items():

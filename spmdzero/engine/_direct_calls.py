@@ -36,8 +36,9 @@ class DirectCalls:
         training = self._training() if self._training is not None else None
         if self._said or current().in_region() or training is None or training.module is not module:
             return
-        if not all(arrays.is_mine(parameter) for parameter in module.parameters()):
-            # It was taken to the CPU, as Lightning does when it has trained.
+        parameter = next(module.parameters(), None)
+        if parameter is None or not arrays.is_mine(parameter):
+            # It was moved off the devices, for plain torch.
             return
         if _has_cpu_tensor(args, kwargs):
             self._say(

@@ -9,6 +9,7 @@ import torch
 from spmdzero._logging import log_once
 from spmdzero.backend import counters, memory_maps, programs, runtime
 from spmdzero.engine._programs import Call, Compiled, ProgramLog
+from spmdzero.engine._repeated_rows import RepeatedRows
 from spmdzero.engine._snapshot import StepGraph
 from spmdzero.state._training import Training
 
@@ -32,6 +33,7 @@ class Launching:
         self.donated_inputs: dict[str, int] = {}
         self.observers: list[Callable[[StepGraph], None]] = []
         self.hooks: tuple[Mapping[int, Any], ...] = ()
+        self._rows: RepeatedRows | None = None
 
     def launch_states(self) -> None:
         """Compiles and starts what makes the first state.
@@ -42,8 +44,18 @@ class Launching:
         runtime.sync()
         self.programs.initial = Compiled.so_far() - before
 
-    def note_call(self) -> None:
-        """Takes note of a forward that is about to run."""
+    def note_call(self, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> None:
+        """Takes note of a forward that is about to run, on placed inputs."""
+        training = self._training
+        # Kept without an observer, the inputs would stay on the devices.
+        if self.observers and torch.is_grad_enabled() and training.region is not None:
+            self._rows = RepeatedRows(
+                training=training,
+                region=training.region,
+                programs=self.programs,
+                args=args,
+                kwargs=kwargs or {},
+            )
         self.programs.called(
             Call(
                 inputs=self._training.placer.latest,
@@ -91,7 +103,8 @@ class Launching:
         outputs |= {f"loss/{i}": loss for i, loss in enumerate(training.losses)}
         if kind == "boundary" and optimizer and optimizer.grad_norm is not None:
             outputs["norm/global"] = optimizer.grad_norm
-        graph, before = StepGraph(kind=kind, outputs=outputs), Compiled.so_far()
+        graph = StepGraph(kind=kind, outputs=outputs, rows=self._rows)
+        self._rows, before = None, Compiled.so_far()
         for observer in self.observers:
             try:
                 observer(graph)

@@ -6,23 +6,23 @@ from typing import Any
 import torch
 
 from spmdzero.backend import current
-from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.errors import SpmdZeroUsageError, UsageAssertionError
 
 
 def check_loss(loss: Any) -> None:
     """Looks whether `loss` is a scalar that a forward of the engine made.
 
     Raises:
-        SpmdZeroUsageError: it isn't.
+        UsageAssertionError: it isn't.
         ReplicaRegionError: it is computed with what a hook kept from inside the forward.
     """
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-        raise SpmdZeroUsageError(
+        raise UsageAssertionError(
             f"engine.backward needs a scalar loss, got {shape}. Reduce it first: loss.mean()"
         )
     if loss.grad_fn is None:
-        raise SpmdZeroUsageError(
+        raise UsageAssertionError(
             "engine.backward(loss) without a forward: this loss does not depend on what "
             "engine(...) returned. Call loss = engine(...) outside of torch.no_grad() and "
             "don't detach it"

@@ -9,7 +9,7 @@ from torch.utils.data import IterableDataset
 
 from spmdzero.backend import arrays, runtime
 from spmdzero.data._loader import ZeroDataLoader
-from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.errors import SpmdZeroUsageError, UsageValueError
 from spmdzero.state._training import Training
 from spmdzero.step._optimizer import ZeroOptimizer
 
@@ -107,10 +107,11 @@ class ModuleMethods:
             num_local_io_workers: processes that read.
 
         Raises:
-            SpmdZeroUsageError: not a dataset, another batch size, or a sampler.
+            UsageValueError: not a dataset.
+            SpmdZeroUsageError: another batch size, or a sampler.
         """
         if not (self.is_map_style_dataset(dataset) or self.is_iterable_style_dataset(dataset)):
-            raise SpmdZeroUsageError(
+            raise UsageValueError(
                 f"deepspeed_io takes a torch Dataset, got {type(dataset).__name__}"
             )
         training, placer = self._training, self._training.placer
@@ -183,7 +184,7 @@ class MastersFollow:
                 "others. Leave assign out: values are copied onto the devices"
             )
         for parameter in module.parameters(recurse=False):
-            # Others were taken to the CPU, as Lightning does when it has trained.
+            # The user may have moved the module off the devices, and its engine with it.
             if arrays.is_mine(parameter):
                 self._stamps[parameter] = arrays.write_stamp(parameter)
 

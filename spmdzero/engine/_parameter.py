@@ -12,6 +12,7 @@ from spmdzero.backend import arrays, runtime
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import Placement, Role
+from spmdzero.state._placed_module import take_off_devices
 from spmdzero.state._training import Training
 from spmdzero.step._autograd import autograd_grad, set_autograd_grad
 from spmdzero.step._optimizer import ZeroOptimizer
@@ -195,6 +196,14 @@ def adopt_parameters(training: Training, accumulation: Accumulation) -> None:
             if type(parameter) is nn.Parameter:
                 parameter.__class__ = ZeroParameter
             setattr(parameter, _OWNER, (name, *owner))
+
+
+def release(module: nn.Module) -> None:
+    """Moves a module that an engine trains to the CPU, in place, as plain torch has it.
+
+    Its engine can't go on. Does nothing to what is on the CPU.
+    """
+    take_off_devices(module, without=_OWNER)
 
 
 def trained_parameter(parameter: torch.Tensor) -> TrainedParameter | None:

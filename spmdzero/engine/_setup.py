@@ -29,7 +29,7 @@ from spmdzero.config import (
 from spmdzero.data._inputs import InputPlacer
 from spmdzero.engine._groups import Groups, Members, find_groups
 from spmdzero.engine._schedule import make_schedule
-from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
+from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError, UsageAssertionError
 from spmdzero.plan import MeshSpec, ShardingPlan
 from spmdzero.precision import GradientScaling, LossScaler, PrecisionPolicy
 from spmdzero.state._placed_module import move_module
@@ -49,10 +49,11 @@ def require_module(model: object, **refused: object) -> nn.Module:
     """The model.
 
     Raises:
-        SpmdZeroUsageError: it is no module, or an argument of model parallelism is given.
+        UsageAssertionError: it is no module.
+        SpmdZeroUsageError: an argument of model parallelism is given.
     """
     if not isinstance(model, nn.Module):
-        raise SpmdZeroUsageError(
+        raise UsageAssertionError(
             f"initialize(model=...) needs a torch.nn.Module, got {type(model).__name__}"
         )
     for name, value in refused.items():

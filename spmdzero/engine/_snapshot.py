@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from spmdzero.backend import AnnotatedProgram, programs
+from spmdzero.engine._repeated_rows import RepeatedRows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,10 +17,13 @@ class StepGraph:
     Attributes:
         kind: ``"micro"`` off the gradient accumulation boundary, ``"boundary"`` on it.
         outputs: what the program writes, by names such as ``"parameter/wte.weight"``.
+        rows: its latest forward that autograd recorded, to be looked at again; None without one,
+            or where each row counts the same on any number of devices.
     """
 
     kind: str
     outputs: Mapping[str, torch.Tensor]
+    rows: RepeatedRows | None = None
 
     def hlo(self) -> str:
         """Compiles what is pending, without running it: optimised, partitioned HLO text."""

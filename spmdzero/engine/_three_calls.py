@@ -15,7 +15,8 @@ from spmdzero.engine._loss import check_loss
 from spmdzero.engine._reports import WallClock
 from spmdzero.engine._schedule import require_metrics
 from spmdzero.engine._step_end import StepEnd
-from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.errors import SpmdZeroUsageError, UsageAssertionError
+from spmdzero.state._still_placed import naming_what_left
 from spmdzero.state._training import Training
 from spmdzero.step._numbers import loss_scale_number
 from spmdzero.step._optimizer import ZeroOptimizer
@@ -61,7 +62,7 @@ class ThreeCalls:
             ReplicaRegionError: the module does what can't be done per replica.
         """
         training = self._training
-        with self._wall_clock.phase("fwd"):
+        with self._wall_clock.phase("fwd"), naming_what_left(training):
             waits = training.backward_done and training.gradients.accumulators
             if waits and self._accumulation.reduces:
                 # The caller goes on without a step, which would have ended this micro-batch's
@@ -78,7 +79,7 @@ class ThreeCalls:
 
     def forward_placed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the module on inputs that are on the devices."""
-        self._launching.note_call()
+        self._launching.note_call(args, kwargs)
         records = torch.is_grad_enabled()
         self._accumulation.ran_forward |= records
         output = self._folding.forward(args, kwargs)
@@ -98,7 +99,7 @@ class ThreeCalls:
         Returns the loss that was differentiated: `loss / gradient_accumulation_steps`.
 
         Raises:
-            SpmdZeroUsageError: not a scalar, or not made by a forward of this engine.
+            UsageAssertionError: not a scalar, or not made by a forward of this engine.
         """
         training = self._training
         with self._wall_clock.phase("bwd"):
@@ -121,7 +122,7 @@ class ThreeCalls:
         `gradient_accumulation_steps` as `engine.backward` is.
 
         Raises:
-            SpmdZeroUsageError: not a scalar, not made by a forward, or no optimizer.
+            UsageAssertionError: not a scalar, not made by a forward, or no optimizer.
         """
         check_loss(loss)
         self._require_optimizer("scale")
@@ -138,7 +139,7 @@ class ThreeCalls:
 
     def _require_optimizer(self, call: str) -> ZeroOptimizer:
         if self._training.optimizer is None:
-            raise SpmdZeroUsageError(
+            raise UsageAssertionError(
                 f"engine.{call}() without an optimizer: name one in the config "
                 '("optimizer": {"type": "AdamW", ...}) or pass optimizer= to initialize'
             )
@@ -151,7 +152,8 @@ class ThreeCalls:
         runtime may return only when it is done.
 
         Raises:
-            SpmdZeroUsageError: no `backward` since the last step, or no optimizer.
+            SpmdZeroUsageError: no `backward` since the last step.
+            UsageAssertionError: no optimizer, or inside `no_sync`.
             NonFiniteError: `"spmd": {"check_finite": true}` and a loss or the gradient norm is
                 not finite; parameters and states are as before, and the step starts anew.
             SpmdZeroRuntimeError: an overflow at fp16's smallest loss scale; likewise.

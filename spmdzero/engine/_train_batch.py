@@ -10,6 +10,7 @@ from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._captured import CapturedSteps
 from spmdzero.engine._loss import inputs_of, micro_batches
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.state._still_placed import naming_what_left
 from spmdzero.state._training import Training
 
 # What one forward takes.
@@ -54,8 +55,9 @@ class TrainBatch:
         training.total = self._nothing_yet
         training.in_train_batch = True
         try:
-            for index, (args, kwargs) in enumerate(batches, start=1):
-                self._capture.micro_batch(args, kwargs, last=index == count, steps=managed)
+            with naming_what_left(training):
+                for index, (args, kwargs) in enumerate(batches, start=1):
+                    self._capture.micro_batch(args, kwargs, last=index == count, steps=managed)
         finally:
             training.in_train_batch = False
             if not self._accumulation.is_first_micro_batch():

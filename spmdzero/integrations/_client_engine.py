@@ -15,6 +15,9 @@ from spmdzero.backend import map_tensors, runtime
 from spmdzero.engine import Engine
 from spmdzero.integrations._deferred import DeferredTensor, defer, undefer
 from spmdzero.integrations._direct import CallsFromHost
+from spmdzero.integrations._generation import generate_on_host
+from spmdzero.integrations._saved_weights import WeightsOnHost
+from spmdzero.step._schedule_hold import ScheduleHold
 
 logger = logging.getLogger("spmdzero")
 _ITEMS = "num_items_in_batch"
@@ -30,7 +33,16 @@ class ClientEngine(Engine):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._training.placer.rows.any_number = True
+        self._training.row_counts = frozenset({_ITEMS})
         CallsFromHost(self._training.placer).watch(self.module)
+        WeightsOnHost(self.module)
+        generate_on_host(self.module)
+        optimizer = self._training.optimizer
+        if optimizer is not None and optimizer.hold is None:
+            # The client moves a schedule of its own on, if any, and may do so without a read too.
+            optimizer.hold = hold = ScheduleHold()
+            training = self._training
+            self.after_step.append(lambda: training.step_applied and hold.advance())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As `Engine.forward`, for code on the CPU.
@@ -48,7 +60,9 @@ class ClientEngine(Engine):
             kwargs[_ITEMS] = items / share
         if "use_cache" not in kwargs and self._would_cache():
             kwargs["use_cache"] = False
-        return defer(super().forward(*args, **kwargs))
+        output = super().forward(*args, **kwargs)
+        # In `train_batch` it is the engine that goes on with it.
+        return output if self.in_train_batch else defer(output)
 
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True

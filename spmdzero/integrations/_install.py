@@ -8,12 +8,13 @@ from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, DistributionFinder
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import spmdzero
-from spmdzero.compat._old_paths import is_deepspeeds
+from spmdzero.compat._old_paths import code_of, is_deepspeeds
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.integrations import _trainer
 from spmdzero.integrations._initialize import initialize
 
 NAME, VERSION = "deepspeed", "0.19.8"
@@ -40,7 +41,22 @@ def install() -> None:
             "`spmdzero run`"
         )
     refuse_other_backends()
+    _trainer.follow_imports()
     sys.meta_path.insert(0, _Finder(package=True))
+
+
+def take_the_name(module: ModuleType) -> None:
+    """As `install`, for the environment in which the distribution spmdzero-deepspeed is installed.
+
+    Args:
+        module: its file `deepspeed`, which is being imported.
+
+    Raises:
+        SpmdZeroUsageError: as `install`.
+    """
+    refuse_other_backends()
+    sys.meta_path.insert(0, _Finder(package=False))
+    fill(module)
 
 
 def refuse_other_backends() -> None:
@@ -99,7 +115,10 @@ class _Finder(MetaPathFinder):
             return None
         # Raises for a path that is refused.
         found = importlib.util.find_spec(f"spmdzero.{below}")
-        return ModuleSpec(fullname, _Same(f"spmdzero.{below}"), is_package=True) if found else None
+        if found is None:
+            return None
+        is_package = found.submodule_search_locations is not None
+        return ModuleSpec(fullname, _Same(found), is_package=is_package)
 
     def find_distributions(
         self, context: DistributionFinder.Context | None = None
@@ -121,7 +140,7 @@ class _Package(Loader):
 class _Same(Loader):
     """Gives a module of spmdzero's, so that both names have one state."""
 
-    def __init__(self, real: str) -> None:
+    def __init__(self, real: ModuleSpec) -> None:
         self._real = real
 
     def create_module(self, spec: ModuleSpec) -> None:
@@ -129,7 +148,11 @@ class _Same(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Puts the other module in this one's place, which is what importlib returns."""
-        sys.modules[module.__name__] = import_module(self._real)
+        sys.modules[module.__name__] = import_module(self._real.name)
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """What `python -m deepspeed.launcher.runner` runs."""
+        return code_of(self._real)
 
 
 class _Metadata(Distribution):

@@ -4,15 +4,23 @@ The one place that knows private names of theirs. Where a release has renamed on
 each step again, and nothing else changes.
 """
 
+import functools
 import sys
+import weakref
 from typing import Any
 
 import torch
 
+from spmdzero.backend import arrays
+from spmdzero.integrations._after_import import after_import
 from spmdzero.integrations._client_engine import ClientEngine
 from spmdzero.integrations._deferred import DeferredTensor
+from spmdzero.integrations._summed_loss import SummedLoss
+from spmdzero.step._optimizer import ZeroOptimizer
 
 _LOSS = "_tr_loss"
+# Whether a trainer leaves out losses that are not finite, while it is told that it doesn't.
+_FILTERS = "_spmdzero_filters"
 
 
 def defer_reads() -> None:
@@ -20,10 +28,25 @@ def defer_reads() -> None:
     wrappers = sys.modules.get("accelerate.utils.deepspeed")
     if wrappers is not None:
         _defer_norm(wrappers.DeepSpeedEngineWrapper)
+        _defer_skips(wrappers.DeepSpeedOptimizerWrapper)
+    masks = sys.modules.get("transformers.masking_utils")
+    if masks is not None:
+        _mask_without_reading(masks)
     trainer = sys.modules.get("transformers.trainer")
-    if trainer is not None and not isinstance(vars(trainer.Trainer).get(_LOSS), _SummedLoss):
+    if trainer is not None and not isinstance(vars(trainer.Trainer).get(_LOSS), _TrainersLoss):
         _defer_trainers_norm(trainer.Trainer)
-        setattr(trainer.Trainer, _LOSS, _SummedLoss())
+        _defer_trainers_loss(trainer.Trainer)
+
+
+def follow_imports() -> None:
+    """Has transformers take `bf16=True` without a GPU, from its import on."""
+    after_import("transformers.training_args", _allow_bf16)
+
+
+def _allow_bf16(arguments: Any) -> None:
+    # TPUs have bf16, and XLA's CPU computes it.
+    if hasattr(arguments, "is_torch_bf16_gpu_available"):
+        arguments.is_torch_bf16_gpu_available = lambda: True
 
 
 def _engine_of(accelerator: Any) -> ClientEngine | None:
@@ -45,6 +68,39 @@ def _defer_norm(wrapper: Any) -> None:
     wrapper.get_global_grad_norm = get_global_grad_norm
 
 
+def _defer_skips(wrapper: Any) -> None:
+    original = vars(wrapper).get("step_was_skipped")
+    if original is None or isinstance(original, _StepWasSkipped):
+        return
+    wrapper.step_was_skipped = _StepWasSkipped(original.fget)
+
+
+class _StepWasSkipped(property):
+    """Whether a schedule is to stand still; for a step that nobody has read yet it doesn't."""
+
+    def __get__(self, wrapper: Any, owner: type | None = None) -> Any:
+        optimizer = getattr(wrapper, "optimizer", None)
+        # With a loss scale the engine reads it at each step itself.
+        waits = isinstance(optimizer, ZeroOptimizer) and optimizer.loss_scaler is None
+        if not waits or optimizer.hold is None:
+            return super().__get__(wrapper, owner)
+        return optimizer.hold.stands
+
+
+def _mask_without_reading(masks: Any) -> None:
+    original = getattr(masks, "is_tracing", None)
+    if original is None or hasattr(original, "spmdzero"):
+        return
+
+    def is_tracing(tensor: Any = None) -> bool:
+        # Else it asks at each forward whether an attention mask hides anything, to leave it out.
+        # Operations on the devices are traced.
+        return original(tensor) or (isinstance(tensor, torch.Tensor) and arrays.is_mine(tensor))
+
+    is_tracing.spmdzero = True  # pyrefly: ignore[missing-attribute]
+    masks.is_tracing = is_tracing
+
+
 def _defer_trainers_norm(trainer: Any) -> None:
     original = getattr(trainer, "_get_grad_norm", None)
     if original is None:
@@ -58,17 +114,55 @@ def _defer_trainers_norm(trainer: Any) -> None:
     trainer._get_grad_norm = _get_grad_norm
 
 
-class _SummedLoss:
-    """`Trainer._tr_loss`, the sum of the losses since the latest log line, kept on the devices."""
+def _defer_trainers_loss(trainer: Any) -> None:
+    original = getattr(trainer, "training_step", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        loss = original(self, *args, **kwargs)
+        total = vars(self).get(_LOSS)
+        if isinstance(total, SummedLoss):
+            # Its filter would read each loss to see whether it is finite. The sum does so later.
+            vars(self)[_FILTERS] = self.args.logging_nan_inf_filter
+            self.args.logging_nan_inf_filter = False
+        return loss
+
+    trainer.training_step = training_step
+    setattr(trainer, _LOSS, _TrainersLoss())
+
+
+class _TrainersLoss:
+    """`Trainer._tr_loss`, the sum of the losses since the latest log line."""
 
     def __get__(self, trainer: Any, owner: type) -> Any:
-        return self if trainer is None else vars(trainer)[_LOSS]
+        if trainer is None:
+            return self
+        if _FILTERS in vars(trainer) and isinstance(vars(trainer)[_LOSS], SummedLoss):
+            trainer.args.logging_nan_inf_filter = vars(trainer)[_FILTERS]
+        return vars(trainer)[_LOSS]
 
     def __set__(self, trainer: Any, value: torch.Tensor) -> None:
-        engine = _engine_of(trainer.accelerator)
-        if engine is not None and not isinstance(value, DeferredTensor):
-            # Its filter of losses that are not finite reads each of them. It is off on a TPU in
-            # transformers as well.
-            trainer.args.logging_nan_inf_filter = False
-            value = DeferredTensor(value.to(engine.device), computes=True)
+        if _engine_of(trainer.accelerator) is not None and not isinstance(value, DeferredTensor):
+            told = weakref.ref(trainer)
+            value = SummedLoss(
+                share=functools.partial(_mean_share, told),
+                before_read=functools.partial(_settle_skips, told),
+            )
         vars(trainer)[_LOSS] = value
+
+
+def _mean_share(trainer: "weakref.ref[Any]") -> float | None:
+    """What Trainer adds of its sum for a loss that is not finite: the mean of those before."""
+    of = trainer()
+    if of is None or not vars(of).get(_FILTERS):
+        return None
+    return 1 / (1 + of.state.global_step - of._globalstep_last_logged)
+
+
+def _settle_skips(trainer: "weakref.ref[Any]") -> None:
+    """Has the schedule make up for skipped steps, which stood in for it on the devices so far."""
+    engine = _engine_of(of.accelerator) if (of := trainer()) is not None else None
+    if engine is not None:
+        _ = engine.skipped_steps

@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from spmdzero.config import SCHEDULES, check_params
-from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
+from spmdzero.errors import SpmdZeroConfigError, UsageAssertionError, UsageTypeError
 
 P = ParamSpec("P")
 
@@ -36,11 +36,11 @@ class DeepSpeedSchedule(ABC):
         """The learning rates that were last written to the param groups.
 
         Raises:
-            SpmdZeroUsageError: nothing was written yet (made with a `last_batch_iteration` and
+            UsageAssertionError: nothing was written yet (made with a `last_batch_iteration` and
                 not stepped since).
         """
         if self._last_lr is None:
-            raise SpmdZeroUsageError("get_last_lr() before the first step(): call step() first.")
+            raise UsageAssertionError("get_last_lr() before the first step(): call step() first.")
         return self._last_lr
 
     def step(self, last_batch_iteration: int | None = None) -> None:
@@ -73,8 +73,11 @@ class DeepSpeedSchedule(ABC):
 def checked(name: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
     """Makes the `__init__` of the schedule `name` check its arguments as the config's are.
 
+    Its `optimizer` may be an object that has a torch optimizer as `.optimizer`, as in DeepSpeed.
+
     Raises:
         SpmdZeroConfigError: one of the wrong type or range.
+        UsageTypeError: there is no optimizer.
     """
 
     def decorate(init: Callable[P, None]) -> Callable[P, None]:
@@ -82,13 +85,25 @@ def checked(name: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
 
         @functools.wraps(init)
         def checking(*args: P.args, **kwargs: P.kwargs) -> None:
-            _, _, *given = signature.bind(*args, **kwargs).arguments.items()
+            bound = signature.bind(*args, **kwargs)
+            _, (first, optimizer), *given = bound.arguments.items()
             check_params(SCHEDULES[name], dict(given), at="scheduler.params")
-            init(*args, **kwargs)
+            bound.arguments[first] = _torch_optimizer(optimizer)
+            init(*bound.args, **bound.kwargs)
 
         return checking
 
     return decorate
+
+
+def _torch_optimizer(optimizer: object) -> Optimizer:
+    for found in (optimizer, getattr(optimizer, "optimizer", None)):
+        if isinstance(found, Optimizer):
+            return found
+    raise UsageTypeError(
+        f"a schedule sets the lr of a torch.optim.Optimizer, got {type(optimizer).__name__}. Pass "
+        "the optimizer that initialize returned"
+    )
 
 
 def per_group(optimizer: Optimizer, name: str, value: float | Sequence[float]) -> list[float]:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from spmdzero.backend import runtime
 from spmdzero.backend.processes import gather_objects
-from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
+from spmdzero.errors import SpmdZeroCheckpointError, UsageAssertionError
 
 _Value = TypeVar("_Value")
 logger = logging.getLogger("spmdzero")
@@ -63,10 +63,10 @@ def agreed_tag(tags: list[str], *, mine: str, validation: str) -> str:
     """The first process's tag, which all use; a process whose tag is another says so.
 
     Raises:
-        SpmdZeroUsageError: they differ, and `validation` is ``"FAIL"``; in every process.
+        UsageAssertionError: they differ, and `validation` is ``"FAIL"``; in every process.
     """
     if validation == "FAIL" and len(set(tags)) > 1:
-        raise SpmdZeroUsageError(
+        raise UsageAssertionError(
             f'the processes save the tags {tags}, and "tag_validation" is "FAIL": name the same '
             "tag in every process"
         )

@@ -20,6 +20,7 @@ from spmdzero.formats import (
 )
 from spmdzero.plan import Placement, Role, choose_placement
 from spmdzero.state._host_state import host_state
+from spmdzero.state._still_placed import require_placed
 from spmdzero.state._training import Training
 
 ACCUMULATOR = "accumulator/"
@@ -53,8 +54,9 @@ def live_state(
     host puts a tensor together. Valid until the next step.
 
     Raises:
-        SpmdZeroUsageError: gradients wait where they can't be saved.
+        SpmdZeroUsageError: gradients wait where they can't be saved, or the module was moved.
     """
+    require_placed(training)
     host = host_state(training, exclude_frozen=exclude_frozen, client_state=client_state or {})
     held = held_tensors(training)
     for name in host.excluded:

@@ -1,9 +1,9 @@
-"""Moving the user's module to the devices, in place."""
+"""Moving the user's module to the devices and off them, in place."""
 
 import torch
 from torch import nn
 
-from spmdzero.backend import Mesh, refuse_gradient_hooks, runtime
+from spmdzero.backend import Mesh, arrays, refuse_gradient_hooks, runtime
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.state._weights import WeightSource, aliases
 
@@ -42,14 +42,41 @@ def move_module(
             placed = nn.Parameter(placed, requires_grad=tensor.requires_grad)
         # Attributes such as `no_decay`, by which people group parameters.
         placed.__dict__.update(tensor.__dict__)
-        try:
-            torch.utils.swap_tensors(tensor, placed)
-        except RuntimeError as error:
-            if "weakref" not in str(error):
-                raise
+        if not _exchange(tensor, placed):
             renewed[tensor] = placed
     _replace(module, renewed)
     return renewed
+
+
+def take_off_devices(module: nn.Module, *, without: str) -> None:
+    """Moves parameters and buffers to the CPU, for plain torch; none is an engine's any more.
+
+    Parameters stay the objects that they are, with the exception that `move_module` names.
+
+    Args:
+        module: an engine's.
+        without: the attribute by which a parameter knows its engine, which is left out.
+    """
+    renewed: Moved = {}
+    for tensor in [tensor for tensor in aliases(module) if arrays.is_mine(tensor)]:
+        plain = tensor.detach().cpu()
+        if isinstance(tensor, nn.Parameter):
+            plain = nn.Parameter(plain, requires_grad=tensor.requires_grad)
+        plain.__dict__.update({k: v for k, v in vars(tensor).items() if k != without})
+        if not _exchange(tensor, plain):
+            renewed[tensor] = plain
+    _replace(module, renewed)
+
+
+def _exchange(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Makes the object `tensor` what `other` is; False where weak references forbid it."""
+    try:
+        torch.utils.swap_tensors(tensor, other)
+    except RuntimeError as error:
+        if "weakref" not in str(error):
+            raise
+        return False
+    return True
 
 
 def _value(tensor: torch.Tensor, names: list[str], source: WeightSource) -> torch.Tensor:

@@ -39,6 +39,7 @@ class Training:
         optimizer: None when the config and the call named none.
         lr_scheduler: stepped at each gradient accumulation boundary.
         health: what is known of losses that are not finite.
+        row_counts: keyword inputs that count what is in one replica's rows, to divide a sum by.
         training_dataloader: the loader made from `training_data`.
         batches: endless iterator over it, None before `train_batch` first needs one.
         counters, skips: how far training has come, and which skipped steps the log names.
@@ -60,6 +61,7 @@ class Training:
     optimizer: ZeroOptimizer | None
     lr_scheduler: Scheduler | None
     health: LossHealth
+    row_counts: frozenset[str] = frozenset()
     training_dataloader: ZeroDataLoader | None = None
     batches: Iterator[Any] | None = None
     counters: Counters = dataclasses.field(default_factory=Counters)

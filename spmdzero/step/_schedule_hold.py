@@ -26,6 +26,7 @@ class ScheduleHold:
 
     Attributes:
         held: steps for which the host's schedule stood still.
+        stands: whether it did so for the latest step.
     """
 
     def __init__(self) -> None:
@@ -34,6 +35,7 @@ class ScheduleHold:
         self._moved = True
         self._debt = 0
         self.held = 0
+        self.stands = False
 
     def table(self, numbers: list[float], groups: list[dict[str, Any]]) -> torch.Tensor:
         """`[ROWS, len(numbers)]` fp32: the current numbers first, then those of positions before.
@@ -53,15 +55,17 @@ class ScheduleHold:
 
     def advance(self) -> bool:
         """Ends a step; returns whether the schedule is to be moved on, or owes a step."""
-        if self._debt:
+        self.stands = self._debt > 0
+        if self.stands:
             self._debt -= 1
             self.held += 1
-            return False
-        self._moved = True
-        return True
+        else:
+            self._moved = True
+        return not self.stands
 
     def stand_still(self) -> None:
         """Ends a step of which the host knows that it was skipped, without moving the schedule."""
+        self.stands = True
         self.held += 1
 
     def settle(self, skipped: int) -> None:

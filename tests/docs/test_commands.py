@@ -31,7 +31,12 @@ PAGES_WITH_COMMANDS = [
     for page in PAGES
     if commands(page)
 ]
-PROGRAMS = {"python": [sys.executable], "spmdzero": [sys.executable, "-m", "spmdzero"]}
+PROGRAMS = {
+    "python": [sys.executable],
+    "spmdzero": [sys.executable, "-m", "spmdzero"],
+    # What the entry point of spmdzero-deepspeed calls, where the name is still DeepSpeed's.
+    "deepspeed": [sys.executable, "-m", "spmdzero.launcher.runner"],
+}
 
 
 def exists(words: list[str]) -> bool:
@@ -44,8 +49,11 @@ def exists(words: list[str]) -> bool:
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         asked = re.search(r"\[([\w,]+)\]", arguments[-1])
         known = extras["optional-dependencies"]
-        return arguments[0] == "install" and all(
-            name in known for name in (asked[1].split(",") if asked else ())
+        folders = [word for word in arguments if word.startswith(".") and "[" not in word]
+        return (
+            arguments[0] == "install"
+            and all(name in known for name in (asked[1].split(",") if asked else ()))
+            and all((ROOT / folder / "pyproject.toml").is_file() for folder in folders)
         )
     if program == "python" and arguments[0] == "-m":
         return (ROOT / arguments[1].replace(".", "/")).with_suffix(".py").is_file()
@@ -59,7 +67,9 @@ def run(line: str, folder: Path) -> str:
     while "=" in words[0]:
         name, _, value = words.pop(0).partition("=")
         given[name] = value
-    is_here = words[0] == "spmdzero" or (words[0] == "python" and (folder / words[1]).is_file())
+    is_here = words[0] in ("spmdzero", "deepspeed") or (
+        words[0] == "python" and (folder / words[1]).is_file()
+    )
     if not is_here:
         assert exists(words), f"{line}: there is no such thing"
         return ""
@@ -93,5 +103,11 @@ def joined(script: str) -> list[str]:
 
 def test_a_command_that_names_nothing_is_found_out():
     assert exists(["make", "test"])
-    for line in ("make tset", "pip install '.[nothing]'", "python -m tests.nothing", "python a.py"):
+    for line in (
+        "make tset",
+        "pip install '.[nothing]'",
+        "pip install ./nothing",
+        "python -m tests.nothing",
+        "python a.py",
+    ):
         assert not exists(shlex.split(line)), line

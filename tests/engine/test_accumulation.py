@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import spmdzero
+from spmdzero import utils
 from spmdzero.errors import SpmdZeroUsageError
 from tests.support import engines
 from tests.support.engines import assert_trained_as, three_calls
@@ -112,6 +113,26 @@ def test_no_sync_reduces_once_for_all() -> None:
     assert_trained_as(engine, expected({0: 1.0, 1: 1.0}))
     reduced = sorted(c.tensor for c in ledgers.boundary.of_role("gradient"))
     assert reduced == sorted(name for name, _ in engine.module.named_parameters())
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_no_sync_starts_anew_after_zero_grad(stage: int) -> None:
+    engine = start(zero_optimization={"stage": stage})
+    rounds = []
+    for _ in range(2):
+        norms, plain = [], Net()
+        with engine.no_sync():
+            for index in range(3):
+                engine.backward(engine(batch(index)))
+                plain(batch(index)).backward()
+                # What is held back is read as the sum so far.
+                sums = [utils.safe_get_full_grad(p).norm().item() for p in engine.parameters()]
+                assert sums == pytest.approx([p.grad.norm().item() for p in plain.parameters()])
+                norms += sums
+        rounds.append(norms)
+        engine.zero_grad()
+    assert rounds[0] == rounds[1]
+    assert (engine.micro_steps, engine.global_steps) == (0, 0)
 
 
 def test_coalesced_reduction_sums_at_stage_2() -> None:

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 
 import spmdzero
 from spmdzero.cli import app
-from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.formats import StoredTensor, TrainingState, deepspeed
 from tests.interchange.cases import CASES, config_of, model_of
 from tests.oracle.model import make_batch
@@ -224,8 +223,3 @@ def test_a_wrong_command_line_ends_in_one_sentence(folder: Path, tmp_path: Path)
         assert done.exit_code == 2, line
         assert reason in done.output
         assert isinstance(done.exception, SystemExit)
-
-
-def test_an_engines_own_model_is_not_overwritten(engine: Any, folder: Path) -> None:
-    with pytest.raises(SpmdZeroUsageError, match="load_module_only"):
-        load_state_dict_from_zero_checkpoint(engine.module, folder)

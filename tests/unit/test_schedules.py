@@ -75,6 +75,46 @@ def test_schedule_resumes_from_its_state(case: str) -> None:
         assert betas(optimizer) == [row["betas"]]
 
 
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_lr_that_is_a_tensor_stays_that_tensor_and_a_fresh_schedule_goes_on(
+    shape: tuple[int, ...],
+) -> None:
+    for case in CASES:
+        rows = TABLES[case]["rows"]
+        saved: dict[str, int] | None = None
+        for part in (rows[:8], rows[8:]):
+            lr = torch.full(shape, TABLES[case]["base_lr"], dtype=torch.float64)
+            optimizer = torch.optim.AdamW([torch.zeros(1)], lr=lr)
+            schedule = make_schedule(case, optimizer)
+            if saved is not None:
+                schedule.load_state_dict(saved)
+            for index, row in enumerate(part):
+                if index or saved is not None:
+                    schedule.step()
+                assert optimizer.param_groups[0]["lr"] is lr, case
+                assert (lr.shape, lr.dtype, lr.item()) == (shape, torch.float64, row["lr"]), case
+            saved = schedule.state_dict()
+        assert saved == TABLES[case]["state"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_before_the_first_step_the_lr_is_what_the_groups_have(case: str) -> None:
+    optimizer = make_optimizer(TABLES[case]["base_lr"])
+    assert make_schedule(case, optimizer).get_lr() == lrs(optimizer)
+
+
+def test_a_schedule_takes_an_object_that_has_an_optimizer() -> None:
+    class Wrapper:
+        optimizer = make_optimizer(0.5)
+
+    schedule = WarmupLR(Wrapper(), warmup_num_steps=3)  # type: ignore[arg-type]
+    schedule.step(3)
+    assert schedule.optimizer is Wrapper.optimizer
+    assert lrs(Wrapper.optimizer) == [0.5]
+    with pytest.raises(SpmdZeroUsageError, match=r"torch\.optim\.Optimizer, got object"):
+        WarmupLR(object())  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_step_goes_to_the_iteration_it_is_given(name: str) -> None:
     case = next(case for case in CASES if case.partition(":")[0] == name)

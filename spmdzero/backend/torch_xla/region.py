@@ -95,17 +95,7 @@ class ReplicaRegion:
         Raises:
             ReplicaRegionError: see `RegionDispatch`, and outputs that no rule covers.
         """
-        passage = self.trace(
-            args,
-            kwargs,
-            Tracing(
-                parameters=dict(self._module.named_parameters()),
-                buffers=dict(self._module.named_buffers()),
-                sink=self._sink,
-                key=self._make_key,
-                read=self._read,
-            ),
-        )
+        passage = self.trace(args, kwargs, self._own())
         if torch.is_grad_enabled():
             self._state = passage.state
         self.settle(buffers=passage.buffers, flags=passage.flags)
@@ -154,6 +144,18 @@ class ReplicaRegion:
             whole = self._outputs.leave(output, replica_rows, flags)
         return Passage(output=whole, buffers=written, flags=flags, state=entered)
 
+    def look(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What a call would return; nothing of the module is written, and no backward may come.
+
+        Raises:
+            ReplicaRegionError: as a call.
+        """
+        latest = self.recomputes, self.read_at
+        try:
+            return self.trace(args, kwargs, self._own()).output
+        finally:
+            self.recomputes, self.read_at = latest
+
     def settle(
         self, *, buffers: Mapping[str, torch.Tensor], flags: Mapping[str, torch.Tensor]
     ) -> None:
@@ -199,6 +201,15 @@ class ReplicaRegion:
         with self._dispatch(key, read) as dispatch, TorchsNorms(), inside:
             yield
         self.read_at = self.read_at or dispatch.read_at
+
+    def _own(self) -> Tracing:
+        return Tracing(
+            parameters=dict(self._module.named_parameters()),
+            buffers=dict(self._module.named_buffers()),
+            sink=self._sink,
+            key=self._make_key,
+            read=self._read,
+        )
 
     def _dispatch(self, key: KeySource | None, read: Reader | None) -> RegionDispatch:
         key = key or self._make_key

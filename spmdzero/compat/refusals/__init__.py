@@ -5,14 +5,16 @@ import importlib.util
 from typing import Any, NoReturn
 
 from spmdzero.compat.refusals._table import REFUSALS
-from spmdzero.errors import RefusedNameError, SpmdZeroUsageError
+from spmdzero.errors import RefusedNameError, SpmdZeroUsageError, UsageAssertionError
 
 __all__ = ["REFUSALS", "attribute", "refuse", "refused_methods", "why_refused"]
 
 
 def refuse(path: str) -> NoReturn:
     """Raises SpmdZeroUsageError for a name of the table."""
-    raise SpmdZeroUsageError(f"deepspeed.{path}: {why_refused(path)}")
+    # `safe_get_local_grad` and its like assert that the parameter is one of ZeRO-3.
+    kind = UsageAssertionError if path.startswith("utils.safe_") else SpmdZeroUsageError
+    raise kind(f"deepspeed.{path}: {why_refused(path)}")
 
 
 def why_refused(path: str) -> str:

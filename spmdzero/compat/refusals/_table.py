@@ -40,7 +40,8 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         utils: initialize set_tensor_model_parallel_rank set_tensor_model_parallel_world_size
           DeprecatedException
         utils.groups: initialize set_tensor_model_parallel_rank
-          set_tensor_model_parallel_world_size DeprecatedException
+          set_tensor_model_parallel_world_size DeprecatedException _get_sequence_parallel_group
+          _get_sequence_parallel_rank _get_sequence_parallel_world_size
         checkpointing: gather_partitioned_activations merge_tensors get_partition_size
           get_partition_start get_partitioned_activations_for_backward
           model_parallel_reconfigure_tp_seed
@@ -151,6 +152,8 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
           estimate_zero3_model_states_mem_needs_all_cold
         utils: safe_get_local_fp32_param safe_get_local_grad safe_get_local_optimizer_state
           safe_set_local_optimizer_state safe_set_local_fp32_param safe_set_local_grad
+        runtime.zero.partition_parameters: zero_wrapper_for_fp_tensor_constructor
+          _orig_torch_arange
         """,
     ),
     (

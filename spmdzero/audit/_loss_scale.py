@@ -1,0 +1,74 @@
+"""A loss whose scale depends on the number of devices.
+
+With each row of a device twice, a mean over rows stays the same to rounding, however they are
+masked, and a sum doubles. A loss that compares the rows of a batch with each other grows too, but
+along no line, which a third forward tells.
+"""
+
+import logging
+import math
+
+from spmdzero.audit._report import Finding
+from spmdzero.engine import RepeatedRows
+
+logger = logging.getLogger("spmdzero")
+
+# As much of a loss must be a sum. A mean that is rounded to bf16 moves by a hundredth at most.
+_PART = 0.1
+# How far from a line the growth may be, of itself; a contrastive loss's is at 0.26.
+_OFF_LINE = 0.1
+
+
+def loss_scale(rows: RepeatedRows | None, *, devices: int) -> list[Finding]:
+    """Scalars with a gradient that leave the region as a mean, and are a sum over rows.
+
+    Args:
+        rows: a forward, None where none is known.
+        devices: over which the mean is taken.
+    """
+    if rows is None:
+        return []
+    try:
+        once = rows.losses(times=1)
+        twice = rows.losses(times=2) if once else {}
+        grown = [path for path, value in once.items() if _grown(value, twice.get(path)) > _PART]
+        thrice = rows.losses(times=3) if grown else {}
+    except Exception as error:
+        logger.warning(
+            "the audit can't tell whether the loss depends on the number of devices: with each row "
+            "of a device more than once, the forward raised %s: %s", type(error).__name__, error
+        )  # fmt: skip
+        return []
+    return [
+        _finding(path, twice[path] / once[path], thrice[path] / once[path], devices)
+        for path in grown
+        if _is_line(once[path], twice[path], thrice.get(path, math.nan))
+    ]
+
+
+def _grown(once: float, twice: float | None) -> float:
+    """By which part of itself a loss grew; 0 where it is 0, no number, or is not there again."""
+    part = (twice - once) / once if once and twice is not None else 0.0
+    return part if math.isfinite(part) else 0.0
+
+
+def _is_line(once: float, twice: float, thrice: float) -> bool:
+    growth = thrice - once
+    return abs(growth - 2 * (twice - once)) < _OFF_LINE * abs(growth)
+
+
+def _finding(path: str, twice: float, thrice: float, devices: int) -> Finding:
+    return Finding(
+        name="loss-scale",
+        severity="error",
+        subject=f"output {path!r} of the model" if path else "the loss that the model returns",
+        cause="it is a sum over the rows that a device sees, perhaps divided by a number that was "
+        "given from outside, and leaves the forward as the mean over devices: of the same batch, "
+        f"{devices} devices make 1/{devices} of the loss and of the gradient that one makes",
+        fix="divide in the model's forward by the rows, or labels, that it sees there; or "
+        f'"spmd": {{"outputs": {{"{path}": "sum"}}}}, which adds up the devices\' sums ("mean" '
+        "says that their mean is what you want); where transformers hands in num_items_in_batch, "
+        "train through spmdzero.integrations, which divides it",
+        evidence=f"with each row of a device twice it is {twice:.3g} times as large, with each "
+        f"three times {thrice:.3g} times; a mean would stay",
+    )

@@ -1,0 +1,32 @@
+"""`spmdzero run`: a script that imports `deepspeed`, or uses a client of it, on spmdzero."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.integrations import install
+from spmdzero.integrations._as_main import run_as_main
+
+
+def run(
+    script: Annotated[str, typer.Argument(help="a script; with -m the name of a module")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="the script's own")] = None,
+    module: Annotated[
+        bool, typer.Option("-m", "--module", help="run a module, as python -m does")
+    ] = False,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="run on that many virtual devices of the CPU")
+    ] = None,
+) -> None:
+    """Runs a script in which `deepspeed` is spmdzero, for transformers and other clients too."""
+    if devices is not None:
+        # The runtime reads them when the first device is asked for.
+        os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(devices))
+    try:
+        install()
+        run_as_main(script, arguments or [], module=module)
+    except SpmdZeroUsageError as error:
+        typer.echo(f"spmdzero run: {error}", err=True)
+        raise typer.Exit(2) from error

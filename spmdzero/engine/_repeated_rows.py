@@ -1,0 +1,79 @@
+"""A forward looked at again, with each row of a device more than once."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from spmdzero.backend import Batch, Region, map_tensors
+from spmdzero.engine._generator_watch import GeneratorWatch
+from spmdzero.engine._module_watch import ModuleWatch
+from spmdzero.engine._programs import Compiled, ProgramLog
+from spmdzero.state._training import Training
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RepeatedRows:
+    """The forward of a micro-batch, to be run again; holds its inputs on the devices.
+
+    Attributes:
+        training: whose.
+        region: where it runs.
+        programs: is told that what this compiles and reads is not the script's.
+        args, kwargs: its placed inputs.
+    """
+
+    training: Training
+    region: Region
+    programs: ProgramLog
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def losses(self, *, times: int) -> dict[str, float]:
+        """Path -> value of each scalar with a gradient that leaves as a mean without a declaration.
+
+        Nothing of the module and of the generators is changed.
+
+        Args:
+            times: how often each row stands among a device's rows.
+
+        Raises what the module's forward raises.
+        """
+        generators, watch = GeneratorWatch(), ModuleWatch(self.training.module, {})
+        before = Compiled.so_far()
+        try:
+            with self.programs.own_reads(), torch.enable_grad():
+                found = self._scalars(times)
+                values = torch.stack(list(found.values())).tolist() if found else []
+        finally:
+            generators.restore()
+            watch.restore()
+            self.programs.not_the_scripts(Compiled.so_far() - before)
+        return dict(zip(found, values, strict=True))
+
+    def _scalars(self, times: int) -> dict[str, torch.Tensor]:
+        declared = self.training.spmd_config.spmd.outputs
+        found: dict[str, torch.Tensor] = {}
+
+        def repeat(_: str, tensor: Any) -> Any:
+            return self._repeated(tensor, times) if isinstance(tensor, Batch) else tensor
+
+        def look(path: str, tensor: torch.Tensor) -> torch.Tensor:
+            scalar = tensor.dim() == 0 and tensor.is_floating_point()
+            if scalar and tensor.requires_grad and path not in declared:
+                # With the graph behind it, activations would be kept until it is read.
+                found[path] = tensor.detach().float()
+            return tensor
+
+        args, kwargs = map_tensors((self.args, dict(self.kwargs)), repeat)
+        for name in self.training.row_counts & kwargs.keys():
+            kwargs[name] = kwargs[name] * times
+        map_tensors(self.region.look(args, kwargs), look)
+        return found
+
+    def _repeated(self, batch: Batch, times: int) -> Batch:
+        if times == 1 or not batch.shared:
+            return batch
+        rows, mesh = batch.tensor.repeat_interleave(times, batch.dim), self.training.mesh
+        return Batch(mesh.mark(rows, mesh.batch_spec(rows.dim(), batch.dim)), batch.dim)

@@ -1,0 +1,48 @@
+"""Does something with a module as soon as it is imported."""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+def after_import(name: str, action: Callable[[ModuleType], None]) -> None:
+    """Calls `action` with the module `name`: now if it is imported already, else when it is."""
+    known = sys.modules.get(name)
+    if known is not None:
+        action(known)
+    else:
+        sys.meta_path.insert(0, _Finder(name, action))
+
+
+class _Finder(MetaPathFinder):
+    def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
+        self._name, self._action = name, action
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec that others find, once, with a loader that calls the action."""
+        if fullname != self._name or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Then(spec.loader, self._action)
+        return spec
+
+
+class _Then(Loader):
+    def __init__(self, loader: Loader, action: Callable[[ModuleType], None]) -> None:
+        self._loader, self._action = loader, action
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """As the loader does."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """As the loader does; then the action."""
+        self._loader.exec_module(module)
+        self._action(module)

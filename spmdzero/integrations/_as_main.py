@@ -1,0 +1,67 @@
+"""Runs a script or a module in this process as `python` would run it."""
+
+import importlib.util
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+from typing import NoReturn
+
+from spmdzero.errors import SpmdZeroUsageError
+
+# Frames of these stand above those of the script.
+_NOT_THE_SCRIPTS = ("runpy", __name__)
+
+
+def run_as_main(target: str, arguments: Sequence[str], *, module: bool) -> None:
+    """Runs `target` as ``__main__``; an exception of its own is shown as Python shows it.
+
+    Args:
+        target: path of a script, or the name of a module.
+        arguments: what follows in the script's `sys.argv`.
+        module: whether `target` is a module's name, as after ``python -m``.
+
+    Raises:
+        SpmdZeroUsageError: there is no such script or module.
+        SystemExit: with the script's own code; 1 after another exception, 130 after Ctrl-C.
+    """
+    _first_on_the_path("" if module else os.path.dirname(os.path.realpath(target)))
+    sys.argv = [target, *arguments]
+    if module:
+        _require_module(target)
+    elif not os.path.exists(target):
+        raise SpmdZeroUsageError(f"{target}: no such file in {os.getcwd()}")
+    try:
+        if module:
+            runpy.run_module(target, run_name="__main__", alter_sys=True)
+        else:
+            # Absolute, as Python makes it: a script may change folders and look for its own.
+            runpy.run_path(os.path.abspath(target), run_name="__main__")
+    except (Exception, KeyboardInterrupt) as error:
+        _exit_as_python(error)
+
+
+def _first_on_the_path(folder: str) -> None:
+    """Puts the script's folder where Python has put that of the command that runs it."""
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = folder or os.getcwd()
+
+
+def _require_module(name: str) -> None:
+    try:
+        found = importlib.util.find_spec(name)
+    except ModuleNotFoundError:
+        # Of a package that it would be in.
+        found = None
+    if found is None:
+        raise SpmdZeroUsageError(f"no module named {name!r}, seen from {os.getcwd()}")
+
+
+def _exit_as_python(error: BaseException) -> NoReturn:
+    """Shows an exception by the hook that the script may have set, from its own frames on."""
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") in _NOT_THE_SCRIPTS:
+        trace = trace.tb_next
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
+    sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)

@@ -1,0 +1,57 @@
+"""`model.generate` of a module that an engine trains.
+
+Each token makes the text longer, and on the devices another shape is another program, which would
+be compiled for seconds to minutes. So a copy of the module generates, on the host's CPU.
+"""
+
+import copy
+import functools
+import logging
+import sys
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+
+from spmdzero._logging import is_new
+from spmdzero.backend import arrays
+
+logger = logging.getLogger("spmdzero")
+_trained: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
+
+
+def generate_on_host(module: nn.Module) -> None:
+    """Has `module`, and what it is made of, generate on the host."""
+    _trained.update(module.modules())
+    mixin = getattr(sys.modules.get("transformers.generation.utils"), "GenerationMixin", None)
+    original = getattr(mixin, "generate", None)
+    if mixin is None or original is None or hasattr(original, "spmdzero"):
+        return
+
+    @functools.wraps(original)
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self not in _trained or not any(map(arrays.is_mine, self.parameters())):
+            return original(self, *args, **kwargs)
+        if is_new(("generate", type(self))):
+            logger.warning(
+                "%s.generate runs on this host's CPU, with a copy of the weights of now: on the "
+                "devices each length of the text would be a program to compile",
+                type(self).__name__,
+            )
+        return original(host_copy(self), *args, **kwargs)
+
+    generate.spmdzero = True  # pyrefly: ignore[missing-attribute]
+    mixin.generate = generate
+
+
+def host_copy(module: nn.Module) -> nn.Module:
+    """`module` with the values of now on the CPU, shared where they are shared; of no engine."""
+    copies: dict[int, Any] = {}
+    for tensor in [*module.parameters(), *module.buffers()]:
+        value = tensor.detach().cpu()
+        if isinstance(tensor, nn.Parameter):
+            value = nn.Parameter(value, requires_grad=tensor.requires_grad)
+        copies[id(tensor)] = value
+    with torch.no_grad():
+        return copy.deepcopy(module, copies)

@@ -1,0 +1,39 @@
+"""`state_dict()` of a client's module, which it writes to files as it is."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from spmdzero.backend import arrays
+
+
+class WeightsOnHost:
+    """A hook of modules: what their `state_dict()` returns is on the CPU.
+
+    Files of tensors on the devices are read where there is torch_xla only, and `save_pretrained`
+    can't write them: it looks for what shares memory. Values that are shared stay shared. A copy or
+    a pickle of the module does nothing.
+    """
+
+    def __init__(self, module: nn.Module | None = None) -> None:
+        for part in module.modules() if module is not None else ():
+            # As one hook: a part's is called before that of the whole.
+            part.register_state_dict_post_hook(self)
+
+    def __call__(self, module: nn.Module, state: Any, prefix: str, metadata: Any) -> None:
+        """Replaces what is on the devices, unless the caller asked for the parameters themselves."""
+        copies: dict[int, torch.Tensor] = {}
+        named = [*module.named_parameters(prefix, remove_duplicate=False)]
+        for name, tensor in [*named, *module.named_buffers(prefix, remove_duplicate=False)]:
+            name = name.removeprefix(".")
+            value = state.get(name)
+            if value is None or value is tensor:
+                continue
+            if arrays.is_mine(value):
+                value = copies.get(id(tensor))
+                value = tensor.detach().cpu() if value is None else value
+            state[name] = copies[id(tensor)] = value
+
+    def __reduce__(self) -> Any:
+        return WeightsOnHost, ()

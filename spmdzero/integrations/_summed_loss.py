@@ -1,0 +1,63 @@
+"""The sum of the losses between two log lines, of which each is read when the sum is."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from spmdzero.integrations._deferred import DeferredTensor
+
+_aten = torch.ops.aten
+
+
+class SummedLoss(DeferredTensor):
+    """A sum of deferred losses that is done on the CPU, at the first read.
+
+    On the devices it would be a part of the next step's program, which then is another one after
+    each log line.
+
+    Args:
+        share: called as a loss is added, the part of the sum so far that stands for it if it is
+            not finite; None adds it all the same.
+        before_read: called before losses are read.
+    """
+
+    _share: Callable[[], float | None]
+    _before_read: Callable[[], None]
+    _unread: list[tuple[torch.Tensor, float | None]]
+
+    @staticmethod
+    def __new__(
+        cls, share: Callable[[], float | None], before_read: Callable[[], None]
+    ) -> "SummedLoss":  # pyrefly: ignore[bad-override]
+        """A sum of nothing."""
+        made = DeferredTensor.__new__(cls, torch.zeros(()), computes=False)
+        made._share, made._before_read, made._unread = share, before_read, []
+        return made
+
+    def __init__(self, share: Callable[[], float | None], before_read: Callable[[], None]) -> None:
+        """Nothing is left to do."""
+
+    @classmethod
+    def __torch_dispatch__(  # pyrefly: ignore[bad-override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Keeps what is added for later."""
+        if func is _aten.add_.Tensor and isinstance(args[0], cls) and not kwargs:
+            total, loss = args
+            if isinstance(loss, DeferredTensor) and loss is not total:
+                total._unread.append((loss, total._share()))
+                return total
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def read(self) -> torch.Tensor:
+        """The sum, on the CPU."""
+        unread, self._unread = self._unread, []
+        if unread:
+            self._before_read()
+        for loss, share in unread:
+            value = loss.cpu()
+            if share is not None and not torch.isfinite(value):
+                value = self._value * share
+            self._value += value
+        return self._value

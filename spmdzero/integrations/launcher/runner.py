@@ -1,0 +1,123 @@
+"""`deepspeed train.py ...`: the script, in one process that drives all devices of this host."""
+
+import argparse
+import atexit
+import io
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from spmdzero.backend import runtime
+from spmdzero.compat.logging import set_log_level_from_string
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.integrations import install
+from spmdzero.integrations._as_main import run_as_main
+from spmdzero.integrations.launcher._hosts import Place, place_of
+from spmdzero.integrations.launcher._options import judge, parse_args
+
+# accelerate writes variables into the file of this name, for hosts that DeepSpeed reaches by ssh.
+DEEPSPEED_ENVIRONMENT_NAME = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
+logger = logging.getLogger("spmdzero")
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """The command `deepspeed`: becomes the process that DeepSpeed's launcher would start.
+
+    Args:
+        args: the command line, `sys.argv[1:]` by default.
+
+    Raises:
+        SystemExit: with the script's own code; 2 for a line that can't be honoured.
+    """
+    options = parse_args(args)
+    try:
+        set_log_level_from_string("error" if options.quiet else options.log_level)
+        judge(options)
+        place = place_of(options, virtual_devices=_virtual_devices())
+        _use_devices(place)
+        _name_the_process(place, port=options.master_port)
+        if options.save_pid:
+            _save_pid()
+        if options.enable_each_rank_log != "None":
+            _print_into(Path(options.enable_each_rank_log), place.rank)
+        _become(options)
+    except SpmdZeroUsageError as error:
+        print(f"deepspeed: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _virtual_devices() -> int:
+    return int(os.environ.get("CPU_NUM_DEVICES", "1"))
+
+
+def _use_devices(place: Place) -> None:
+    """A CPU has as many virtual devices as it is told; a TPU host's process has all its chips."""
+    if place.devices is None:
+        return
+    if runtime.platform() == "CPU":
+        os.environ["CPU_NUM_DEVICES"] = str(place.devices)
+    elif place.chosen:
+        raise SpmdZeroUsageError(
+            "--include and --exclude can't choose among the chips of a host: one process drives "
+            "them all. Leave the slots out"
+        )
+    else:
+        logger.warning(
+            "%d devices are asked for; one process drives all chips of this host", place.devices
+        )
+
+
+def _name_the_process(place: Place, *, port: int) -> None:
+    """What scripts read of a launcher (DeepSpeed, launcher/launch.py), with one process a host."""
+    os.environ.update(
+        RANK=str(place.rank),
+        LOCAL_RANK="0",
+        WORLD_SIZE=str(place.hosts),
+        MASTER_ADDR=place.address,
+        MASTER_PORT=str(port),
+        CROSS_RANK=str(place.rank),
+        CROSS_SIZE=str(place.hosts),
+        LOCAL_SIZE="1",
+    )
+
+
+def _save_pid() -> None:
+    """DeepSpeed's file for tools that end a run; this process is launcher and script in one."""
+    print(f"launcher pid: {os.getpid()}")
+    file = Path("/tmp", f"{os.getpid()}.deepspeed")
+    file.write_text(str(os.getpid()))
+    atexit.register(file.unlink, missing_ok=True)
+
+
+def _print_into(folder: Path, rank: int) -> None:
+    if folder.is_file():
+        raise SpmdZeroUsageError(f"--enable_each_rank_log {folder}: is a file; name a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / f"{time.strftime('%Y%m%d%H%M%S')}_rank{rank}.log", "w") as log:
+        for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
+            stream.flush()
+            os.dup2(log.fileno(), descriptor)
+
+
+def _become(options: argparse.Namespace) -> None:
+    own = [] if options.no_local_rank else ["--local_rank=0"]
+    arguments = [*own, *options.user_args]
+    install()
+    if options.no_python:
+        program = shutil.which(options.user_script)
+        if program is None:
+            raise SpmdZeroUsageError(f"--no_python {options.user_script}: no such program")
+        sys.stdout.flush()
+        os.execv(program, [options.user_script, *arguments])
+    # DeepSpeed starts the script by `python -u`: its lines are there when they are printed.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+    run_as_main(options.user_script, arguments, module=options.module)
+
+
+if __name__ == "__main__":
+    main()

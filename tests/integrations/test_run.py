@@ -1,0 +1,107 @@
+"""`spmdzero run`: what a script sees and leaves is what `python` would show."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.integrations._as_main import run_as_main
+from tests.support.processes import environment, run_python
+
+# What it prints, and how it ends, is compared with `python`.
+SEEN = """
+import os, sys, __main__
+print(__name__, __file__, __main__.__dict__ is globals(), sys.path[0])
+print(sys.argv[1:], os.path.basename(sys.argv[0]), __spec__ and __spec__.name)
+"""
+ENDINGS = {
+    "returns": "",
+    "code": "sys.exit(7)",
+    "message": "sys.exit('gone')",
+    "nothing": "raise SystemExit",
+    "error": "def inner():\n    raise ValueError('no')\ntry:\n    1 / 0\nfinally:\n    inner()",
+    "syntax": "x = = 1",
+    "own hook": "sys.excepthook = lambda kind, *_: print('mine', kind.__name__)\nraise KeyError",
+}
+
+
+def by_python(*words: str, cwd: Path) -> tuple[str, str, int]:
+    done = subprocess.run(
+        [sys.executable, *words], cwd=cwd, env=environment(), capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    return done.stdout, done.stderr, done.returncode
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to run in; what a script changes in this process is undone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    return tmp_path
+
+
+def by_us(target: str, capfd: pytest.CaptureFixture[str], module: bool) -> tuple[str, str, int]:
+    code = 0
+    try:
+        run_as_main(target, ["--help", "x"], module=module)
+    except SystemExit as left:
+        # What the interpreter does with it when it is not caught.
+        if isinstance(left.code, str):
+            print(left.code, file=sys.stderr)
+        code = 1 if isinstance(left.code, str) else left.code or 0
+    shown = capfd.readouterr()
+    return shown.out, shown.err, code
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_script_sees_and_shows_what_it_does_under_python(
+    ending: str, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (here / "below").mkdir()
+    (here / "below" / "script.py").write_text(SEEN + ENDINGS[ending])
+    expected = by_python("below/script.py", "--help", "x", cwd=here)
+    assert by_us("below/script.py", capfd, module=False) == expected
+
+
+def test_a_module_sees_and_shows_what_it_does_under_python(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (here / "package_of_a_test").mkdir()
+    (here / "package_of_a_test" / "__init__.py").touch()
+    (here / "package_of_a_test" / "module.py").write_text(SEEN + ENDINGS["error"])
+    expected = by_python("-m", "package_of_a_test.module", "--help", "x", cwd=here)
+    out, errors, code = by_us("package_of_a_test.module", capfd, module=True)
+    # Python's own frames of -m stand above the script's.
+    own = [line for line in expected[1].splitlines() if "runpy" not in line]
+    assert (out, errors.splitlines(), code) == (expected[0], own, expected[2])
+
+
+def test_an_interrupted_script_ends_as_the_shell_reports_it(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (here / "script.py").write_text("raise KeyboardInterrupt")
+    _, errors, code = by_us("script.py", capfd, module=False)
+    assert (errors.splitlines()[-1], code) == ("KeyboardInterrupt", 130)
+
+
+def test_what_is_not_there_is_named(here: Path) -> None:
+    for target, module in (("gone.py", False), ("gone", True), ("os.gone", True)):
+        with pytest.raises(SpmdZeroUsageError, match="gone"):
+            run_as_main(target, [], module=module)
+
+
+def test_the_command_gives_the_script_spmdzero_by_the_name_deepspeed(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, deepspeed\n"
+        "print(deepspeed.DeepSpeedEngine.__module__, os.environ['USE_TORCH_XLA'], sys.argv[1:])\n"
+        "print(deepspeed.get_accelerator().device_count())\n"
+    )
+    words = ["run", "--devices", "3", str(script), "--devices", "5", "-m"]
+    printed = run_python("-m", "spmdzero", *words)
+    assert printed == "spmdzero.engine._engine false ['--devices', '5', '-m']\n3\n"

@@ -1,0 +1,40 @@
+"""Runs scenarios of Trainer in one process, and prints what they found as JSON.
+
+    python -m tests.integrations.trainer_runs plain|spmdzero FOLDER SCENARIO...
+"""
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+def run(name: str, side: Any) -> Any:
+    """What a scenario found, or the error that ended it."""
+    from tests.integrations import trainer_scenarios
+
+    try:
+        return getattr(trainer_scenarios, name)(side)
+    except Exception as error:
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def main(kind: str, folder: str, *names: str) -> None:
+    # accelerate would make torch_xla its backend, on either side.
+    os.environ["USE_TORCH_XLA"] = "false"
+    if kind == "spmdzero":
+        from spmdzero.integrations import install
+
+        install()
+    from tests.integrations.trainer_setup import Side
+
+    side = Side(deepspeed=kind == "spmdzero", folder=Path(folder))
+    found = {name: run(name, side) for name in names}
+    print("\n" + json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

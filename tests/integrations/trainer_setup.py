@@ -1,0 +1,173 @@
+"""What runs of Hugging Face's Trainer share: models, data, arguments, and what is noted of a run.
+
+Imported after `install()`, because transformers looks for deepspeed when it is imported.
+"""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+VOCABULARY, LENGTH = 128, 32
+ROWS = 16
+_BATCHES = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "train_batch_size": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"},
+    "bf16": {"enabled": "auto"},
+    "fp16": {"enabled": "auto"},
+}
+_ADAMW = dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")
+_DECAY = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")
+CONFIGS: dict[str, dict[str, Any]] = {
+    # Trainer's own optimizer and schedule.
+    "client": _BATCHES,
+    "optimizer": _BATCHES | {"optimizer": {"type": "AdamW", "params": _ADAMW}},
+}
+CONFIGS["scheduler"] = CONFIGS["optimizer"] | {
+    "scheduler": {"type": "WarmupDecayLR", "params": dict.fromkeys(_DECAY, "auto")}
+}
+CONFIGS["stage 1"] = _BATCHES | {"zero_optimization": {"stage": 1}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """Where a scenario runs: under DeepSpeed's JSON, or as plain torch on the CPU."""
+
+    deepspeed: bool
+    folder: Path
+
+    def arguments(
+        self, config: str | dict[str, Any] = "client", kind: type = TrainingArguments, **changes: Any
+    ) -> TrainingArguments:
+        """Arguments of 20 steps of 16 rows, each step logged, and of this side."""
+        told = CONFIGS[config] if isinstance(config, str) else config
+        where = {"deepspeed": told} if self.deepspeed else {"use_cpu": True}
+        usual: dict[str, Any] = {
+            "output_dir": str(self.folder / "out"),
+            "per_device_train_batch_size": ROWS,
+            "per_device_eval_batch_size": ROWS,
+            "max_steps": 20,
+            "learning_rate": 1e-3,
+            "warmup_steps": 2,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "report_to": [],
+            "disable_tqdm": True,
+            "optim": "adamw_torch",
+        }
+        return kind(**(usual | where | changes))
+
+
+def gpt2(seed: int = 0, **changes: Any) -> GPT2LMHeadModel:
+    """A GPT-2 of two layers without dropout."""
+    torch.manual_seed(seed)
+    usual = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    shape = {"n_layer": 2, "n_head": 2, "n_embd": 64, "n_positions": LENGTH}
+    tokens = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0}
+    return GPT2LMHeadModel(GPT2Config(**(usual | shape | tokens | changes)))
+
+
+def bert() -> BertForSequenceClassification:
+    """A BERT of two layers without dropout, of three classes."""
+    torch.manual_seed(0)
+    return BertForSequenceClassification(
+        BertConfig(
+            vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, num_attention_heads=2,
+            intermediate_size=128, max_position_embeddings=LENGTH, num_labels=3,
+            hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        )
+    )  # fmt: skip
+
+
+def texts(rows: int = 512, *, padded: bool = False) -> list[dict[str, torch.Tensor]]:
+    """Rows of a language: each token is the one before it plus one, with one mistake in eight.
+
+    Padded rows end early: some after four tokens, the labels -100 from there.
+    """
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, VOCABULARY, (rows, 1), generator=generator) + torch.arange(LENGTH)
+    mistakes = torch.rand(rows, LENGTH, generator=generator) < 0.125
+    ids = torch.where(mistakes, ids * 7, ids) % VOCABULARY
+    if not padded:
+        return [{"input_ids": row, "labels": row} for row in ids]
+    ends = torch.randint(4, LENGTH + 1, (rows, 1), generator=generator)
+    seen = torch.arange(LENGTH) < ends
+    return [
+        {"input_ids": row, "attention_mask": mask.long(), "labels": row.masked_fill(~mask, -100)}
+        for row, mask in zip(ids, seen, strict=True)
+    ]
+
+
+def classes(rows: int = 512) -> list[dict[str, torch.Tensor]]:
+    """Rows with one of three classes, which their first token tells."""
+    return [
+        {"input_ids": row["input_ids"], "labels": row["input_ids"][0] % 3} for row in texts(rows)
+    ]
+
+
+class Noted(TrainerCallback):
+    """What happens in a run: transfers to the host and compilations at the end of each step."""
+
+    def __init__(self) -> None:
+        self.reads: list[int] = []
+        self.compiled: list[int] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        from spmdzero.backend import counters
+
+        self.reads.append(counters.host_reads())
+        self.compiled.append(counters.compiled()[0])
+
+
+def train(
+    trainer: Trainer, *, resume: str | None = None, ended: bool = False
+) -> dict[str, Any]:
+    """Trains, and says what was logged; `ended` adds the sums of the parameters."""
+    if trainer.is_deepspeed_enabled:
+        noted = Noted()
+        trainer.add_callback(noted)
+    result = trainer.train(resume_from_checkpoint=resume)
+    found = logged(trainer) | {"train_loss": result.training_loss}
+    if trainer.is_deepspeed_enabled:
+        found |= {"reads": noted.reads, "compiled": noted.compiled}
+    if ended:
+        found["weights"] = weights(trainer.model)
+    return found
+
+
+def logged(trainer: Trainer) -> dict[str, Any]:
+    """Losses, norms, learning rates and evaluations of the log."""
+    history = trainer.state.log_history
+    steps = [entry for entry in history if "loss" in entry]
+    evaluations = [
+        {key: entry[key] for key in entry if key.startswith("eval_") and _is_number(key)}
+        for entry in history
+        if "eval_loss" in entry
+    ]
+    found = {key: [s[key] for s in steps] for key in ("loss", "grad_norm", "learning_rate")}
+    assert all(isinstance(x, float) and math.isfinite(x) for xs in found.values() for x in xs), found
+    return found | {"eval": evaluations}
+
+
+def _is_number(key: str) -> bool:
+    return not key.endswith(("_runtime", "_per_second", "_preparation_time"))
+
+
+def weights(model: torch.nn.Module) -> dict[str, list[float]]:
+    """Of each parameter: sum, and sum of squares, in float64."""
+    values = {name: value.detach().cpu().double() for name, value in model.named_parameters()}
+    return {name: [v.sum().item(), v.square().sum().item()] for name, v in values.items()}
