@@ -88,7 +88,7 @@ class SpmdZeroFabricStrategy(DeepSpeedStrategy):
         """
         if kwargs.get("closure") is not None:
             raise SpmdZeroUsageError(
-                "optimizer.step(closure) with Fabric(strategy=\"spmdzero\"): an engine's step takes "
+                'optimizer.step(closure) with Fabric(strategy="spmdzero"): an engine\'s step takes '
                 "none. Call the model, fabric.backward(loss) and optimizer.step()"
             )
         return self.model.step()
