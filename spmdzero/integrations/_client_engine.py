@@ -34,6 +34,7 @@ class ClientEngine(Engine):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._training.placer.rows.any_number = True
+        self._destroyed = False
         self._training.row_counts = frozenset({_ITEMS})
         CallsFromHost(self._training.placer).watch(self.module)
         # Forwards whose backward is to come.
@@ -45,7 +46,12 @@ class ClientEngine(Engine):
             # The client moves a schedule of its own on, if any, and may do so without a read too.
             optimizer.hold = hold = ScheduleHold()
             training = self._training
-            self.after_step.append(lambda: training.step_applied and hold.advance())
+
+            def follow() -> None:
+                if training.step_applied:
+                    hold.advance()
+
+            self.after_step.append(follow)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As `Engine.forward`, for code on the CPU.
@@ -56,6 +62,12 @@ class ClientEngine(Engine):
         replica's share. A key-value cache would be an output that nobody uses: `use_cache` is
         False unless it is given.
         """
+        if self._destroyed:
+            raise SpmdZeroUsageError(
+                f"{type(self.module).__name__}: this engine was destroyed, as "
+                "accelerator.free_memory() and a second Trainer.train() do. Make a new Trainer, "
+                "or a new Accelerator, with the same model, and prepare it"
+            )
         if kwargs.get(_ITEMS) is not None:
             share = runtime.local_device_count() if _are_shared((args, kwargs)) else 1
             # As a tensor: a Python number would be another program at each other value.
@@ -67,6 +79,11 @@ class ClientEngine(Engine):
         output = super().forward(*args, **kwargs)
         # In `train_batch` it is the engine that goes on with it.
         return output if self.in_train_batch else defer(output)
+
+    def destroy(self) -> None:
+        """As `Engine.destroy`; a client that goes on is told so."""
+        super().destroy()
+        self._destroyed = True
 
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
@@ -100,11 +117,13 @@ class ClientEngine(Engine):
         return DeferredTensor(optimizer.grad_norm.detach(), computes=True)
 
     def _would_cache(self) -> bool:
-        if not getattr(getattr(self.module, "config", None), "use_cache", False):
-            return False
+        told = getattr(getattr(self.module, "config", None), "use_cache", None)
         parameters = inspect.signature(self.module.forward).parameters.values()
-        takes = any(p.name == "use_cache" or p.kind is p.VAR_KEYWORD for p in parameters)
-        if takes and is_new(("use_cache", type(self.module))):
+        # By name whatever the config says: Trainer sets it False, and a decoder may have another.
+        takes = any(p.name == "use_cache" for p in parameters) or (
+            bool(told) and any(p.kind is p.VAR_KEYWORD for p in parameters)
+        )
+        if takes and told and is_new(("use_cache", type(self.module))):
             logger.info(
                 "%s: use_cache=False in the engine's forward, a key-value cache is for generating",
                 type(self.module).__name__,
