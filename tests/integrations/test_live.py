@@ -17,8 +17,10 @@ from tests.support.processes import ROOT, run_python
 
 pytestmark = pytest.mark.slow
 Seen = dict[str, Any]
-# bf16 rounds to 8 bits, fp16 to 11, each library in its own order of summation.
-TOLERANCES = {"no": 1e-5, "bf16": 4e-3, "fp16": 5e-4}
+# Of losses and of norms, which in 32 bits differed by 4e-7 and 2e-6; 16-bit
+# formats round each operation, XLA and torch at different places: 7e-5 and 3e-3 measured in bf16's
+# 8 bits, 8e-6 and 4e-4 in fp16's 11.
+TOLERANCES = {"no": (1e-5, 1e-5), "bf16": (5e-4, 1e-2), "fp16": (5e-5, 2e-3)}
 ACCELERATE: dict[str, Seen] = {
     "accumulation, uneven labels": {"gas": 4, "masked": True},
     "stage 1": {"stage": 1, "frozen": True},
@@ -48,8 +50,7 @@ def both(module: str, orders: list[Seen]) -> list[tuple[Seen, Seen]]:
 
 
 def assert_same(theirs: Seen, ours: Seen, *, precision: str) -> None:
-    allowed = TOLERANCES[precision]
-    for name in ("losses", "norms"):
+    for name, allowed in zip(("losses", "norms"), TOLERANCES[precision], strict=True):
         assert ours[name] == pytest.approx(theirs[name], rel=allowed), name
     for name in ("lr", "skipped"):
         assert ours.get(name) == theirs.get(name), name
