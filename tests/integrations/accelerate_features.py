@@ -130,6 +130,28 @@ def without_sync(folder: Path) -> dict[str, Any]:
     return seen
 
 
+def steady(folder: Path) -> dict[str, Any]:
+    """Transfers to the host and compilations so far: before, and after each of 8 steps."""
+    from spmdzero.backend import counters
+
+    # Rows that no other run here has, so that something is to be compiled.
+    loop = _loop(gas=2, steps=8, rows=24, optimizer="torch", schedule="torch")
+    seen = {"reads": [counters.host_reads()], "compiled": [counters.compiled()[0]]}
+    for batch in loop.loader:
+        with loop.accelerator.accumulate(loop.model):
+            loop.accelerator.backward(loop.model(**batch).loss)
+            if loop.accelerator.sync_gradients:
+                loop.accelerator.clip_grad_norm_(loop.model.parameters(), 1.0)
+            loop.optimizer.step()
+            loop.schedule.step()
+            loop.optimizer.zero_grad()
+        if loop.accelerator.sync_gradients:
+            seen["reads"].append(counters.host_reads())
+            seen["compiled"].append(counters.compiled()[0])
+    loop.accelerator.free_memory()
+    return seen
+
+
 def collectives(folder: Path) -> dict[str, Any]:
     """gather, reduce and their like, on the engine's outputs and on CPU tensors."""
     loop = _loop(steps=1)
@@ -223,7 +245,9 @@ def _hosts() -> None:
 _REFUSED = (_stage_3, _offload, _two, _second, _tensor, _hosts)
 FEATURES: dict[str, Callable[[Path], dict[str, Any]]] = {
     feature.__name__: feature
-    for feature in (*(save_and_resume, resume, export, without_sync, collectives, refusals),)
+    for feature in (
+        *(save_and_resume, resume, export, without_sync, steady, collectives, refusals),
+    )
 }
 
 

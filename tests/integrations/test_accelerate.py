@@ -167,7 +167,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(folder: Path) -> dict[str, Seen]:
     """What each of these saw, in one process."""
-    names = ("save_and_resume", "export", "without_sync", "collectives", "refusals")
+    names = ("save_and_resume", "export", "without_sync", "steady", "collectives", "refusals")
     return features(folder, *names, devices=8)
 
 
@@ -208,6 +208,13 @@ def test_the_weights_leave_as_plain_transformers_reads_them(folder: Path, found:
 def test_micro_batches_by_hand_are_those_of_accumulate(found: dict[str, Seen]):
     for stage, seen in found["without_sync"].items():
         assert seen["by hand"] == pytest.approx(seen["accumulated"], rel=TOLERANCE), stage
+
+
+@pytest.mark.slow
+def test_no_step_after_the_third_compiles_or_reads_what_the_script_does_not(found: dict[str, Seen]):
+    for name, counted in found["steady"].items():
+        assert counted[0] < counted[3], name
+        assert set(counted[3:]) == {counted[3]}, name
 
 
 @pytest.mark.slow
