@@ -1,6 +1,7 @@
 """Child processes of a test."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,13 @@ def environment(**more: str) -> dict[str, str]:
     A child that inherits it has SPMD on from the start, and a place among processes.
     """
     return {name: value for name, value in os.environ.items() if name not in _LEFT} | more
+
+
+def free_port() -> str:
+    """A port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
 
 
 def run_module(module: str, *arguments: str, devices: int, **variables: str) -> str:
