@@ -1,20 +1,35 @@
 """`Fabric(strategy="spmdzero")`: Fabric's DeepSpeed strategy with spmdzero's engine."""
 
+import os
 from typing import Any
 
 import torch
 from lightning.fabric.strategies import DeepSpeedStrategy, ParallelStrategy
 from lightning.fabric.utilities.seed import reset_seed
 
+from spmdzero.backend import runtime
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.integrations._initialize import config_of_devices
 from spmdzero.integrations._lightning_host import join, refuse_accelerator
+
+_ROWS = "train_micro_batch_size_per_gpu"
 
 
 class SpmdZeroFabricStrategy(DeepSpeedStrategy):
     """Trains with an engine of spmdzero's, on all devices of this host from one process.
 
-    Arguments are those of Fabric's `DeepSpeedStrategy`. `train_micro_batch_size_per_gpu` in its
-    config is the rows of a batch, of all devices together.
+    Arguments are those of Fabric's `DeepSpeedStrategy`. How many rows a batch has, of all devices
+    together, says the first loader that is set up; or `train_micro_batch_size_per_gpu` in a config.
+    Without a config nothing is clipped, as the Trainer has it; in one, DeepSpeed's default is
+    `"gradient_clipping": 1.0`.
     """
+
+    def __init__(self, *args: Any, config: Any = None, **kwargs: Any) -> None:
+        super().__init__(*args, config=config, **kwargs)
+        assert isinstance(self.config, dict)
+        self._knows_rows = _ROWS in self.config
+        if config is None and self.DEEPSPEED_ENV_VAR not in os.environ:
+            self.config["gradient_clipping"] = 0.0
 
     @property
     def root_device(self) -> torch.device:
@@ -46,5 +61,34 @@ class SpmdZeroFabricStrategy(DeepSpeedStrategy):
         self._set_world_ranks()
         join(self.world_size)
         if not self._config_initialized:
+            assert isinstance(self.config, dict)
+            self.config.setdefault(_ROWS, runtime.local_device_count())
             self._format_config()
             self._config_initialized = True
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Learns from the first loader how many rows a batch has.
+
+        Raises:
+            SpmdZeroConfigError: the devices can't share them.
+        """
+        rows = getattr(dataloader, "batch_size", None)
+        if rows is not None and not self._knows_rows:
+            assert isinstance(self.config, dict)
+            self._knows_rows, self.config[_ROWS] = True, rows
+            if self.model is not None:
+                self.model.set_train_micro_batch_size(config_of_devices(self.config)[_ROWS])
+        return super().process_dataloader(dataloader)
+
+    def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
+        """Ends a micro-batch of the engine, which steps where the config says that it does.
+
+        Raises:
+            SpmdZeroUsageError: as `Engine.step`; or there is a closure.
+        """
+        if kwargs.get("closure") is not None:
+            raise SpmdZeroUsageError(
+                'optimizer.step(closure) with Fabric(strategy="spmdzero"): an engine\'s step takes '
+                "none. Call the model, fabric.backward(loss) and optimizer.step()"
+            )
+        return self.model.step()

@@ -1,7 +1,5 @@
 """Mistakes that users make, each with an error that says what to do."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 import spmdzero
 from spmdzero import SpmdZeroConfigError, SpmdZeroUsageError
 from tests.support.engines import Mean, start
-from tests.support.processes import environment
 
 
 def config(**more: Any) -> dict[str, Any]:
@@ -271,21 +268,3 @@ class TestNotFinite:
         assert engine.skipped_steps == 1
         assert engine.was_step_applied()
         assert not torch.equal(engine.module.weight.cpu(), before)
-
-
-def test_a_device_used_before_spmd_is_a_clear_error() -> None:
-    program = (
-        "import torch, torch_xla, spmdzero\n"
-        "torch.zeros(2).to(torch_xla.device())\n"
-        "spmdzero.initialize(model=torch.nn.Linear(4, 3), config={'train_batch_size': 8})\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "SpmdZeroRuntimeError: an XLA device was used before SPMD" in done.stderr
