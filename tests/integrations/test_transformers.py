@@ -45,7 +45,9 @@ ENDS_SHORT = ("classification", "uneven")
 
 
 def run(kind: str, folder: Path, *names: str, devices: int = 8) -> dict[str, Any]:
-    said = run_python("-m", RUNS, kind, str(folder), *names, devices=devices, fresh=kind == "plain")
+    # One thread: torch's others wait busily for each other, where others work too.
+    more = {"OMP_NUM_THREADS": "1"} if kind == "plain" else {}
+    said = run_python("-m", RUNS, kind, str(folder), *names, devices=devices, **more)
     return json.loads(said.splitlines()[-1])
 
 
