@@ -54,7 +54,7 @@ class ClientEngine(Engine):
         False unless it is given.
         """
         if kwargs.get(_ITEMS) is not None:
-            share = runtime.local_device_count() if _are_shared((args, kwargs)) else 1
+            share = runtime.local_device_count() if are_shared((args, kwargs)) else 1
             # As a tensor: a Python number would be another program at each other value.
             items = torch.as_tensor(kwargs[_ITEMS], dtype=torch.float32, device="cpu")
             kwargs[_ITEMS] = items / share
@@ -95,7 +95,7 @@ class ClientEngine(Engine):
         return takes
 
 
-def _are_shared(inputs: Any) -> bool:
+def are_shared(inputs: Any) -> bool:
     """Whether the devices can share the rows of the first input that has some."""
     rows: list[int] = []
     map_tensors(inputs, lambda _, t: rows.append(t.shape[0]) or t if t.dim() else t)

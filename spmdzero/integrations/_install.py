@@ -15,6 +15,7 @@ import spmdzero
 from spmdzero.compat._old_paths import code_of, is_deepspeeds
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations import _trainer
+from spmdzero.integrations._after_import import after_import
 from spmdzero.integrations._initialize import initialize
 
 NAME, VERSION = "deepspeed", "0.19.8"
@@ -43,6 +44,13 @@ def install() -> None:
     refuse_other_backends()
     _trainer.follow_imports()
     sys.meta_path.insert(0, _Finder(package=True))
+    after_import("lightning", _name_the_strategies)
+
+
+def _name_the_strategies(_: ModuleType) -> None:
+    from spmdzero.integrations._lightning_registry import register_strategies
+
+    register_strategies()
 
 
 def take_the_name(module: ModuleType) -> None:

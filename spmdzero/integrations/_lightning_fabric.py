@@ -9,8 +9,9 @@ from lightning.fabric.utilities.seed import reset_seed
 
 from spmdzero.backend import runtime
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.integrations import _lightning_private as private
 from spmdzero.integrations._initialize import config_of_devices
-from spmdzero.integrations._lightning_host import join, refuse_accelerator
+from spmdzero.integrations._lightning_host import join, refuse_accelerator, register
 
 _ROWS = "train_micro_batch_size_per_gpu"
 
@@ -25,6 +26,7 @@ class SpmdZeroFabricStrategy(DeepSpeedStrategy):
     """
 
     def __init__(self, *args: Any, config: Any = None, **kwargs: Any) -> None:
+        private.require_release()
         super().__init__(*args, config=config, **kwargs)
         assert isinstance(self.config, dict)
         self._knows_rows = _ROWS in self.config
@@ -44,9 +46,7 @@ class SpmdZeroFabricStrategy(DeepSpeedStrategy):
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
         """Makes the name known."""
-        strategy_registry.register(
-            "spmdzero", cls, description="ZeRO-1/2 on all devices, by spmdzero", override=True
-        )
+        register(strategy_registry, cls)
 
     def _configure_launcher(self) -> None:
         refuse_accelerator(self.accelerator, self.num_processes, of="Fabric")
@@ -88,7 +88,7 @@ class SpmdZeroFabricStrategy(DeepSpeedStrategy):
         """
         if kwargs.get("closure") is not None:
             raise SpmdZeroUsageError(
-                "optimizer.step(closure) with Fabric(strategy=\"spmdzero\"): an engine's step takes "
+                'optimizer.step(closure) with Fabric(strategy="spmdzero"): an engine\'s step takes '
                 "none. Call the model, fabric.backward(loss) and optimizer.step()"
             )
         return self.model.step()
