@@ -1,4 +1,4 @@
-"""Fine-tunes a GPT-2 on the Python standard library's source: Hugging Face's Trainer, DeepSpeed's JSON.
+"""Fine-tunes a GPT-2 on the Python standard library's source, by Hugging Face's Trainer.
 
     python examples/finetune_gpt2.py                      a small GPT-2 from its config
     python examples/finetune_gpt2.py --model FOLDER       one that `save_pretrained` wrote

@@ -1,15 +1,19 @@
 """Which of a module's inputs are batches, and their way to the devices."""
 
 import inspect
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from spmdzero._logging import is_new
 from spmdzero.backend import Batch, Mesh, RegionRules, Replicated, arrays, map_tensors, runtime
 from spmdzero.data._batch_rows import BatchRows, Rows
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
+
+logger = logging.getLogger("spmdzero")
 
 
 class InputPlacer:
@@ -71,6 +75,7 @@ class InputPlacer:
         def put(path: str, tensor: Any) -> Any:
             whole = tensor.tensor if isinstance(tensor, Replicated) else tensor
             _refuse_elsewhere(path, whole)
+            _say_gradient_is_lost(path, whole)
             seen.append((path, tuple(whole.shape), str(whole.dtype).removeprefix("torch.")))
             if isinstance(tensor, Replicated):
                 return self._upload(tensor.tensor, None)
@@ -146,6 +151,16 @@ def to_half(tensor: Any) -> Any:
     if isinstance(tensor, Replicated):
         return Replicated(to_half(tensor.tensor))
     return tensor.half() if tensor.is_floating_point() else tensor
+
+
+def _say_gradient_is_lost(path: str, tensor: torch.Tensor) -> None:
+    lost = tensor.requires_grad and tensor.device.type == "cpu" and torch.is_grad_enabled()
+    if lost and is_new(f"gradient of {path}"):
+        logger.warning(
+            "input %r is on the CPU and requires a gradient, which its copy on the devices gets in "
+            "its place. Move it before, x = x.to(engine.device).requires_grad_(), or detach it",
+            path,
+        )
 
 
 def _refuse_elsewhere(path: str, tensor: torch.Tensor) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,38 @@ class FoldedCall:
     backward: Callable[["FoldedCall", Sequence[torch.Tensor], dict[int, torch.Tensor]], None]
     passage: Passage | None = None
     _node: Callable[[], Any] = lambda: None
+    _spent: set[int] = dataclasses.field(default_factory=set)
+    _left: tuple[Sequence[torch.Tensor], list[int]] | None = None
+
+    def leave(self, saved: Sequence[torch.Tensor], given: Collection[int]) -> None:
+        """Notes which outputs have had their gradient, and keeps `saved` for the others.
+
+        autograd frees what a node has saved with its first backward. In torch, outputs that share
+        no operation have a node each, and a backward each without `retain_graph`.
+        """
+        self._spent.update(given)
+        flowing = {index for index, flows in enumerate(self.record.differentiable) if flows}
+        self._left = None
+        if flowing - self._spent:
+            self._left = saved, [tensor._version for tensor in saved]
+            _leaving.add(self)
+
+    def left(self, given: Collection[int]) -> Sequence[torch.Tensor] | None:
+        """What `leave` kept; None where it didn't, or one of these outputs had its gradient.
+
+        Raises:
+            SpmdZeroUsageError: it was written since.
+        """
+        if self._left is None or not self._spent.isdisjoint(given):
+            return None
+        saved, versions = self._left
+        if versions != [tensor._version for tensor in saved]:
+            raise SpmdZeroUsageError(_WRITTEN)
+        return saved
+
+    def forget(self) -> None:
+        """Lets go of what `leave` kept, which would be an output of the program that starts."""
+        self._left = None
 
     def keep(self) -> None:
         """Traces what the backward needs, to be computed and kept by the program that is pending.
@@ -81,8 +113,10 @@ class FoldedCall:
         return outputs
 
 
-# Forwards whose backward is still to come, of all engines.
+# Forwards of all engines: those whose backward is still to come, and those of which only some
+# outputs have had theirs.
 _waiting: "weakref.WeakSet[FoldedCall]" = weakref.WeakSet()
+_leaving: "weakref.WeakSet[FoldedCall]" = weakref.WeakSet()
 
 
 def keep_waiting(*, ending: Training | None) -> None:
@@ -94,6 +128,8 @@ def keep_waiting(*, ending: Training | None) -> None:
     for call in [*_waiting]:
         if call.training is not ending:
             call.keep()
+    while _leaving:
+        _leaving.pop().forget()
 
 
 class _Folded(torch.autograd.Function):
@@ -135,15 +171,17 @@ class _Folded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[None, None, None, None]:
         call: FoldedCall = ctx.call
+        given = {index: grad for index, grad in enumerate(grads) if grad is not None}
         try:
             saved = ctx.saved_tensors
         except RuntimeError as error:
-            if "inplace" not in str(error):
+            if "inplace" in str(error):
+                raise SpmdZeroUsageError(_WRITTEN) from error
+            if (saved := call.left(given)) is None:
                 raise
-            raise SpmdZeroUsageError(_WRITTEN) from error
         if call.step != call.training.counters.global_steps:
             raise SpmdZeroUsageError(_WRITTEN)
-        given = {index: grad for index, grad in enumerate(grads) if grad is not None}
         _waiting.discard(call)
         call.backward(call, saved, given)
+        call.leave(saved, given)
         return None, None, None, None

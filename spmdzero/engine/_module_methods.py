@@ -1,5 +1,6 @@
 """An engine's module and data by DeepSpeed's method names."""
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -166,7 +167,8 @@ class MastersFollow:
     """
 
     def __init__(self, optimizer: ZeroOptimizer | None = None) -> None:
-        self._optimizer = optimizer
+        # Hooks of a module must not keep the states of an engine that is gone.
+        self._optimizer = weakref.ref(optimizer) if optimizer is not None else lambda: None
         self._stamps: dict[torch.Tensor, object] = {}
 
     def watch(self, model: nn.Module) -> None:
@@ -178,7 +180,7 @@ class MastersFollow:
     def _before(
         self, module: nn.Module, state: Any, prefix: str, metadata: dict[str, Any], *_: Any
     ) -> None:
-        if self._optimizer is not None and metadata.get("assign_to_params_buffers"):
+        if self._optimizer() is not None and metadata.get("assign_to_params_buffers"):
             raise SpmdZeroUsageError(
                 "load_state_dict(assign=True) would replace parameters that the engine trains by "
                 "others. Leave assign out: values are copied onto the devices"
@@ -191,8 +193,9 @@ class MastersFollow:
     def _after(self, module: nn.Module, _: Any) -> None:
         own = [p for p in module.parameters(recurse=False) if p in self._stamps]
         written = {p for p in own if self._stamps.pop(p) != arrays.write_stamp(p)}
-        if written and self._optimizer is not None:
-            self._optimizer.refresh_masters(written)
+        optimizer = self._optimizer()
+        if written and optimizer is not None:
+            optimizer.refresh_masters(written)
             runtime.sync()
 
     def __reduce__(self) -> Any:

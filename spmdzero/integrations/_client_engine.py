@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from spmdzero._logging import is_new
-from spmdzero.backend import map_tensors, runtime
+from spmdzero.backend import map_tensors, nodes_behind, runtime
 from spmdzero.engine import Engine
+from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._deferred import DeferredTensor, defer, undefer
 from spmdzero.integrations._direct import CallsFromHost
 from spmdzero.integrations._generation import generate_on_host
@@ -33,8 +34,11 @@ class ClientEngine(Engine):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._training.placer.rows.any_number = True
+        self._destroyed = False
         self._training.row_counts = frozenset({_ITEMS})
         CallsFromHost(self._training.placer).watch(self.module)
+        # Forwards whose backward is to come.
+        self._open_forwards = 0
         WeightsOnHost(self.module)
         generate_on_host(self.module)
         optimizer = self._training.optimizer
@@ -42,7 +46,12 @@ class ClientEngine(Engine):
             # The client moves a schedule of its own on, if any, and may do so without a read too.
             optimizer.hold = hold = ScheduleHold()
             training = self._training
-            self.after_step.append(lambda: training.step_applied and hold.advance())
+
+            def follow() -> None:
+                if training.step_applied:
+                    hold.advance()
+
+            self.after_step.append(follow)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As `Engine.forward`, for code on the CPU.
@@ -53,6 +62,12 @@ class ClientEngine(Engine):
         replica's share. A key-value cache would be an output that nobody uses: `use_cache` is
         False unless it is given.
         """
+        if self._destroyed:
+            raise SpmdZeroUsageError(
+                f"{type(self.module).__name__}: this engine was destroyed, as "
+                "accelerator.free_memory() and a second Trainer.train() do. Make a new Trainer, "
+                "or a new Accelerator, with the same model, and prepare it"
+            )
         if kwargs.get(_ITEMS) is not None:
             share = runtime.local_device_count() if are_shared((args, kwargs)) else 1
             # As a tensor: a Python number would be another program at each other value.
@@ -60,15 +75,34 @@ class ClientEngine(Engine):
             kwargs[_ITEMS] = items / share
         if "use_cache" not in kwargs and self._would_cache():
             kwargs["use_cache"] = False
+        self._open_forwards += torch.is_grad_enabled()
         output = super().forward(*args, **kwargs)
         # In `train_batch` it is the engine that goes on with it.
         return output if self.in_train_batch else defer(output)
 
+    def destroy(self) -> None:
+        """As `Engine.destroy`; a client that goes on is told so."""
+        super().destroy()
+        self._destroyed = True
+
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
     ) -> torch.Tensor:
-        """As `Engine.backward`, of a loss computed with what `forward` returned."""
+        """As `Engine.backward`, of a loss computed with what `forward` returned.
+
+        Raises:
+            SpmdZeroUsageError: the loss is another engine's, which accelerate says in a log line
+                only.
+        """
+        if not self._open_forwards and not _comes_from(loss, self.module):
+            raise SpmdZeroUsageError(
+                "backward of a loss that this engine's forward had no part in. One Accelerator "
+                "drives the first model that it prepared: make another Accelerator() for another "
+                "model, and call that one's backward"
+            )
         on_devices = super().backward(undefer(loss), retain_graph, scale_wrt_gas)
+        if not retain_graph:
+            self._open_forwards = max(self._open_forwards - 1, 0)
         return DeferredTensor(on_devices, computes=True)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
@@ -83,16 +117,24 @@ class ClientEngine(Engine):
         return DeferredTensor(optimizer.grad_norm.detach(), computes=True)
 
     def _would_cache(self) -> bool:
-        if not getattr(getattr(self.module, "config", None), "use_cache", False):
-            return False
+        told = getattr(getattr(self.module, "config", None), "use_cache", None)
         parameters = inspect.signature(self.module.forward).parameters.values()
-        takes = any(p.name == "use_cache" or p.kind is p.VAR_KEYWORD for p in parameters)
-        if takes and is_new(("use_cache", type(self.module))):
+        # By name whatever the config says: Trainer sets it False, and a decoder may have another.
+        takes = any(p.name == "use_cache" for p in parameters) or (
+            bool(told) and any(p.kind is p.VAR_KEYWORD for p in parameters)
+        )
+        if takes and told and is_new(("use_cache", type(self.module))):
             logger.info(
                 "%s: use_cache=False in the engine's forward, a key-value cache is for generating",
                 type(self.module).__name__,
             )
         return takes
+
+
+def _comes_from(loss: torch.Tensor, module: torch.nn.Module) -> bool:
+    own = {id(p) for p in module.parameters()}
+    behind = nodes_behind(loss, ends=lambda _: False)
+    return any(id(getattr(node, "variable", None)) in own for node in behind)
 
 
 def are_shared(inputs: Any) -> bool:

@@ -14,6 +14,7 @@ import spmdzero
 from spmdzero.backend import processes, runtime
 from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.integrations import _trainer
+from spmdzero.integrations._accelerate import require_counted
 from spmdzero.integrations._client_engine import ClientEngine
 
 _CLIENTS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning")
@@ -35,8 +36,10 @@ def initialize_for_client(*args: Any, **kwargs: Any) -> Any:
     Raises:
         SpmdZeroConfigError: this host's devices can't share the process's rows; or as
             `spmdzero.initialize`.
+        SpmdZeroUsageError: accelerate doesn't know of the other hosts.
     """
     processes.join()
+    require_counted(runtime.process_count())
     _trainer.defer_reads()
     given = kwargs.pop("config_params", None)
     config = kwargs.pop("config", None)

@@ -14,7 +14,7 @@ from typing import Any
 import spmdzero
 from spmdzero.compat._old_paths import code_of, is_deepspeeds
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.integrations import _trainer
+from spmdzero.integrations import _accelerate, _trainer
 from spmdzero.integrations._after_import import after_import
 from spmdzero.integrations._initialize import initialize
 
@@ -42,8 +42,14 @@ def install() -> None:
             "`spmdzero run`"
         )
     refuse_other_backends()
-    _trainer.follow_imports()
+    follow_clients()
     sys.meta_path.insert(0, _Finder(package=True))
+
+
+def follow_clients() -> None:
+    """Tells clients, as they are imported, what they can't find out here."""
+    _trainer.follow_imports()
+    _accelerate.follow_imports()
     after_import("lightning", _name_the_strategies)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from spmdzero.backend import arrays
+from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._after_import import after_import
 from spmdzero.integrations._client_engine import ClientEngine
 from spmdzero.integrations._deferred import DeferredTensor
@@ -19,6 +20,7 @@ from spmdzero.integrations._summed_loss import SummedLoss
 from spmdzero.step._optimizer import ZeroOptimizer
 
 _LOSS = "_tr_loss"
+_FULL_EVALUATION = {"bf16_full_eval": torch.bfloat16, "fp16_full_eval": torch.float16}
 # Whether a trainer leaves out losses that are not finite, while it is told that it doesn't.
 _FILTERS = "_spmdzero_filters"
 
@@ -36,6 +38,7 @@ def defer_reads() -> None:
     if trainer is not None and not isinstance(vars(trainer.Trainer).get(_LOSS), _TrainersLoss):
         _defer_trainers_norm(trainer.Trainer)
         _defer_trainers_loss(trainer.Trainer)
+        _keep_in_place(trainer.Trainer)
 
 
 def follow_imports() -> None:
@@ -81,10 +84,11 @@ class _StepWasSkipped(property):
     def __get__(self, wrapper: Any, owner: type | None = None) -> Any:
         optimizer = getattr(wrapper, "optimizer", None)
         # With a loss scale the engine reads it at each step itself.
-        waits = isinstance(optimizer, ZeroOptimizer) and optimizer.loss_scaler is None
-        if not waits or optimizer.hold is None:
-            return super().__get__(wrapper, owner)
-        return optimizer.hold.stands
+        if isinstance(optimizer, ZeroOptimizer) and optimizer.loss_scaler is None:
+            hold = optimizer.hold
+            if hold is not None:
+                return hold.stands
+        return super().__get__(wrapper, owner)
 
 
 def _mask_without_reading(masks: Any) -> None:
@@ -133,6 +137,34 @@ def _defer_trainers_loss(trainer: Any) -> None:
     setattr(trainer, _LOSS, _TrainersLoss())
 
 
+def _keep_in_place(trainer: Any) -> None:
+    original = getattr(trainer, "evaluation_loop", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def evaluation_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # It would cast the parameters and move them to the CPU.
+        told = self.args
+        asked = {name: getattr(told, name, False) for name in _FULL_EVALUATION}
+        engine = _engine_of(self.accelerator)
+        if engine is None or not any(asked.values()):
+            return original(self, *args, **kwargs)
+        for name, dtype in _FULL_EVALUATION.items():
+            if asked[name] and any(p.dtype != dtype for p in engine.module.parameters()):
+                raise SpmdZeroUsageError(
+                    f"{name}=True would cast the parameters that the engine trains. Train in that "
+                    f"dtype, by {name.partition('_')[0]}=True, or leave it out"
+                )
+        try:
+            vars(told).update(dict.fromkeys(asked, False))
+            return original(self, *args, **kwargs)
+        finally:
+            vars(told).update(asked)
+
+    trainer.evaluation_loop = evaluation_loop
+
+
 class _TrainersLoss:
     """`Trainer._tr_loss`, the sum of the losses since the latest log line."""
 
@@ -145,6 +177,12 @@ class _TrainersLoss:
 
     def __set__(self, trainer: Any, value: torch.Tensor) -> None:
         if _engine_of(trainer.accelerator) is not None and not isinstance(value, DeferredTensor):
+            if trainer.args.auto_find_batch_size:
+                raise SpmdZeroUsageError(
+                    "auto_find_batch_size=True: Trainer doesn't know XLA's errors of memory, so it "
+                    "would never try a smaller batch. Leave it out; `spmdzero explain`, or "
+                    "engine.explain, says whether a batch fits"
+                )
             told = weakref.ref(trainer)
             value = SummedLoss(
                 share=functools.partial(_mean_share, told),

@@ -61,7 +61,7 @@ def refuse_options(group: Mapping[str, Any], names: tuple[str, ...]) -> None:
 
 
 def refuse_tensors(group: Mapping[str, Any]) -> None:
-    """Refuse a group with a tensor among its numbers that is on a device, or no one number.
+    """Refuse a group with a tensor among its numbers that is on a device, or is not one number.
 
     Raises:
         SpmdZeroConfigError: for the first of them.
@@ -73,12 +73,15 @@ def refuse_tensors(group: Mapping[str, Any]) -> None:
 def _on_host(name: str, value: Any) -> Any:
     """The value; a number of torch's or numpy's, also one of several, as Python's."""
     if isinstance(value, Tensor):
-        if value.device.type != "cpu" or value.ndim != 0:
+        if value.device.type != "cpu" or value.numel() != 1:
             raise SpmdZeroConfigError(
                 key=f"{_AT}.{name}",
                 value=f"a tensor of shape {list(value.shape)} on {value.device}",
                 reason="it would be read back from the device at every step, or is no one number",
-                fix="Pass a Python float, or a 0-dim CPU tensor; a new value never recompiles.",
+                fix=(
+                    "Pass a Python float, or a CPU tensor of one element; a new value never "
+                    "recompiles."
+                ),
             )
         return value.item()
     if name == "betas" and isinstance(value, list | tuple):

@@ -73,7 +73,7 @@ def _unfinished_step(training: Training, waiting: tuple[str, ...]) -> dict[str, 
 
 def _number(value: Any) -> Any:
     # A schedule fills a lr that is a tensor in place, perhaps while this is written.
-    return value.item() if isinstance(value, torch.Tensor) and value.ndim == 0 else value
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
 def _tied_names(module: nn.Module) -> dict[str, str]:

@@ -93,7 +93,17 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("data", "workers"), CASES.values(), ids=CASES)
+# Workers that draw at random need all that those which don't need.
+SLOW = {"shuffled, by two processes"}
+
+
+@pytest.mark.parametrize(
+    ("data", "workers"),
+    [
+        pytest.param(*case, id=name, marks=[pytest.mark.slow] * (name in SLOW))
+        for name, case in CASES.items()
+    ],
+)
 def test_the_rest_of_an_epoch_and_the_next_are_the_same(
     data: Any, workers: int, tmp_path: Path
 ) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,15 +13,9 @@ import torch
 import spmdzero
 from spmdzero import comm
 from spmdzero.backend import _single_process
-from tests.support.processes import environment
+from tests.support.processes import environment, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -7,17 +7,16 @@ the Python block before it prints, or whole lines of it.
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import render_config
 from pages import PAGES, ROOT, blocks, named, page_environment, save_files
-from warm import WarmPython, warm_python
 
 from spmdzero.config import NO_MEANING, OPTIMIZERS, SCHEDULES, load_config
 from spmdzero.config._models import SECTIONS
 from spmdzero.config._must_be_off import OFF_ONLY
+from tests.support.warm import run_warm
 
 # A line of output that no page would print by itself.
 NEXT_BLOCK = "\x1e"
@@ -25,22 +24,14 @@ NEXT_BLOCK = "\x1e"
 PAGES_WITH_PYTHON = [page for page in PAGES if any(b.language == "python" for b in blocks(page))]
 
 
-@pytest.fixture(scope="module")
-def python() -> Iterator[WarmPython]:
-    with warm_python(page_environment()) as python:
-        yield python
-
-
-def run(python: WarmPython, program: Path, cwd: Path) -> str:
-    done = python.run(program, cwd=cwd)
+def run(program: Path, cwd: Path) -> str:
+    done = run_warm(str(program), cwd=cwd, environment=page_environment(), timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.parametrize("page", PAGES_WITH_PYTHON, ids=named)
-def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(
-    page: Path, python: WarmPython, tmp_path: Path
-):
+def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(page: Path, tmp_path: Path):
     found = blocks(page)
     lines = [""] * page.read_text().count("\n")
     for block in found:
@@ -52,7 +43,7 @@ def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(
     save_files(page, tmp_path)
     program = tmp_path / f"{page.stem}.py"
     program.write_text("\n".join(lines))
-    _, *printed = run(python, program, tmp_path).split(NEXT_BLOCK + "\n")
+    _, *printed = run(program, tmp_path).split(NEXT_BLOCK + "\n")
 
     outputs, shown = iter(printed), ""
     for block in found:
@@ -74,16 +65,14 @@ def test_each_block_of_a_page_is_of_a_kind_that_is_checked():
             load_config(json.loads(block.text))
 
 
-def test_the_tables_of_config_md_are_what_the_command_on_it_writes(
-    python: WarmPython, tmp_path: Path
-):
+def test_the_tables_of_config_md_are_what_the_command_on_it_writes(tmp_path: Path):
     copied = tmp_path / "tests" / "docs" / "render_config.py"
     meanings = copied.with_name("param_meanings.py")
     page = tmp_path / "docs" / "config.md"
     for target in (copied, meanings, page):
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / target.relative_to(tmp_path), target)
-    run(python, copied, tmp_path)
+    run(copied, tmp_path)
     assert render_config.PAGE.read_text() == page.read_text(), (
         "run python tests/docs/render_config.py"
     )

@@ -160,7 +160,10 @@ class BranchesByAttribute(Residual):
         return loss.sqrt() if beside.rooted else loss
 
 
-@pytest.mark.parametrize("container", [OwnDict, OwnUserDict, OwnList, OwnData])
+@pytest.mark.parametrize(
+    "container",
+    [OwnDict, OwnData, *(pytest.param(c, marks=pytest.mark.slow) for c in (OwnUserDict, OwnList))],
+)
 def test_an_attribute_of_a_container_among_the_inputs_is_followed(
     container: Callable[[], Any],
 ) -> None:

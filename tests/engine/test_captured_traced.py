@@ -1,7 +1,6 @@
 """Steps that are traced each time: Python that can't be replayed, and somebody who looks."""
 
 import contextlib
-import itertools
 import logging
 import random
 import re
@@ -93,10 +92,19 @@ class KeepsTensorOutside(Residual):
 @pytest.mark.parametrize(
     ("way", "module", "said"),
     [
-        *itertools.product(WAYS, [Reads], ["reads a value .* at .*test_captured_traced.py:"]),
-        *itertools.product(WAYS, [Counts], ["the forward changes the module: 'calls' of"]),
-        *itertools.product(WAYS, [DrawsInPython], ["Python's or numpy's random numbers"]),
-        *itertools.product(WAYS, [DrawsOnTheHost], ["draws from torch's CPU generator in Python"]),
+        ("train_batch", Reads, "reads a value .* at .*test_captured_traced.py:"),
+        ("three calls", Counts, "the forward changes the module: 'calls' of"),
+        ("train_batch", DrawsInPython, "Python's or numpy's random numbers"),
+        ("three calls", DrawsOnTheHost, "draws from torch's CPU generator in Python"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("three calls", Reads, "reads a value .* at .*test_captured_traced.py:"),
+                ("train_batch", Counts, "the forward changes the module: 'calls' of"),
+                ("three calls", DrawsInPython, "Python's or numpy's random numbers"),
+                ("train_batch", DrawsOnTheHost, "draws from torch's CPU generator in Python"),
+            )
+        ),
         ("train_batch", ScalesByGlobal, "a number that Python makes in the forward changes"),
         ("train_batch", BranchesByGlobal, "Python code in the model took another way"),
         ("three calls", Foreign, "neither an input nor part of the module"),

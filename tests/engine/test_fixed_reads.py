@@ -41,8 +41,14 @@ class UsesPositions(Residual):
         return super().forward(x * (2 + packed(x)[:, -1].sum()))
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("module", [ReadsPositions, UsesPositions])
+@pytest.mark.parametrize(
+    ("module", "way"),
+    [
+        *((ReadsPositions, way) for way in WAYS),
+        (UsesPositions, "train_batch"),
+        pytest.param(UsesPositions, "three calls", marks=pytest.mark.slow),
+    ],
+)
 def test_what_is_the_same_at_each_step_needs_no_trace(
     module: Callable[[], nn.Module], way: str
 ) -> None:
@@ -102,18 +108,24 @@ def pending(ones: torch.Tensor) -> torch.Tensor:
     return ones * 2
 
 
-@pytest.mark.parametrize("way", WAYS)
+READS, USES = "reads a value", "neither an input nor part of the module"
+
+
 @pytest.mark.parametrize(
-    ("module", "outside", "reason"),
+    ("module", "outside", "reason", "way"),
     [
-        (ReadsDraw, there, "reads a value"),
-        (ReadsBuffer, there, "reads a value"),
-        (ReadsOutside, there, "reads a value"),
-        (ReadsOutside, pending, "reads a value"),
-        (UsesOutside, there, "neither an input nor part of the module"),
-        (UsesOutside, pending, "neither an input nor part of the module"),
+        (ReadsDraw, there, READS, "train_batch"),
+        pytest.param(ReadsDraw, there, READS, "three calls", marks=pytest.mark.slow),
+        pytest.param(ReadsBuffer, there, READS, "train_batch", marks=pytest.mark.slow),
+        (ReadsBuffer, there, READS, "three calls"),
+        *((ReadsOutside, there, READS, way) for way in WAYS),
+        (ReadsOutside, pending, READS, "train_batch"),
+        pytest.param(ReadsOutside, pending, READS, "three calls", marks=pytest.mark.slow),
+        *((UsesOutside, there, USES, way) for way in WAYS),
+        pytest.param(UsesOutside, pending, USES, "train_batch", marks=pytest.mark.slow),
+        (UsesOutside, pending, USES, "three calls"),
     ],
-    ids=lambda value: getattr(value, "__name__", ""),
+    ids=lambda value: getattr(value, "__name__", None),
 )
 def test_what_may_be_another_at_the_next_step_is_traced(
     module: Callable[[], nn.Module],

@@ -114,10 +114,23 @@ def of_torch(engine: spmdzero.Engine, losses: list[torch.Tensor]) -> None:
     torch.autograd.backward(losses, [torch.ones_like(loss) for loss in losses])
 
 
+def separate(engine: spmdzero.Engine, losses: list[torch.Tensor]) -> None:
+    # Each has a graph of its own, so that torch needs no retain_graph either.
+    engine.backward(losses[2])
+    engine.backward(losses[0])
+
+
+def separate_of_torch(engine: spmdzero.Engine, losses: list[torch.Tensor]) -> None:
+    for loss in losses:
+        loss.backward()
+
+
 WAYS: dict[Any, list[float]] = {
     weighted: [1, 0, 3],
     one_only: [0, 1, 0],
     retained: [1, 1, 0],
+    separate: [1, 0, 1],
+    separate_of_torch: [1, 1, 1],
     of_torch: [1, 1, 1],
 }
 
@@ -136,6 +149,23 @@ def test_each_choice_of_losses_trains_as_in_torch(way: Callable[..., None]) -> N
         optimizer.step()
         optimizer.zero_grad()
     assert_trained_as(engine, plain)
+
+
+def test_a_loss_has_one_backward_and_what_it_needs_may_not_be_written_before_it() -> None:
+    engine = start(Heads(2), stage=2)
+    first, second = engine(*batch(0, 2))
+    engine.backward(first)
+    with pytest.raises(RuntimeError, match="a second time"):
+        engine.backward(first)
+    with torch.no_grad():
+        engine.module.shared.bias.add_(1.0)
+    with pytest.raises(spmdzero.SpmdZeroUsageError, match="was written between"):
+        engine.backward(second)
+    first, second = engine(*batch(1, 2))
+    engine.backward(first)
+    engine.step()
+    with pytest.raises(RuntimeError, match="a second time"):
+        engine.backward(second)
 
 
 def test_a_gradient_of_several_rows_enters_backward() -> None:

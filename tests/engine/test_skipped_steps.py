@@ -171,8 +171,9 @@ def test_in_fp16_which_reads_each_step_one_line_names_it_at_once(
     assert line.levelname == level
 
 
-def test_a_lr_that_is_a_tensor_stays_that_tensor(tmp_path: Path) -> None:
-    lr = torch.tensor(0.1)
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_lr_that_is_a_tensor_stays_that_tensor(shape: tuple[int, ...], tmp_path: Path) -> None:
+    lr = torch.full(shape, 0.1)
     model = nn.Linear(4, 4)
     warm_up = {"warmup_num_steps": 4, "warmup_max_lr": 0.4, "warmup_type": "linear"}
     engine, *_ = spmdzero.initialize(

@@ -1,7 +1,5 @@
 """Mistakes that users make, each with an error that says what to do."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import spmdzero
 from spmdzero import SpmdZeroConfigError, SpmdZeroUsageError
-from tests.support.processes import environment
+from tests.support.engines import Mean, start
 
 
 def config(**more: Any) -> dict[str, Any]:
@@ -184,6 +182,29 @@ def test_plateau_asks_for_its_metric_before_the_update() -> None:
     assert engine.global_steps == 1
 
 
+def test_an_input_on_the_cpu_that_requires_a_gradient_is_told_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = start(Mean())
+    plain = torch.ones(8, 4, requires_grad=True)
+    (plain @ engine.module.line.weight.detach().cpu().T).mean().backward()
+    for _ in range(2):
+        # One that was moved has torch's gradient, and nothing is said.
+        x = torch.ones(8, 4).to(engine.device).requires_grad_()
+        engine.backward(engine(x))
+        torch.testing.assert_close(x.grad.cpu(), plain.grad)
+        engine.zero_grad()
+    assert "requires a gradient, which" not in caplog.text
+    for _ in range(2):
+        x = torch.ones(8, 4, requires_grad=True)
+        engine.backward(engine(x))
+        assert x.grad is None
+        engine.zero_grad()
+    (line,) = [line for line in caplog.messages if "requires a gradient, which" in line]
+    assert "input 'x'" in line
+    assert "x.to(engine.device).requires_grad_()" in line
+
+
 def test_an_output_that_is_named_and_not_there_is_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -247,21 +268,3 @@ class TestNotFinite:
         assert engine.skipped_steps == 1
         assert engine.was_step_applied()
         assert not torch.equal(engine.module.weight.cpu(), before)
-
-
-def test_a_device_used_before_spmd_is_a_clear_error() -> None:
-    program = (
-        "import torch, torch_xla, spmdzero\n"
-        "torch.zeros(2).to(torch_xla.device())\n"
-        "spmdzero.initialize(model=torch.nn.Linear(4, 3), config={'train_batch_size': 8})\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "SpmdZeroRuntimeError: an XLA device was used before SPMD" in done.stderr

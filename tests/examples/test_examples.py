@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run_example(name: str, *arguments: str) -> str:
-    return run_python(str(EXAMPLES / name), *arguments, devices=8, timeout=300)
+    return run_python(str(EXAMPLES / name), *arguments, devices=8, timeout=300, fresh=True)
 
 
 def found(pattern: str, text: str) -> tuple[str, ...]:

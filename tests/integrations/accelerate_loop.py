@@ -3,7 +3,7 @@
 `python -m tests.integrations.accelerate_loop ROLES '[order, ...]'` prints what each order saw in
 each role, as one JSON line. Of the ROLES, with commas between them, ``plain`` is accelerate alone
 on one CPU process, ``deepspeed`` a rank of real DeepSpeed over gloo, ``spmdzero`` all devices of
-this process.
+this process, ``installed`` the same where the name deepspeed is spmdzero's anyway.
 
 An order is a dict of what differs from `DEFAULTS`. `rows` is what one step's micro-batch has in
 all: a rank of real DeepSpeed reads its share.
@@ -25,6 +25,8 @@ DEFAULTS: dict[str, Any] = {
     "gas": 1,
     "stage": 2,
     "precision": "no",
+    # More of the config's section.
+    "fp16": {},
     # Whose optimizer and schedule: "config", "torch", or "callable" (of the schedule alone).
     "optimizer": "config",
     "schedule": "config",
@@ -63,6 +65,8 @@ def report(
 
 def prepare_process(role: str) -> None:
     """What must be before the first import of accelerate."""
+    if role == "installed":
+        return
     if role == "spmdzero":
         import spmdzero.integrations
 
@@ -119,7 +123,7 @@ def config_of(order: dict[str, Any]) -> dict[str, Any]:
         "gradient_clipping": 1.0,
         "zero_optimization": {"stage": order["stage"], "reduce_bucket_size": "auto"},
         "bf16": {"enabled": "auto"},
-        "fp16": {"enabled": "auto", "initial_scale_power": 8},
+        "fp16": {"enabled": "auto", "initial_scale_power": 8} | order["fp16"],
     }
     if order["optimizer"] == "config":
         params = {"lr": "auto", "weight_decay": "auto"}
@@ -202,7 +206,7 @@ class Loop:
         loaders = DataLoader(data, batch_size=rows), DataLoader(held_out, batch_size=rows)
         prepared = self.accelerator.prepare(model, optimizer, *loaders, schedule)
         self.model, self.optimizer, self.loader, self.held_out, self.schedule = prepared
-        self.seen: dict[str, Any] = {"losses": [], "norms": [], "lr": [], "rows": []}
+        self.seen: dict[str, Any] = {"losses": [], "norms": [], "lr": [], "skipped": []}
 
     def train(self) -> None:
         done = 0
@@ -230,6 +234,7 @@ class Loop:
         if accelerator.sync_gradients:
             seen["norms"].append(float(norm))
             seen["lr"].append(self.optimizer.param_groups[0]["lr"])
+            seen["skipped"].append(bool(accelerator.optimizer_step_was_skipped))
 
     def evaluate(self) -> None:
         self.model.eval()

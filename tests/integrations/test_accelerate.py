@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.processes import run_python
+from tests.integrations.environments import Environment
+from tests.support.deepspeed import run_ranks
+from tests.support.processes import ROOT, run_python
 
 Seen = dict[str, Any]
 ORDERS: dict[str, Seen] = {
@@ -16,6 +18,8 @@ ORDERS: dict[str, Seen] = {
     "own": {"optimizer": "torch", "schedule": "torch", "stage": 1},
     "callable": {"schedule": "callable", "gas": 4},
     "plugin": {"config": "none", "optimizer": "torch", "schedule": "torch", "gas": 4},
+    # An epoch of 3 micro-batches: its second step has one.
+    "cut": {"data": 48, "gas": 2},
     # 16, 16 and 5 rows, over and over.
     "uneven": {"data": 37, "evaluate_after": 10},
     "frozen": {"frozen": True},
@@ -66,14 +70,22 @@ def test_a_script_on_8_devices_has_the_numbers_of_accelerate_alone():
     assert_same_evaluation(ours, plain)
 
 
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Seen]:
+    return dict(zip(ORDERS, loop("plain", list(ORDERS.values()), devices=1)["plain"], strict=True))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2, 8])
-def test_every_way_to_configure_it_has_the_numbers_of_accelerate_alone(devices: int):
-    seen = loop("plain,spmdzero", list(ORDERS.values()), devices=devices)
-    for name, plain, ours in zip(ORDERS, seen["plain"], seen["spmdzero"], strict=True):
-        assert_same_numbers(ours, plain)
+def test_every_way_to_configure_it_has_the_numbers_of_accelerate_alone(
+    plain: dict[str, Seen], devices: int
+):
+    names = list(ORDERS) if devices == 8 else ["accumulation", "uneven"]
+    seen = loop("spmdzero", [ORDERS[name] for name in names], devices=devices)["spmdzero"]
+    for name, ours in zip(names, seen, strict=True):
+        assert_same_numbers(ours, plain[name])
         if ORDERS[name].get("evaluate_after"):
-            assert_same_evaluation(ours, plain)
+            assert_same_evaluation(ours, plain[name])
 
 
 LAUNCHED_CONFIG = """
@@ -97,7 +109,9 @@ DEEPSPEED_CONFIG = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("told_by", ["config file", "options", "DeepSpeed's config"])
-def test_what_accelerate_launch_is_told_reaches_the_engine(told_by: str, tmp_path: Path):
+def test_what_accelerate_launch_is_told_reaches_the_engine(
+    plain: dict[str, Seen], told_by: str, tmp_path: Path
+):
     if told_by == "config file":
         (tmp_path / "accelerate.yaml").write_text(LAUNCHED_CONFIG)
         options = ["--config_file", str(tmp_path / "accelerate.yaml")]
@@ -109,27 +123,68 @@ def test_what_accelerate_launch_is_told_reaches_the_engine(told_by: str, tmp_pat
         else:
             (tmp_path / "ds.json").write_text(json.dumps(DEEPSPEED_CONFIG))
             options += ["--deepspeed_config_file", str(tmp_path / "ds.json")]
-    order = {"gas": 4, "optimizer": "torch", "schedule": "torch"}
-    ours = launched(*options, order=order | {"config": "launched"})
-    (plain,) = loop("plain", [order], devices=1)["plain"]
-    assert_same_numbers(ours, plain)
+    ours = launched(*options, order=ORDERS["plugin"] | {"config": "launched"})
+    assert_same_numbers(ours, plain["plugin"])
 
 
 @pytest.mark.slow
-def test_a_state_resumes_bit_for_bit_and_on_other_devices(tmp_path: Path):
-    seen = features(tmp_path, "save_and_resume", devices=8)["save_and_resume"]
+def test_a_launcher_of_several_processes_on_a_host_is_refused():
+    told = ["--use_deepspeed", "--zero_stage", "2", "--num_processes", "2"]
+    order = {"config": "launched", "optimizer": "torch", "schedule": "torch"}
+    with pytest.raises(AssertionError, match="launcher started 2 processes"):
+        launched(*told, order=order)
+
+
+@pytest.mark.slow
+def test_where_the_name_is_installed_the_launcher_needs_nothing_in_the_script(
+    plain: dict[str, Seen], tmp_path: Path
+):
+    environment = Environment(tmp_path)
+    environment.install()
+    order = ORDERS["plugin"] | {"config": "launched"}
+    options = "launch --use_deepspeed --num_processes 1 --main_process_port 0 --zero_stage 2"
+    options += " --gradient_accumulation_steps 4 --gradient_clipping 1.0 --module"
+    done = environment.run(
+        *("python", "-m", "accelerate.commands.accelerate_cli", *options.split()),
+        *("tests.integrations.accelerate_loop", "installed", json.dumps([order])),
+        cwd=ROOT,
+        PJRT_DEVICE="CPU",
+        CPU_NUM_DEVICES="8",
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    (ours,) = json.loads(done.stdout.splitlines()[-1])["installed"]
+    assert_same_numbers(ours, plain["plugin"])
+    program = "import transformers as t; t.TrainingArguments('out', bf16=True); print('taken')"
+    done = environment.run("python", "-c", program)
+    assert done.stdout == "taken\n", done.stderr
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("accelerate")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, Seen]:
+    """What each of these saw, in one process."""
+    names = ("save_and_resume", "export", "without_sync", "collectives", "refusals")
+    return features(folder, *names, devices=8)
+
+
+@pytest.mark.slow
+def test_a_state_resumes_bit_for_bit_and_on_other_devices(folder: Path, found: dict[str, Seen]):
+    seen = found["save_and_resume"]
     assert seen["resumed"] == seen["straight"]
     assert seen["lr resumed"] == seen["lr"]
     assert seen["same weights"]
-    elsewhere = features(tmp_path, "resume", devices=2)["resume"]
+    elsewhere = features(folder, "resume", devices=2)["resume"]
     assert elsewhere["resumed"] == pytest.approx(seen["straight"], rel=TOLERANCE)
 
 
 @pytest.mark.slow
-def test_the_weights_leave_as_plain_transformers_reads_them(tmp_path: Path):
-    seen = features(tmp_path, "export", devices=8)["export"]
-    assert seen == {"class": "GPT2LMHeadModel", "devices": ["cpu"]}
-    expected = torch.load(tmp_path / "weights.pt")
+def test_the_weights_leave_as_plain_transformers_reads_them(folder: Path, found: dict[str, Seen]):
+    assert found["export"] == {"class": "GPT2LMHeadModel", "devices": ["cpu"]}
+    expected = torch.load(folder / "weights.pt")
     program = (
         "import sys, torch, transformers as t; from pathlib import Path;"
         "folder = Path(sys.argv[1]);"
@@ -137,37 +192,27 @@ def test_the_weights_leave_as_plain_transformers_reads_them(tmp_path: Path):
         " for n in ('pretrained', 'without_dict')};"
         "torch.save(got, folder / 'read.pt')"
     )
-    run_python("-c", program, str(tmp_path), USE_TORCH_XLA="false")
-    for name, read in torch.load(tmp_path / "read.pt").items():
+    run_python("-c", program, str(folder), USE_TORCH_XLA="false")
+    for name, read in torch.load(folder / "read.pt").items():
         assert read.keys() == expected.keys(), name
         assert all(torch.equal(read[key], value) for key, value in expected.items()), name
     from safetensors.torch import load_file
 
-    saved = load_file(tmp_path / "model" / "model.safetensors")
+    saved = load_file(folder / "model" / "model.safetensors")
     assert all(torch.equal(value, expected[key]) for key, value in saved.items())
     # Tied weights are saved once.
     assert expected.keys() - saved.keys() <= {"lm_head.weight"}
 
 
 @pytest.mark.slow
-def test_an_overflow_of_fp16_is_a_step_that_was_skipped(tmp_path: Path):
-    seen = features(tmp_path, "overflow", devices=8)["overflow"]
-    assert seen["precision"] == "fp16"
-    first = seen["skipped"].index(False)
-    assert 0 < first < 12
-    assert all(seen["skipped"][:first])
-    assert not any(seen["skipped"][first:])
-
-
-@pytest.mark.slow
-def test_micro_batches_by_hand_are_those_of_accumulate(tmp_path: Path):
-    for stage, seen in features(tmp_path, "without_sync", devices=8)["without_sync"].items():
+def test_micro_batches_by_hand_are_those_of_accumulate(found: dict[str, Seen]):
+    for stage, seen in found["without_sync"].items():
         assert seen["by hand"] == pytest.approx(seen["accumulated"], rel=TOLERANCE), stage
 
 
 @pytest.mark.slow
-def test_collectives_take_outputs_of_the_engine(tmp_path: Path):
-    seen = features(tmp_path, "collectives", devices=8)["collectives"]
+def test_collectives_take_outputs_of_the_engine(found: dict[str, Seen]):
+    seen = found["collectives"]
     loss = seen.pop("loss")
     assert seen.pop("gathered loss") == [loss]
     assert seen.pop("sum") == loss
@@ -186,3 +231,42 @@ def test_collectives_take_outputs_of_the_engine(tmp_path: Path):
         "freed": [None, None],
         "engine": True,
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "why"),
+    {
+        "_stage_3": "SpmdZeroConfigError: zero_optimization.stage = 3: spmdzero is ZeRO-1",
+        "_offload": "SpmdZeroConfigError: zero_optimization.offload_optimizer.device = 'cpu'",
+        # accelerate's own.
+        "_two": "AssertionError: You can't use same `Accelerator()` instance with multiple models",
+        "_second": "SpmdZeroUsageError: backward of a loss that this engine's forward had no part",
+        "_tensor": "SpmdZeroConfigError: tensor_parallel.autotp_size = 2",
+        "_hosts": "SpmdZeroUsageError: accelerate counts 1 process, and 4 hosts train together",
+    }.items(),
+)
+def test_what_is_not_here_says_so(found: dict[str, Seen], what: str, why: str):
+    assert why in found["refusals"][what]
+
+
+@pytest.mark.slow
+def test_accelerate_with_its_own_backend_for_torch_xla_is_refused():
+    program = "import accelerate, spmdzero.integrations as i; i.install()"
+    with pytest.raises(AssertionError, match="accelerate was imported before") as refused:
+        run_python("-c", program)
+    assert "Call spmdzero.integrations.install() before `import accelerate`" in str(refused.value)
+
+
+@pytest.mark.slow
+def test_each_host_reads_its_own_rows():
+    module = ["-m", "tests.integrations.two_hosts"]
+    told = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"}
+    printed = run_ranks(module, ranks=2, cwd=ROOT, timeout=300, **told)
+    seen = [json.loads(text.splitlines()[-1]) for text in printed]
+    assert [host.pop("rows") for host in seen] == [
+        [0, 1, 4, 5, 8, 9, 12, 13],
+        [2, 3, 6, 7, 10, 11, 14, 15],
+    ]
+    here = {"gathered": [0, 1], "processes": 2, "device": "cpu"}
+    assert seen == [here | {"type": "DistributedType.DEEPSPEED"}] * 2

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import setuptools
+import torch
 
 from spmdzero.integrations._install import NAME, VERSION
 from tests.integrations.environments import PROJECT, Environment, stand_in, table
@@ -138,6 +139,82 @@ def test_the_commands_that_choose_leave_the_other_or_ours(tmp_path: Path) -> Non
     # What requires DeepSpeed finds it: pip has nothing to download.
     made.pip("install", "--no-index", "deepspeed>=0.16")
     made.pip("check")
+
+
+TRAINER = """
+import json, torch
+from transformers import (
+    GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments, set_seed
+)
+
+(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+set_seed(0)
+sizes = {"n_layer": 2, "n_head": 2, "n_embd": 64, "vocab_size": 128, "n_positions": 32}
+none = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0, "bos_token_id": 0, "eos_token_id": 0}
+model = GPT2LMHeadModel(GPT2Config(**sizes, **none))
+ids = (torch.randint(0, 128, (128, 1)) + torch.arange(32)) % 128
+trainer = Trainer(
+    model=model, args=args, train_dataset=[{"input_ids": row, "labels": row} for row in ids]
+)
+trainer.train()
+kept = ("loss", "grad_norm")
+steps = [[log[name] for name in kept] for log in trainer.state.log_history if "loss" in log]
+print(json.dumps([type(trainer.model_wrapped).__name__, steps]))
+"""
+
+
+@pytest.mark.slow
+def test_deepspeeds_launcher_line_trains_an_unchanged_trainer_as_the_plain_one_does(
+    installed: Environment, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(TRAINER)
+    auto = dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto")
+    optimizer = {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}}
+    config = auto | {"optimizer": optimizer, "zero_optimization": {"stage": 2}}
+    (tmp_path / "ds.json").write_text(json.dumps(config | {"gradient_clipping": "auto"}))
+    options = "train.py --per_device_train_batch_size 16 --max_steps 5 --logging_steps 1"
+    options += " --learning_rate 1e-3 --report_to none --save_strategy no --output_dir out"
+    line = f"--num_gpus 8 {options} --deepspeed ds.json"
+    done = installed.run("deepspeed", *line.split(), cwd=tmp_path, PJRT_DEVICE="CPU")
+    assert done.returncode == 0, done.stderr
+    plain = installed.run("python", *options.split(), "--use_cpu", "true", cwd=tmp_path)
+    assert plain.returncode == 0, plain.stderr
+    engine, steps = json.loads(done.stdout.splitlines()[-1])
+    module, expected = json.loads(plain.stdout.splitlines()[-1])
+    assert (engine, module) == ("ClientEngine", "GPT2LMHeadModel")
+    assert len(steps) == 5
+    # fp32 in another order of sums, over a few steps.
+    torch.testing.assert_close(torch.tensor(steps), torch.tensor(expected), rtol=1e-5, atol=0)
+
+
+@pytest.mark.slow
+def test_accelerate_launch_starts_a_script_with_it(installed: Environment, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("""
+import accelerate, torch
+accelerator = accelerate.Accelerator()
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.AdamW(model.parameters())
+loader = torch.utils.data.DataLoader(torch.ones(16, 8), batch_size=16)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for rows in loader:
+    accelerator.backward(model(rows).mean())
+    optimizer.step()
+print(accelerator.distributed_type, type(model).__name__, model.dp_world_size, model.global_steps)
+""")
+    (tmp_path / "accelerate.yaml").write_text("""
+compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+deepspeed_config: {zero_stage: 2, gradient_accumulation_steps: 1}
+mixed_precision: 'no'
+num_machines: 1
+num_processes: 1
+main_process_port: 0
+""")
+    devices = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"}
+    line = "-m accelerate.commands.launch --config_file accelerate.yaml train.py"
+    done = installed.run("python", *line.split(), cwd=tmp_path, **devices)
+    assert done.returncode == 0, done.stderr
+    assert "DistributedType.DEEPSPEED ClientEngine 8 1\n" in done.stdout
 
 
 @pytest.mark.slow

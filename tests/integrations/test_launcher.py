@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations.launcher import _options, parse_args, runner
 from spmdzero.integrations.launcher._hosts import Place, filtered, place_of, read_hostfile
+from tests.support.processes import ROOT, environment, free_port
 
 HOSTS = "# two machines\nworker-0 slots=4\n\nworker-1 slots=2\n"
 
@@ -206,3 +208,32 @@ def test_options_hosts_and_slots_are_those_that_deepspeed_reads(
     options = [{word for action in parser._actions for word in action.option_strings}
                for parser in (parse_args(), theirs.parse_args())]  # fmt: skip
     assert options[0] == options[1]
+
+
+TWO = """
+import deepspeed, sys, torch
+deepspeed.init_distributed()
+ones = torch.full((2,), 1.0 + deepspeed.comm.get_rank())
+deepspeed.comm.all_reduce(ones)
+print(deepspeed.comm.get_rank(), deepspeed.comm.get_world_size(), ones.tolist(), sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_two_hosts_that_run_the_line_by_themselves_are_connected(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("localhost slots=1\n127.0.0.1 slots=1\n")
+    (tmp_path / "train.py").write_text(TWO)
+    line = [sys.executable, "-m", "spmdzero.launcher.runner", "-H", "hosts", "--no_ssh"]
+    line += ["--master_port", free_port(), "--node_rank"]
+    children = [
+        subprocess.Popen(
+            [*line, str(rank), "train.py", "--x"], cwd=tmp_path, text=True,
+            env=environment(PYTHONPATH=str(ROOT), PJRT_DEVICE="CPU"),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    for rank, child in enumerate(children):
+        out, errors = child.communicate(timeout=300)
+        assert child.returncode == 0, errors
+        assert out.splitlines()[-1] == f"{rank} 2 [3.0, 3.0] ['--local_rank=0', '--x']"

@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from tests.integrations.trainer_setup import (
+    CONFIGS,
     LENGTH,
     ROWS,
     VOCABULARY,
@@ -25,9 +26,9 @@ from tests.integrations.trainer_setup import (
     bert,
     classes,
     gpt2,
+    squares,
     texts,
     train,
-    weights,
 )
 
 
@@ -41,7 +42,9 @@ def _accuracy(prediction: Any) -> dict[str, float]:
 
 def main(side: Side) -> dict[str, Any]:
     """The main path: own optimizer, evaluation in the middle with an uneven last batch."""
-    arguments = side.arguments(weight_decay=0.1, eval_strategy="steps", eval_steps=10)
+    arguments = side.arguments(
+        weight_decay=0.1, logging_steps=2, eval_strategy="steps", eval_steps=10
+    )
     trainer = Trainer(
         gpt2(), arguments, train_dataset=texts(), eval_dataset=texts(27), compute_metrics=_accuracy
     )
@@ -131,9 +134,7 @@ def label_smoothing(side: Side) -> dict[str, Any]:
 
 def compute_loss_func(side: Side) -> dict[str, Any]:
     """A loss that the user's function computes from the logits, accumulated."""
-    arguments = side.arguments(
-        gradient_accumulation_steps=2, eval_strategy="steps", eval_steps=10
-    )
+    arguments = side.arguments(gradient_accumulation_steps=2, eval_strategy="steps", eval_steps=10)
     trainer = Trainer(
         gpt2(),
         arguments,
@@ -235,7 +236,7 @@ def lora(side: Side) -> dict[str, Any]:
 
 
 def saved(side: Side) -> dict[str, Any]:
-    """A trained model in three folders: `save_model`, `save_pretrained`, `save_pretrained` in bf16."""
+    """A trained model in two folders, by `save_model` and by `save_pretrained`."""
     trainer = Trainer(gpt2(), side.arguments(max_steps=5), train_dataset=texts())
     found = train(trainer, ended=True)
     trainer.save_model(str(side.folder / "save_model"))
@@ -261,7 +262,7 @@ def resumed(side: Side) -> dict[str, Any]:
 
 
 def resumed_client(side: Side) -> dict[str, Any]:
-    """The same with Trainer's own optimizer and schedule, without dropout; resumed elsewhere too."""
+    """The same with Trainer's own optimizer and schedule, without dropout."""
 
     def trainer(folder: str) -> Trainer:
         arguments = side.arguments(
@@ -281,9 +282,7 @@ def resumed_client(side: Side) -> dict[str, Any]:
 
 def resumed_here(side: Side) -> dict[str, Any]:
     """The second half of `resumed_client`, from the checkpoint that another process left."""
-    arguments = side.arguments(
-        output_dir=str(side.folder / "here"), max_steps=10, weight_decay=0.1
-    )
+    arguments = side.arguments(output_dir=str(side.folder / "here"), max_steps=10, weight_decay=0.1)
     trainer = Trainer(gpt2(), arguments, train_dataset=texts(padded=True))
     return train(trainer, resume=str(side.folder / "client" / "checkpoint-5"), ended=True)
 
@@ -322,7 +321,7 @@ def best(side: Side) -> dict[str, Any]:
     return found
 
 
-def callbacks(side: Side) -> dict[str, Any]:
+def stopped_early(side: Side) -> dict[str, Any]:
     """Early stopping: no evaluation is better than the first by 100."""
     arguments = side.arguments(
         output_dir=str(side.folder / "stopped"),
@@ -360,13 +359,11 @@ def loaded(side: Side) -> dict[str, Any]:
         model = GPT2LMHeadModel.from_pretrained(str(side.folder / name))
         with torch.no_grad():
             found[name] = model(input_ids=rows, labels=rows).loss.item()
-        found[f"{name} weights"] = weights(model)
+        found[f"{name} squares"] = squares(model)
     adapted = PeftModel.from_pretrained(gpt2(), str(side.folder / "adapter"))
     with torch.no_grad():
         found["adapter"] = adapted(input_ids=rows, labels=rows).loss.item()
     return found
-
-
 
 
 def sft(side: Side) -> dict[str, Any]:
@@ -408,3 +405,54 @@ def sft(side: Side) -> dict[str, Any]:
     return found | {
         key: [step[key] for step in steps] for key in ("entropy", "mean_token_accuracy")
     }
+
+
+def zero3(side: Side) -> dict[str, Any]:
+    """Refused: sharded parameters."""
+    config = CONFIGS["client"] | {"zero_optimization": {"stage": 3}}
+    return train(Trainer(gpt2(), side.arguments(config), train_dataset=texts()))
+
+
+def mismatched(side: Side) -> dict[str, Any]:
+    """Refused by transformers: a value that is neither "auto" nor that of the arguments."""
+    config = CONFIGS["client"] | {"gradient_clipping": 0.5}
+    return train(Trainer(gpt2(), side.arguments(config), train_dataset=texts()))
+
+
+def unshared_rows(side: Side) -> dict[str, Any]:
+    """Refused: twelve rows on eight devices."""
+    arguments = side.arguments(per_device_train_batch_size=12)
+    return train(Trainer(gpt2(), arguments, train_dataset=texts()))
+
+
+def trained_twice(side: Side) -> dict[str, Any]:
+    """Refused: a second `train` of one Trainer, which DeepSpeed's engine doesn't outlive either."""
+    trainer = Trainer(gpt2(), side.arguments(max_steps=1), train_dataset=texts())
+    train(trainer)
+    return train(trainer)
+
+
+def evaluated_first(side: Side) -> dict[str, Any]:
+    """Refused by transformers: there is no engine yet."""
+    return Trainer(gpt2(), side.arguments(), eval_dataset=texts(27)).evaluate()
+
+
+def auto_find_batch_size(side: Side) -> dict[str, Any]:
+    """Refused."""
+    arguments = side.arguments(auto_find_batch_size=True)
+    return train(Trainer(gpt2(), arguments, train_dataset=texts()))
+
+
+def cast_to_evaluate(side: Side) -> dict[str, Any]:
+    """Refused: fp32 parameters cast to bf16 for an evaluation."""
+    config = {key: value for key, value in CONFIGS["client"].items() if key != "bf16"}
+    arguments = side.arguments(config, max_steps=1, bf16_full_eval=True)
+    trainer = Trainer(gpt2(), arguments, train_dataset=texts(), eval_dataset=texts(27))
+    train(trainer)
+    return trainer.evaluate()
+
+
+def adafactor(side: Side) -> dict[str, Any]:
+    """Refused: an optimizer whose update needs whole rows and columns."""
+    arguments = side.arguments(optim="adafactor")
+    return train(Trainer(gpt2(), arguments, train_dataset=texts()))

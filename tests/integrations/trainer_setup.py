@@ -5,6 +5,7 @@ Imported after `install()`, because transformers looks for deepspeed when it is 
 
 import dataclasses
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class Side:
     folder: Path
 
     def arguments(
-        self, config: str | dict[str, Any] = "client", kind: type = TrainingArguments, **changes: Any
+        self, config: Any = "client", kind: type = TrainingArguments, **changes: Any
     ) -> TrainingArguments:
         """Arguments of 20 steps of 16 rows, each step logged, and of this side."""
         told = CONFIGS[config] if isinstance(config, str) else config
@@ -120,32 +121,47 @@ def classes(rows: int = 512) -> list[dict[str, torch.Tensor]]:
 
 
 class Noted(TrainerCallback):
-    """What happens in a run: transfers to the host and compilations at the end of each step."""
+    """Transfers to the host and compilations so far at the end of each step, before it is logged.
+
+    Those of evaluations are left out.
+    """
 
     def __init__(self) -> None:
         self.reads: list[int] = []
         self.compiled: list[int] = []
+        self._apart = (0, 0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        from spmdzero.backend import counters
+        """Notes both."""
+        reads, compiled = _counted()
+        self.reads.append(reads - self._apart[0])
+        self.compiled.append(compiled - self._apart[1])
 
-        self.reads.append(counters.host_reads())
-        self.compiled.append(counters.compiled()[0])
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leaves out what came after the step."""
+        reads, compiled = _counted()
+        if self.reads:
+            self._apart = reads - self.reads[-1], compiled - self.compiled[-1]
 
 
-def train(
-    trainer: Trainer, *, resume: str | None = None, ended: bool = False
-) -> dict[str, Any]:
+def _counted() -> tuple[int, int]:
+    from spmdzero.backend import counters
+
+    return counters.host_reads(), counters.compiled()[0]
+
+
+def train(trainer: Trainer, *, resume: str | None = None, ended: bool = False) -> dict[str, Any]:
     """Trains, and says what was logged; `ended` adds the sums of the parameters."""
-    if trainer.is_deepspeed_enabled:
-        noted = Noted()
+    # Neither a plain run nor one of DeepSpeed's imports it.
+    noted, ours = Noted(), "spmdzero" in sys.modules
+    if ours:
         trainer.add_callback(noted)
     result = trainer.train(resume_from_checkpoint=resume)
     found = logged(trainer) | {"train_loss": result.training_loss}
-    if trainer.is_deepspeed_enabled:
+    if ours:
         found |= {"reads": noted.reads, "compiled": noted.compiled}
     if ended:
-        found["weights"] = weights(trainer.model)
+        found |= {"weights": weights(trainer.model), "squares": squares(trainer.model)}
     return found
 
 
@@ -159,7 +175,7 @@ def logged(trainer: Trainer) -> dict[str, Any]:
         if "eval_loss" in entry
     ]
     found = {key: [s[key] for s in steps] for key in ("loss", "grad_norm", "learning_rate")}
-    assert all(isinstance(x, float) and math.isfinite(x) for xs in found.values() for x in xs), found
+    assert all(math.isfinite(number) for numbers in found.values() for number in numbers), found
     return found | {"eval": evaluations}
 
 
@@ -167,7 +183,19 @@ def _is_number(key: str) -> bool:
     return not key.endswith(("_runtime", "_per_second", "_preparation_time"))
 
 
-def weights(model: torch.nn.Module) -> dict[str, list[float]]:
-    """Of each parameter: sum, and sum of squares, in float64."""
-    values = {name: value.detach().cpu().double() for name, value in model.named_parameters()}
-    return {name: [v.sum().item(), v.square().sum().item()] for name, v in values.items()}
+def weights(model: torch.nn.Module) -> dict[str, float]:
+    """A number of each parameter that its least bit changes."""
+    return {
+        name: float(numbers @ torch.arange(1.0, numbers.numel() + 1, dtype=torch.float64))
+        for name, value in model.named_parameters()
+        for numbers in [value.detach().cpu().double().flatten()]
+    }
+
+
+def squares(model: torch.nn.Module) -> dict[str, float]:
+    """The norm of each matrix; biases are too small, and begin with 0."""
+    return {
+        name: float(value.detach().cpu().double().norm())
+        for name, value in model.named_parameters()
+        if value.dim() > 1
+    }

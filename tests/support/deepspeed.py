@@ -16,8 +16,12 @@ def require_deepspeed() -> None:
     )
 
 
-def run_ranks(arguments: list[str], *, ranks: int, cwd: Path, timeout: float) -> list[str]:
+def run_ranks(
+    arguments: list[str], *, ranks: int, cwd: Path, timeout: float, **variables: str
+) -> list[str]:
     """Runs `python *arguments` once for each rank; returns what each printed, by rank.
+
+    `variables` are added to what a rank is told.
 
     Raises:
         AssertionError: DeepSpeed is missing.
@@ -34,7 +38,7 @@ def run_ranks(arguments: list[str], *, ranks: int, cwd: Path, timeout: float) ->
         folder = Path(scratch)
         run_together(
             [arguments] * ranks,
-            [inherited | more for more in told],
+            [inherited | more | variables for more in told],
             cwd=cwd,
             folder=folder,
             timeout=timeout,

@@ -1,9 +1,12 @@
 """Child processes of a test."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.support.warm import run_warm
 
 ROOT = Path(__file__).parents[2]
 # By torch_xla, and by `init_distributed` in a lone process.
@@ -18,22 +21,38 @@ def environment(**more: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in _LEFT} | more
 
 
+def free_port() -> str:
+    """A port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
 def run_module(module: str, *arguments: str, devices: int, **variables: str) -> str:
     """What `python -m module` prints on that many virtual devices; it has to succeed."""
     return run_python("-W", "error", "-m", module, *arguments, devices=devices, **variables)
 
 
-def run_python(*arguments: str, devices: int = 1, timeout: int = 1200, **variables: str) -> str:
-    """What `python` with these arguments prints within `timeout` seconds, as `run_module`."""
-    told = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices)} | variables
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        env=environment(**told),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+def run_python(
+    *arguments: str, devices: int = 1, timeout: int = 1200, fresh: bool = False, **variables: str
+) -> str:
+    """What `python` with these arguments prints within `timeout` seconds, as `run_module`.
+
+    Args:
+        fresh: nothing may be imported yet; so it is where variables are given, which imports read.
+    """
+    told = environment(**{"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices)} | variables)
+    if fresh or variables:
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            env=told,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+    else:
+        done = run_warm(*arguments, cwd=ROOT, environment=told, timeout=timeout)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout

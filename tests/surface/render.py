@@ -32,6 +32,12 @@ What differs although the name is the same:
 - `utils.safe_set_full_fp32_param` changes the parameter at once; DeepSpeed's forward sees the new
   weights after the next step.
 - `utils.safe_get_full_optimizer_state` works for every param group; DeepSpeed's for the first only.
+- An error is of DeepSpeed's type too: what it refuses by an `assert` is an `AssertionError` here
+  and a `SpmdZeroError`, and so with `ValueError`, `TypeError` and `NotImplementedError`.
+- `zero_to_fp32.load_state_dict_from_zero_checkpoint(engine.module, ...)` moves the module off the
+  devices, as in DeepSpeed: its engine refuses to go on, and says so.
+- `utils.safe_get_local_*` and `safe_set_local_*` are ZeRO-3's. Set a tensor as a whole, and
+  `spmdzero.local_shards(engine.named_tensors()["exp_avg/..."])` is what each device holds of it.
 - `checkpointing.checkpoint` recomputes in the compiled program. `torch.utils.checkpoint` runs, but
   XLA merges its second forward with the first and saves no memory.
 - `zero.Init` and `zero.GatheredParameters` do what they do below stage 3: nothing, but for making

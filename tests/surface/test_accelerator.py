@@ -1,15 +1,12 @@
 """`get_accelerator()` tells the truth about this host's devices."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from spmdzero.accelerator import get_accelerator
 
 import spmdzero
 from spmdzero.backend.torch_xla import runtime
-from tests.support.processes import environment
+from tests.support.processes import run_python
 
 
 def test_devices_of_the_host_are_counted_and_one_virtual_device_is_named() -> None:
@@ -70,7 +67,7 @@ assert accelerator.available_memory() < accelerator.total_memory()
 
 def test_memory_of_cpu_devices_is_the_process() -> None:
     # A process of its own: of this one's gigabytes the kernel may take some back at any time.
-    subprocess.run([sys.executable, "-c", MEMORY], env=environment(), check=True, timeout=120)
+    run_python("-c", MEMORY, devices=8)
 
 
 def test_ranges_name_operations_and_may_nest() -> None:

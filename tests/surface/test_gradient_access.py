@@ -1,7 +1,9 @@
 """`param.grad` after backward is the averaged full gradient, and what is written to it counts."""
 
 import copy
+import gc
 import io
+import weakref
 from typing import Any
 
 import pytest
@@ -267,6 +269,19 @@ def test_copies_and_pickles_of_a_trained_module_are_plain_torch() -> None:
             assert type(parameter) is nn.Parameter
             assert parameter.grad is None
             assert torch.equal(parameter.cpu(), engine.module.get_parameter(name).cpu())
+
+
+def test_a_module_that_outlives_its_engine_keeps_no_optimizer_states() -> None:
+    model = make_model()
+    engine = engine_of(model, stage=2, gas=1, optimizer={"type": "AdamW", "params": {"lr": 0.1}})
+    engine.train_batch(batch(0))
+    state = weakref.ref(engine.named_tensors()["exp_avg/first.weight"])
+    assert state() is not None
+    del engine
+    gc.collect()
+    assert state() is None
+    model.load_state_dict(make_model().state_dict())
+    assert torch.equal(model.first.weight.detach().cpu(), make_model().first.weight)
 
 
 def test_parameters_outlive_their_engine() -> None:

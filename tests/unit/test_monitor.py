@@ -1,7 +1,6 @@
 """Monitors write what they are given, in order, once each, and say which package they lack."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 from spmdzero.config import load_config
 from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.monitor import MonitorMaster
-from tests.support.processes import environment
+from tests.support.processes import run_python
 
 
 def master(folder: Path, *, writes: bool = True, **section: Any) -> MonitorMaster:
@@ -57,20 +56,9 @@ def test_nothing_is_made_where_no_monitor_is_on_or_another_process_writes(tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-def run_child(program: str, folder: Path, **variables: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program, str(folder)],
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-
-
 def test_the_end_of_the_process_writes_what_is_held(tmp_path: Path) -> None:
-    run_child(
+    run_python(
+        *("-W", "error", "-c"),
         "import sys\n"
         "from spmdzero.config import load_config\n"
         "from spmdzero.monitor import MonitorMaster\n"
@@ -78,7 +66,7 @@ def test_the_end_of_the_process_writes_what_is_held(tmp_path: Path) -> None:
         "config = {'train_micro_batch_size_per_gpu': 1, 'csv_monitor': csv}\n"
         "monitor = MonitorMaster(load_config(config))\n"
         "monitor.write_events([('loss', lambda: 2.0, 8)])\n",
-        tmp_path,
+        str(tmp_path),
     )
     assert (tmp_path / "job" / "loss.csv").read_text().split() == ["step,loss", "8,2.0"]
 
@@ -107,7 +95,10 @@ assert wandb.run is None
 
 
 def test_wandb_logs_to_the_configs_project_at_sample_counts(tmp_path: Path) -> None:
-    run_child(WANDB, tmp_path, WANDB_MODE="offline", WANDB_DIR=str(tmp_path), WANDB_SILENT="true")
+    run_python(
+        *("-W", "error", "-c", WANDB, str(tmp_path)),
+        WANDB_MODE="offline", WANDB_DIR=str(tmp_path), WANDB_SILENT="true",
+    )  # fmt: skip
     seen = json.loads((tmp_path / "seen.json").read_text())
     assert seen == ["fish", "red", "sea", 0.25, 24]
 

@@ -11,12 +11,11 @@ from tests.support.processes import run_python
 def test_spmd_after_the_first_device_access_is_an_error_that_says_what_to_call() -> None:
     printed = run_python(
         "-c",
-        "import torch, torch_xla\n"
-        "from spmdzero.backend import runtime\n"
-        "from spmdzero.errors import SpmdZeroRuntimeError\n"
+        "import torch, torch_xla, spmdzero\n"
         "torch.ones(2, device=torch_xla.device())\n"
-        "try:\n    runtime.start()\n"
-        "except SpmdZeroRuntimeError as error:\n    print(error)\n",
+        "config = {'train_batch_size': 8}\n"
+        "try:\n    spmdzero.initialize(model=torch.nn.Linear(4, 3), config=config)\n"
+        "except spmdzero.SpmdZeroRuntimeError as error:\n    print(error)\n",
         devices=2,
     )
     assert printed.startswith("an XLA device was used before SPMD")
@@ -30,6 +29,7 @@ def test_another_version_of_torch_xla_is_refused_with_the_one_to_install() -> No
         "try:\n    import spmdzero\n"
         "except RuntimeError as error:\n    print(type(error).__name__, error)\n",
         devices=2,
+        fresh=True,
     )
     assert printed.startswith("SpmdZeroRuntimeError torch_xla 2.8.1 is installed")
     assert "pip install torch==2.9.0 torch_xla==2.9.0" in printed

@@ -8,6 +8,8 @@ import sys
 from typing import Any, NoReturn
 
 _OURS = os.path.join(os.path.dirname(__file__), "deepspeed.py")
+# They ask, while imported or soon after, what has to be told them before.
+_FOLLOWED = ("accelerate.state", "transformers.training_args")
 _TWO = """\
 this environment has two packages of the name deepspeed: DeepSpeed itself, in {theirs}, and \
 spmdzero-deepspeed, which gives spmdzero that name. Keep one of them:
@@ -32,6 +34,32 @@ class _Refusal:
         raise ImportError(_TWO.format(theirs=self._theirs), name="deepspeed", path=self._theirs)
 
 
+class _Clients:
+    """Has spmdzero follow the imports of transformers and accelerate, once one of them is there."""
+
+    def __init__(self) -> None:
+        self._follows = False
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """What the other finders say, after spmdzero's own are among them."""
+        if name not in _FOLLOWED or self._follows or _is_theirs():
+            return None
+        self._follows = True
+        from importlib.util import find_spec
+
+        from spmdzero.integrations import follow_clients
+
+        follow_clients()
+        return find_spec(name)
+
+
+def _is_theirs() -> bool:
+    from importlib.machinery import PathFinder
+
+    found = PathFinder.find_spec("deepspeed")
+    return found is None or found.origin != _OURS
+
+
 class _OneOfTheName:
     """Finds `deepspeed` only where the first one on the path is not ours: to refuse it."""
 
@@ -52,3 +80,5 @@ class _OneOfTheName:
 # accelerate asks for it while it is imported: its own backend for torch_xla knows no DeepSpeed.
 os.environ.setdefault("USE_TORCH_XLA", "false")
 sys.meta_path.insert(0, _OneOfTheName)
+clients: Any = _Clients()
+sys.meta_path.insert(0, clients)

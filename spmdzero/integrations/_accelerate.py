@@ -1,0 +1,91 @@
+"""What accelerate must know before it counts processes and makes an engine.
+
+It finds other processes by itself where there is a GPU, and else only when it is asked for the CPU,
+which turns DeepSpeed off (`accelerate/state.py`, `PartialState`). So each of several hosts would
+count itself alone, and read all rows.
+"""
+
+import functools
+import os
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from spmdzero.backend import processes
+from spmdzero.config import load_config
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.integrations._after_import import after_import
+
+_ASKED = "ACCELERATE_USE_DEEPSPEED"
+_PARALLEL = "tensor_parallel"
+
+
+def follow_imports() -> None:
+    """Has accelerate count a process for each host, and refuse first what has no place here."""
+    after_import("accelerate.state", _count_hosts)
+    after_import("accelerate.accelerator", _refuse_first)
+
+
+def require_counted(hosts: int) -> None:
+    """Makes sure that accelerate, where it is in use, counts a process for each host.
+
+    Raises:
+        SpmdZeroUsageError: it counts others, as a release that `_count_hosts` doesn't know would.
+    """
+    state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
+    if hosts == 1 or state is None or not state._shared_state:
+        return
+    counted = state().num_processes
+    if counted != hosts:
+        raise SpmdZeroUsageError(
+            f"accelerate counts {counted} process, and {hosts} hosts train together: each would "
+            "read all rows. Use accelerate 1.15, and call spmdzero.integrations.install() before "
+            "`import accelerate`"
+        )
+
+
+def _count_hosts(states: Any) -> None:
+    original = getattr(states.PartialState, "_prepare_backend", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def _prepare_backend(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # Whether there are others is asked of the devices' runtime: not by who only launches.
+        if os.environ.get(_ASKED, "").lower() == "true" and not processes.is_alone():
+            processes.join()
+            if dist.get_world_size() > 1:
+                _name_place()
+                # Its own choice, "cpu:0", is to torch another device than a tensor's "cpu".
+                self.device = torch.device("cpu")
+                return "gloo", states.DistributedType.MULTI_CPU
+        return original(self, *args, **kwargs)
+
+    states.PartialState._prepare_backend = _prepare_backend
+
+
+def _name_place() -> None:
+    """Sets what accelerate reads of a launcher's environment, where none has set it."""
+    place = {"RANK": dist.get_rank(), "WORLD_SIZE": dist.get_world_size()}
+    # One process has all devices of a host.
+    place |= {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    for name, value in place.items():
+        os.environ.setdefault(name, str(value))
+
+
+def _refuse_first(accelerators: Any) -> None:
+    original = getattr(accelerators.Accelerator, "_prepare_deepspeed", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def _prepare_deepspeed(self: Any, *args: Any) -> Any:
+        section = self.deepspeed_plugin.deepspeed_config.get(_PARALLEL)
+        if section is not None:
+            # accelerate makes a mesh of processes for it, which torch refuses without a reason.
+            load_config({"train_batch_size": 1, _PARALLEL: section})
+        return original(self, *args)
+
+    accelerators.Accelerator._prepare_deepspeed = _prepare_deepspeed
