@@ -1,6 +1,5 @@
 """`Fabric(strategy="spmdzero")`: Fabric's DeepSpeed strategy with spmdzero's engine."""
 
-import os
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from spmdzero.backend import runtime
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations import _lightning_private as private
 from spmdzero.integrations._initialize import config_of_devices
-from spmdzero.integrations._lightning_host import join, refuse_accelerator, register
+from spmdzero.integrations._lightning_host import join, own_config, refuse_accelerator, register
 
 _ROWS = "train_micro_batch_size_per_gpu"
 
@@ -30,7 +29,7 @@ class SpmdZeroFabricStrategy(DeepSpeedStrategy):
         super().__init__(*args, config=config, **kwargs)
         assert isinstance(self.config, dict)
         self._knows_rows = _ROWS in self.config
-        if config is None and self.DEEPSPEED_ENV_VAR not in os.environ:
+        if own_config(config, self):
             self.config["gradient_clipping"] = 0.0
 
     @property

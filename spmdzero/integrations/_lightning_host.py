@@ -1,5 +1,6 @@
 """What Lightning is told of this host: one process, whose one device is the CPU."""
 
+import os
 from typing import Any
 
 import spmdzero
@@ -33,6 +34,14 @@ def join(processes: int) -> None:
     """Connects the processes, one per host, if there is more than one."""
     if processes > 1:
         spmdzero.init_distributed()
+
+
+def own_config(given: Any, strategy: Any) -> bool:
+    """Whether `strategy.config` is its own, for want of a `given` one; leaves NVMe out of that."""
+    if given is not None or strategy.DEEPSPEED_ENV_VAR in os.environ:
+        return False
+    del strategy.config["aio"]
+    return True
 
 
 def register(registry: Any, strategy: type) -> None:

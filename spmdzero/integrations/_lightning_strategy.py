@@ -1,6 +1,7 @@
 """`Trainer(strategy="spmdzero")`: Lightning's DeepSpeed strategy with spmdzero's engine."""
 
 import contextlib
+import warnings
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from spmdzero.integrations import _lightning_private as private
 from spmdzero.integrations._client_engine import ClientEngine
 from spmdzero.integrations._deferred import DeferredTensor
 from spmdzero.integrations._initialize import initialize_for_client
-from spmdzero.integrations._lightning_host import join, refuse_accelerator, register
+from spmdzero.integrations._lightning_host import join, own_config, refuse_accelerator, register
 from spmdzero.integrations._lightning_steps import LightningSteps, values_in
 
 _ROWS = "train_micro_batch_size_per_gpu"
@@ -34,9 +35,10 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
 
     strategy_name = "spmdzero"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, config: Any = None, **kwargs: Any) -> None:
         private.require_release()
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, config=config, **kwargs)
+        own_config(config, self)
         self._steps: LightningSteps | None = None
         # Where the module had its tensors on the devices, once it was taken to the CPU.
         self._placed: list[tuple[dict[str, Any], str, Any]] = []
@@ -83,6 +85,8 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
         self._refuse(module, fits=fits)
         if self.world_size == 1:
             private.keep_samplers(trainer)
+            # Its process group is for those who ask whether there is one: it has all rows.
+            warnings.filterwarnings("ignore", "It is recommended to use `self.log.*sync_dist=True")
         self._steps, self._placed = None, []
         super().setup(trainer)
         assert isinstance(self.model, ClientEngine)

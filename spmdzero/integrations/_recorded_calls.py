@@ -98,6 +98,11 @@ class RecordedCalls:
         """Whether a forward is running."""
         return self._calls is not None
 
+    def noted(self, target: str, method: str) -> list[Any]:
+        """What this forward has handed to a method of one argument so far."""
+        calls = (self._calls or {}).values()
+        return [call.args[0] for call in calls if (call.target, call.method) == (target, method)]
+
     @contextlib.contextmanager
     def record(self) -> Iterator[None]:
         """Around the Python of a forward, which may run inside of a backward too."""

@@ -4,14 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 from spmdzero.backend import map_tensors
+from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._recorded_calls import CallTarget, RecordedCalls
 
 
 class RecordedList(list[Any], CallTarget):
     """Stands for a list of the module while a step runs: appends to it when the step is over.
 
-    To who looks from outside of a step it is empty, and so the same at each step. What a step
-    reads of it is the list's own.
+    To who looks from outside of a step it is empty, and so the same at each step. A step that reads
+    it finds the list's items and those that it has appended itself.
 
     Args:
         path: the attribute.
@@ -47,20 +48,38 @@ class RecordedList(list[Any], CallTarget):
         return self
 
 
-def _of_the_real(name: str) -> Callable[..., Any]:
+def _read(name: str) -> Callable[..., Any]:
     def call(self: RecordedList, *args: Any) -> Any:
         if not self.calls.recording:
             return getattr(list, name)(self, *args)
         self.was_read = True
+        # None of its own are kept, nor would a trace allow it.
+        items = [*self.real, *self.calls.noted(self.path, "append")]
+        return getattr(items, name)(*args)
+
+    return call
+
+
+def _write(name: str) -> Callable[..., Any]:
+    def call(self: RecordedList, *args: Any) -> Any:
+        if not self.calls.recording:
+            return getattr(list, name)(self, *args)
+        self.was_read = True
+        if self.was_extended:
+            raise SpmdZeroUsageError(
+                f"self.{self.path}.{name}(...) inside of a step that appends to the list: what is "
+                "appended gets there when the step is over. Do it in a hook, on_train_batch_end "
+                "for example"
+            )
         return getattr(self.real, name)(*args)
 
     return call
 
 
-_READS = (
-    *("__len__", "__iter__", "__getitem__", "__setitem__", "__delitem__", "__contains__"),
-    *("__reversed__", "__eq__", "__ne__", "__add__", "__mul__", "__repr__", "clear", "copy"),
-    *("count", "index", "insert", "pop", "remove", "reverse", "sort"),
-)
-for _name in _READS:
-    setattr(RecordedList, _name, _of_the_real(_name))
+for _name in (
+    *("__len__", "__iter__", "__getitem__", "__contains__", "__reversed__", "__eq__", "__ne__"),
+    *("__add__", "__mul__", "__repr__", "copy", "count", "index"),
+):
+    setattr(RecordedList, _name, _read(_name))
+for _name in ("__setitem__", "__delitem__", "clear", "insert", "pop", "remove", "reverse", "sort"):
+    setattr(RecordedList, _name, _write(_name))

@@ -21,9 +21,9 @@ except SpmdZeroUsageError as error:
     ) from error
 
 # The strategies import Lightning, which has to find that package.
-import lightning  # noqa: E402, F401
+import lightning  # noqa: F401
 
-from spmdzero.integrations._lightning_fabric import SpmdZeroFabricStrategy  # noqa: E402
-from spmdzero.integrations._lightning_strategy import SpmdZeroStrategy  # noqa: E402
+from spmdzero.integrations._lightning_fabric import SpmdZeroFabricStrategy
+from spmdzero.integrations._lightning_strategy import SpmdZeroStrategy
 
 __all__ = ["SpmdZeroFabricStrategy", "SpmdZeroStrategy"]
