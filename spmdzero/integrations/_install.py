@@ -15,6 +15,7 @@ import spmdzero
 from spmdzero.compat._old_paths import code_of, is_deepspeeds
 from spmdzero.errors import RefusedImportError, SpmdZeroUsageError
 from spmdzero.integrations import _accelerate, _trainer
+from spmdzero.integrations._after_import import after_import
 from spmdzero.integrations._initialize import initialize
 
 NAME, VERSION = "deepspeed", "0.19.8"
@@ -49,9 +50,16 @@ def install() -> None:
 
 
 def follow_clients() -> None:
-    """Tells transformers and accelerate, as they are imported, what they can't find out here."""
+    """Tells clients, as they are imported, what they can't find out here."""
     _trainer.follow_imports()
     _accelerate.follow_imports()
+    after_import("lightning", _name_the_strategies)
+
+
+def _name_the_strategies(_: ModuleType) -> None:
+    from spmdzero.integrations._lightning_registry import register_strategies
+
+    register_strategies()
 
 
 def take_the_name(module: ModuleType) -> None:
