@@ -231,6 +231,10 @@ def lora(side: Side) -> dict[str, Any]:
     )
     found = train(trainer)
     found["after"] = trainer.evaluate()["eval_loss"]
+    prompts = torch.arange(12).reshape(3, 4)
+    found["tokens"] = trainer.model.generate(
+        input_ids=prompts, max_new_tokens=8, do_sample=False
+    ).tolist()
     trainer.save_model(str(side.folder / "adapter"))
     return found
 
