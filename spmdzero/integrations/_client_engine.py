@@ -69,7 +69,7 @@ class ClientEngine(Engine):
                 "or a new Accelerator, with the same model, and prepare it"
             )
         if kwargs.get(_ITEMS) is not None:
-            share = runtime.local_device_count() if _are_shared((args, kwargs)) else 1
+            share = runtime.local_device_count() if are_shared((args, kwargs)) else 1
             # As a tensor: a Python number would be another program at each other value.
             items = torch.as_tensor(kwargs[_ITEMS], dtype=torch.float32, device="cpu")
             kwargs[_ITEMS] = items / share
@@ -137,7 +137,7 @@ def _comes_from(loss: torch.Tensor, module: torch.nn.Module) -> bool:
     return any(id(getattr(node, "variable", None)) in own for node in behind)
 
 
-def _are_shared(inputs: Any) -> bool:
+def are_shared(inputs: Any) -> bool:
     """Whether the devices can share the rows of the first input that has some."""
     rows: list[int] = []
     map_tensors(inputs, lambda _, t: rows.append(t.shape[0]) or t if t.dim() else t)

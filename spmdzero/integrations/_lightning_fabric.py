@@ -1,6 +1,5 @@
 """`Fabric(strategy="spmdzero")`: Fabric's DeepSpeed strategy with spmdzero's engine."""
 
-import os
 from typing import Any
 
 import torch
@@ -9,8 +8,9 @@ from lightning.fabric.utilities.seed import reset_seed
 
 from spmdzero.backend import runtime
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.integrations import _lightning_private as private
 from spmdzero.integrations._initialize import config_of_devices
-from spmdzero.integrations._lightning_host import join, refuse_accelerator
+from spmdzero.integrations._lightning_host import join, own_config, refuse_accelerator, register
 
 _ROWS = "train_micro_batch_size_per_gpu"
 
@@ -25,10 +25,11 @@ class SpmdZeroFabricStrategy(DeepSpeedStrategy):
     """
 
     def __init__(self, *args: Any, config: Any = None, **kwargs: Any) -> None:
+        private.require_release()
         super().__init__(*args, config=config, **kwargs)
         assert isinstance(self.config, dict)
         self._knows_rows = _ROWS in self.config
-        if config is None and self.DEEPSPEED_ENV_VAR not in os.environ:
+        if own_config(config, self):
             self.config["gradient_clipping"] = 0.0
 
     @property
@@ -44,9 +45,7 @@ class SpmdZeroFabricStrategy(DeepSpeedStrategy):
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
         """Makes the name known."""
-        strategy_registry.register(
-            "spmdzero", cls, description="ZeRO-1/2 on all devices, by spmdzero", override=True
-        )
+        register(strategy_registry, cls)
 
     def _configure_launcher(self) -> None:
         refuse_accelerator(self.accelerator, self.num_processes, of="Fabric")

@@ -1,5 +1,6 @@
 """What Lightning is told of this host: one process, whose one device is the CPU."""
 
+import os
 from typing import Any
 
 import spmdzero
@@ -17,9 +18,9 @@ def refuse_accelerator(accelerator: Any, processes: int, *, of: str) -> None:
     name = type(accelerator).__name__
     if name != "CPUAccelerator":
         raise SpmdZeroUsageError(
-            f'{of}(strategy="spmdzero") with {name}: batches stay on the CPU, from where the engine '
-            "uploads each device its rows, and the devices are torch_xla's, which Lightning needn't "
-            f'know. Say {of}(accelerator="cpu", strategy="spmdzero"), on a TPU too'
+            f'{of}(strategy="spmdzero") with {name}: batches stay on the CPU, from where the '
+            "engine uploads each device its rows, and the devices are torch_xla's, which Lightning "
+            f'needn\'t know. Say {of}(accelerator="cpu", strategy="spmdzero"), on a TPU too'
         )
     if processes != 1:
         raise SpmdZeroUsageError(
@@ -33,3 +34,18 @@ def join(processes: int) -> None:
     """Connects the processes, one per host, if there is more than one."""
     if processes > 1:
         spmdzero.init_distributed()
+
+
+def own_config(given: Any, strategy: Any) -> bool:
+    """Whether `strategy.config` is its own, for want of a `given` one; leaves NVMe out of that."""
+    if given is not None or strategy.DEEPSPEED_ENV_VAR in os.environ:
+        return False
+    del strategy.config["aio"]
+    return True
+
+
+def register(registry: Any, strategy: type) -> None:
+    """Makes `strategy="spmdzero"` known to one of Lightning's registries."""
+    registry.register(
+        "spmdzero", strategy, description="ZeRO-1/2 on all devices, by spmdzero", override=True
+    )

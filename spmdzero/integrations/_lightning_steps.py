@@ -1,10 +1,10 @@
 """Runs the steps of a LightningModule in an engine's forward."""
 
 import contextlib
+import dataclasses
 import dis
 import functools
 import inspect
-import logging
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
@@ -16,7 +16,7 @@ from torch import nn
 from spmdzero.backend import map_tensors, runtime
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations import _lightning_private as private
-from spmdzero.integrations._client_engine import ClientEngine
+from spmdzero.integrations._client_engine import ClientEngine, are_shared
 from spmdzero.integrations._deferred import DeferredTensor
 from spmdzero.integrations._recorded_calls import (
     Call,
@@ -25,9 +25,8 @@ from spmdzero.integrations._recorded_calls import (
     awaits_results,
     returned_of,
 )
+from spmdzero.integrations._recorded_list import RecordedList
 from spmdzero.integrations._trainer_reads import TrainerReads
-
-logger = logging.getLogger("spmdzero")
 
 
 class LightningSteps:
@@ -60,6 +59,7 @@ class LightningSteps:
         ]
         for path, place, name in private.metrics_of(module):
             self._replaced.append((place, name, _MetricStandIn(path, self._calls)))
+        self._lists: dict[str, RecordedList] = {}
         self._waiting: Callable[[], Any] | None = None
 
     def __call__(self, method: str, *args: Any, later: bool = False, **kwargs: Any) -> Any:
@@ -78,13 +78,14 @@ class LightningSteps:
         named = inspect.signature(step).bind(*args, **kwargs).arguments
         if torch.is_grad_enabled():
             self._leave_index_out(step, named)
-        with values_in(self._replaced):
+        with values_in([*self._replaced, *self._recorded_lists()]):
             output = self._engine(step=method, arguments=dict(named), reads=self._reads.now())
         if not torch.is_grad_enabled():
             # Values that are read one by one would each be a program with a forward of its own.
             runtime.sync()
             output = map_tensors(output, lambda _, tensor: tensor.cpu())
-        self._waiting = functools.partial(self._make_calls, output, method)
+        factor = runtime.local_device_count() if are_shared(named) else 1
+        self._waiting = functools.partial(self._make_calls, output, method, factor)
         if not later or awaits_results(returned_of(output)):
             return self.finish()
         return returned_of(output)
@@ -94,9 +95,23 @@ class LightningSteps:
         waiting, self._waiting = self._waiting, None
         return waiting() if waiting is not None else None
 
-    def _make_calls(self, output: Any, method: str) -> Any:
+    def _make_calls(self, output: Any, method: str, replicas: int) -> Any:
         with private.inside_hook(self._module, method):
-            return self._calls.make(output, given=_given)
+            return self._calls.make(output, given=functools.partial(_given, replicas))
+
+    def _recorded_lists(self) -> list[tuple[dict[str, Any], str, Any]]:
+        """The module's lists, but for those that steps only read: the engine watches these."""
+        found: list[tuple[dict[str, Any], str, Any]] = []
+        for name, value in vars(self._module).items():
+            if type(value) is not list:
+                continue
+            stand_in = self._lists.setdefault(name, RecordedList(name, self._calls))
+            if stand_in.was_read and stand_in.was_extended:
+                self._reads.note_changing(f"self.{name}, to which it also appends")
+            if stand_in.was_extended or not stand_in.was_read:
+                stand_in.real = value
+                found.append((vars(self._module), name, stand_in))
+        return found
 
     def _run(self, *, step: str, arguments: Mapping[str, Any], reads: Any) -> Any:
         """The module's forward as the engine sees it; `reads` only tells kinds of it apart."""
@@ -108,7 +123,7 @@ class LightningSteps:
             return self._calls.output(method(*bound.args, **bound.kwargs))
 
     def _resolve(self, path: str) -> Any:
-        return self._module.get_submodule(path)
+        return functools.reduce(getattr, path.split("."), self._module) if path else self._module
 
     def _leave_index_out(self, step: Callable[..., Any], named: dict[str, Any]) -> None:
         """Has a step that never reads its `batch_idx` be called with one number always."""
@@ -141,8 +156,8 @@ class _MetricStandIn(nn.Module, CallTarget):
 
     def __getattr__(self, name: str) -> NoReturn:
         raise SpmdZeroUsageError(
-            f"self.{self.path}.{name} inside of a step: a metric lives on the host, and a step on the "
-            "devices. There are update, compute, reset and the call; anything else belongs "
+            f"self.{self.path}.{name} inside of a step: a metric lives on the host, and a step on "
+            "the devices. There are update, compute, reset and the call; anything else belongs "
             "into a hook, such as on_train_batch_end"
         )
 
@@ -156,18 +171,18 @@ def _log(module: LightningModule, calls: RecordedCalls, *args: Any, **kwargs: An
     given = inspect.signature(LightningModule.log).bind(module, *args, **kwargs).arguments
     options = {key: value for key, value in given.items() if key not in ("self", "name", "value")}
     name, value, graph = given["name"], given["value"], options.get("enable_graph", False)
-    if options.get("sync_dist") and options.get("reduce_fx", "mean") != "mean":
+    if options.get("sync_dist") and options.get("reduce_fx", "mean") not in ("mean", torch.mean):
         raise SpmdZeroUsageError(
-            f"self.log({name!r}, sync_dist=True, reduce_fx={options['reduce_fx']!r}) in a step: what "
-            "a step logs is the mean over the devices. Return the value of each row from the step, "
-            "reduce it in on_train_batch_end (or on_validation_batch_end), and log it there"
+            f"self.log({name!r}, sync_dist=True, reduce_fx={options['reduce_fx']!r}) in a step: "
+            "what a step logs is the mean over the devices. Return the value of each row from the "
+            "step, reduce it in on_train_batch_end (or on_validation_batch_end), and log it there"
         )
 
     def scalar(_: str, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.numel() != 1:
             raise ValueError(
-                f"self.log({name!r}, ...) was called with a tensor {list(tensor.shape)}, but it must "
-                "have a single element. You can try its .mean()"
+                f"self.log({name!r}, ...) was called with a tensor {list(tensor.shape)}, but it "
+                "must have a single element. You can try its .mean()"
             )
         return (tensor if graph else tensor.detach()).reshape(())
 
@@ -195,17 +210,25 @@ def _refuse_gather(*_: Any, **__: Any) -> NoReturn:
     )
 
 
-def _given(call: Call) -> Callable[[str, Any], Any]:
-    """What a call is made with: a metric's numbers on the host, a logged one once it is read."""
+def _given(replicas: int, call: Call) -> Call:
+    """What is called: a metric with numbers on the host, all else with some that are read later.
+
+    Args:
+        replicas: how many shared the rows, of which a step counts its own as `batch_size`.
+        call: as it was noted.
+    """
 
     def convert(_: str, tensor: Any) -> Any:
         if not isinstance(tensor, DeferredTensor):
             return tensor
-        if call.target:
+        if call.target and call.method != "append":
             return tensor.cpu().detach()
         return DeferredTensor(tensor._value, computes=True)
 
-    return convert
+    args, kwargs = map_tensors((call.args, call.kwargs), convert)
+    if not call.target and kwargs.get("batch_size") is not None:
+        kwargs = {**kwargs, "batch_size": kwargs["batch_size"] * replicas}
+    return dataclasses.replace(call, args=args, kwargs=kwargs)
 
 
 @contextlib.contextmanager
@@ -217,11 +240,14 @@ def values_in(places: list[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
     try:
         yield
     finally:
-        for place, key, was_there, value in before:
+        for (place, key, was_there, earlier), (_, _, value) in zip(before, places, strict=True):
+            if place.get(key) is not value:
+                # Somebody assigned another meanwhile.
+                continue
             if was_there:
-                place[key] = value
+                place[key] = earlier
             else:
-                place.pop(key, None)
+                del place[key]
 
 
 def _takes_any(step: Callable[..., Any]) -> bool:

@@ -1,6 +1,7 @@
 """`Trainer(strategy="spmdzero")`: Lightning's DeepSpeed strategy with spmdzero's engine."""
 
 import contextlib
+import warnings
 from typing import Any
 
 import torch
@@ -12,9 +13,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 from spmdzero.backend import map_tensors, runtime
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations import _lightning_private as private
+from spmdzero.integrations._client_engine import ClientEngine
 from spmdzero.integrations._deferred import DeferredTensor
 from spmdzero.integrations._initialize import initialize_for_client
-from spmdzero.integrations._lightning_host import join, refuse_accelerator
+from spmdzero.integrations._lightning_host import join, own_config, refuse_accelerator, register
 from spmdzero.integrations._lightning_steps import LightningSteps, values_in
 
 _ROWS = "train_micro_batch_size_per_gpu"
@@ -33,8 +35,10 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
 
     strategy_name = "spmdzero"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any, config: Any = None, **kwargs: Any) -> None:
+        private.require_release()
+        super().__init__(*args, config=config, **kwargs)
+        own_config(config, self)
         self._steps: LightningSteps | None = None
         # Where the module had its tensors on the devices, once it was taken to the CPU.
         self._placed: list[tuple[dict[str, Any], str, Any]] = []
@@ -52,12 +56,7 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
         """Makes the name known."""
-        strategy_registry.register(
-            cls.strategy_name,
-            cls,
-            description="ZeRO-1/2 on all devices, by spmdzero",
-            override=True,
-        )
+        register(strategy_registry, cls)
 
     def _configure_launcher(self) -> None:
         refuse_accelerator(self.accelerator, self.num_processes, of="Trainer")
@@ -86,16 +85,19 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
         self._refuse(module, fits=fits)
         if self.world_size == 1:
             private.keep_samplers(trainer)
+            # Its process group is for those who ask whether there is one: it has all rows.
+            warnings.filterwarnings("ignore", "It is recommended to use `self.log.*sync_dist=True")
         self._steps, self._placed = None, []
         super().setup(trainer)
-        self._steps = LightningSteps(module, trainer, self.deepspeed_engine)
+        assert isinstance(self.model, ClientEngine)
+        self._steps = LightningSteps(module, trainer, self.model)
 
     def _refuse(self, module: LightningModule, *, fits: bool) -> None:
         if fits and not module.automatic_optimization:
             raise SpmdZeroUsageError(
-                "automatic_optimization = False: training_step runs inside of the engine's forward, "
-                "where there is nothing to step. Leave the optimization to the Trainer, or write the "
-                'loop with lightning.fabric: Fabric(strategy="spmdzero")'
+                "automatic_optimization = False: training_step runs inside of the engine's "
+                "forward, where there is nothing to step. Leave the optimization to the Trainer, "
+                'or write the loop with lightning.fabric: Fabric(strategy="spmdzero")'
             )
         if self._layer_sync is not None:
             raise SpmdZeroUsageError(
@@ -153,7 +155,8 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
         Lightning has divided the loss by `accumulate_grad_batches` already, and DeepSpeed's engine
         would divide it once more.
         """
-        assert self.lightning_module is not None and self._steps is not None
+        assert self.lightning_module is not None
+        assert self._steps is not None
         engine, trainer = self.deepspeed_engine, self.lightning_module.trainer
         loss = super().backward(closure_loss, optimizer, *args, scale_wrt_gas=False, **kwargs)
         if engine.gradient_accumulation_steps() > 1:
@@ -188,4 +191,5 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
             self._placed = private.tensors_of(module)
         self.optimizers = []
         super().teardown()
+        private.tie_as(self._placed)
         self.optimizers = optimizers

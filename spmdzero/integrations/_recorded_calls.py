@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from spmdzero.backend import map_tensors
 from spmdzero.errors import SpmdZeroUsageError
 
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.Tensor)
@@ -99,6 +98,11 @@ class RecordedCalls:
         """Whether a forward is running."""
         return self._calls is not None
 
+    def noted(self, target: str, method: str) -> list[Any]:
+        """What this forward has handed to a method of one argument so far."""
+        calls = (self._calls or {}).values()
+        return [call.args[0] for call in calls if (call.target, call.method) == (target, method)]
+
     @contextlib.contextmanager
     def record(self) -> Iterator[None]:
         """Around the Python of a forward, which may run inside of a backward too."""
@@ -128,12 +132,12 @@ class RecordedCalls:
             return returned
         return {"": _swap(returned, self._of_result), "calls": dict(self._calls)}
 
-    def make(self, output: Any, *, given: Callable[[Call], Callable[[str, Any], Any]]) -> Any:
+    def make(self, output: Any, *, given: Callable[[Call], Call]) -> Any:
         """Makes the calls of a forward's output, in their order; returns what the step returned.
 
         Args:
             output: what `output` returned, with global tensors.
-            given: takes a call; returns what its tensors become, by path.
+            given: takes a call as it was noted; returns it as it is made.
         """
         results: list[Any] = []
 
@@ -145,9 +149,9 @@ class RecordedCalls:
             return self._kept[value.index] if isinstance(value, _Kept) else value
 
         for call in calls_of(output).values():
-            args, kwargs = map_tensors((call.args, call.kwargs), given(call))
-            method = getattr(self._resolve(call.target), call.method)
-            results.append(method(*_swap(args, known), **_swap(kwargs, known)))
+            made = given(call)
+            method = getattr(self._resolve(made.target), made.method)
+            results.append(method(*_swap(made.args, known), **_swap(made.kwargs, known)))
         return _swap(returned_of(output), known)
 
     def _form(self, tree: Any) -> Any:

@@ -1,23 +1,29 @@
 """Lightning: `Trainer(accelerator="cpu", strategy="spmdzero")`, and the same of Fabric.
 
-Importing this module is what makes the name known: Lightning has no entry points for strategies.
-It calls `spmdzero.integrations.install`.
+Importing this module, before `lightning`, makes that name known. So does
+`spmdzero.integrations.install`, which it calls: Lightning's own DeepSpeed strategies, which these
+are, look for the package `deepspeed`.
 """
 
+import sys
+
+from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._install import install
 
-install()
+try:
+    install()
+except SpmdZeroUsageError as error:
+    if "lightning" not in sys.modules:
+        raise
+    raise SpmdZeroUsageError(
+        "import spmdzero.integrations.lightning before `import lightning`, which imports others: "
+        f"{error}"
+    ) from error
 
-# Lightning's own strategy looks for the package `deepspeed`, which is there from here on.
-from lightning.fabric.strategies import STRATEGY_REGISTRY  # noqa: E402
-from lightning.pytorch.strategies import StrategyRegistry  # noqa: E402
+# The strategies import Lightning, which has to find that package.
+import lightning  # noqa: F401
 
-from spmdzero.integrations import _lightning_private as _private  # noqa: E402
-from spmdzero.integrations._lightning_fabric import SpmdZeroFabricStrategy  # noqa: E402
-from spmdzero.integrations._lightning_strategy import SpmdZeroStrategy  # noqa: E402
+from spmdzero.integrations._lightning_fabric import SpmdZeroFabricStrategy
+from spmdzero.integrations._lightning_strategy import SpmdZeroStrategy
 
 __all__ = ["SpmdZeroFabricStrategy", "SpmdZeroStrategy"]
-
-_private.require_release()
-SpmdZeroStrategy.register_strategies(StrategyRegistry)
-SpmdZeroFabricStrategy.register_strategies(STRATEGY_REGISTRY)
