@@ -22,7 +22,7 @@ class WeightsOnHost:
             part.register_state_dict_post_hook(self)
 
     def __call__(self, module: nn.Module, state: Any, prefix: str, metadata: Any) -> None:
-        """Replaces what is on the devices, unless the caller asked for the parameters themselves."""
+        """Replaces what is on the devices, unless the parameters themselves were asked for."""
         copies: dict[int, torch.Tensor] = {}
         within = prefix.removesuffix(".")
         named = [*module.named_parameters(within, remove_duplicate=False)]

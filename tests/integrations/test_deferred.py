@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
+import spmdzero
 from spmdzero.backend import processes, runtime
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations import DeferredTensor
@@ -139,6 +140,12 @@ def test_collectives_over_processes_read_and_write() -> None:
         tensor.zero_()
         dist.broadcast(tensor, 0)
         assert float(tensor.abs().sum()) == 0
+
+
+def test_it_is_formatted_once_an_engine_is_made_too() -> None:
+    # An engine replaces how torch formats tensors, which those of a region need.
+    spmdzero.initialize(model=torch.nn.Linear(6, 6), config={"train_batch_size": 8})
+    assert f"{deferred().sum():.4f}" == f"{VALUES.sum():.4f}"
 
 
 def test_a_sum_of_losses_is_gathered_by_a_read_of_each_and_no_operation_on_the_devices() -> None:
