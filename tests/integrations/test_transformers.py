@@ -26,7 +26,7 @@ SCENARIOS: dict[str, tuple[str, ...]] = {
     "generate": ("tokens", "training"),
     "gradient_checkpointing": (),
     "label_smoothing": (),
-    "lora": ("after",),
+    "lora": ("after", "tokens"),
     "logging_steps": (),
     "mean_accumulation": (),
     "nan_filter": (),

@@ -7,19 +7,26 @@ import json
 import os
 import sys
 import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+KINDS = ("scenarios", "refusals", "results")
 
 
 def run(name: str, side: Any) -> Any:
     """What a scenario found, or the error that ended it."""
-    from tests.integrations import trainer_scenarios
-
     try:
-        return getattr(trainer_scenarios, name)(side)
+        return scenario(name)(side)
     except Exception as error:
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}"}
+
+
+def scenario(name: str) -> Any:
+    """The function of that name; peft and its like are imported for those that need them."""
+    modules = (import_module(f"tests.integrations.trainer_{kind}") for kind in KINDS)
+    return next(vars(module)[name] for module in modules if name in vars(module))
 
 
 def main(kind: str, folder: str, *names: str) -> None:

@@ -123,7 +123,7 @@ def classes(rows: int = 512) -> list[dict[str, torch.Tensor]]:
 class Noted(TrainerCallback):
     """Transfers to the host and compilations so far at the end of each step, before it is logged.
 
-    Those of evaluations are left out.
+    Those of evaluations and checkpoints are left out.
     """
 
     def __init__(self) -> None:
@@ -138,10 +138,12 @@ class Noted(TrainerCallback):
         self.compiled.append(compiled - self._apart[1])
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leaves out what came after the step."""
+        """Leaves out what came after the step, here and when it was saved."""
         reads, compiled = _counted()
         if self.reads:
             self._apart = reads - self.reads[-1], compiled - self.compiled[-1]
+
+    on_save = on_evaluate
 
 
 def _counted() -> tuple[int, int]:
