@@ -44,14 +44,18 @@ _ESTIMATES = (
 )
 # Path -> module below `spmdzero` -> the names that the path has of it; "ours=theirs" renames.
 _MADE: dict[str, dict[str, str]] = {
+    "accelerator.real_accelerator": {"compat.accelerator": "get_accelerator"},
     "checkpoint": {},
     "checkpoint.utils": {"compat.helpers": "clone_tensors_for_torch_save"},
     "launcher": {},
     "ops": {},
     "ops.adagrad": {},
     "ops.adam": {"optim": "FusedAdam"},
+    "ops.adam.fused_adam": {"optim": "FusedAdam"},
     "ops.lamb": {"optim": "FusedLamb"},
+    "ops.lamb.fused_lamb": {"optim": "FusedLamb"},
     "ops.lion": {"optim": "FusedLion"},
+    "ops.lion.fused_lion": {"optim": "FusedLion"},
     "runtime": {},
     "runtime.activation_checkpointing": {},
     "runtime.base_optimizer": {
@@ -91,6 +95,7 @@ _MADE: dict[str, dict[str, str]] = {
             get_z3_leaf_modules set_z3_leaf_module set_z3_leaf_modules set_z3_leaf_modules_by_name
             set_z3_leaf_modules_by_suffix unset_z3_leaf_modules z3_leaf_module z3_leaf_parameter""",
     },
+    "utils.nvtx": {"compat.helpers": "instrument_w_nvtx"},
     "zero": {
         "compat.zero_contexts": f"DeepSpeedTensorOverride {_CONTEXTS} {_KINDS}",
         "compat.zero_estimate": _ESTIMATES,

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend import Batch, current, map_tensors
+from spmdzero.backend import Batch, arrays, current, map_tensors
 from spmdzero.data._inputs import InputPlacer
 from spmdzero.integrations._deferred import defer
 
@@ -29,7 +29,11 @@ class CallsFromHost:
     def upload(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Before a forward."""
         self._uploaded.append(
-            self._placer is not None and not current().in_region() and _is_on_host((args, kwargs))
+            self._placer is not None
+            and not current().in_region()
+            and _is_on_host((args, kwargs))
+            # The user may have moved the module to the CPU, for plain torch.
+            and any(map(arrays.is_mine, module.parameters()))
         )
         if not self._uploaded[-1] or self._placer is None:
             return None

@@ -17,7 +17,7 @@ from spmdzero.integrations import _trainer
 from spmdzero.integrations._accelerate import require_counted
 from spmdzero.integrations._client_engine import ClientEngine
 
-_CLIENTS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning")
+_CLIENTS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "trl")
 _ROWS = "train_micro_batch_size_per_gpu"
 
 

@@ -13,13 +13,16 @@ from typing import Any
 
 import spmdzero
 from spmdzero.compat._old_paths import code_of, is_deepspeeds
-from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.errors import RefusedImportError, SpmdZeroUsageError
 from spmdzero.integrations import _accelerate, _trainer
 from spmdzero.integrations._after_import import after_import
 from spmdzero.integrations._initialize import initialize
 
 NAME, VERSION = "deepspeed", "0.19.8"
 _SWITCH = "USE_TORCH_XLA"
+_STANDS = (
+    "spmdzero stands for it here, and has the modules and names that docs/api_surface.md lists"
+)
 
 
 def install() -> None:
@@ -103,7 +106,9 @@ def fill(module: ModuleType) -> None:
         try:
             return getattr(spmdzero, name)
         except AttributeError as missing:
-            raise AttributeError(f"module {NAME!r} has no attribute {name!r}") from missing
+            raise AttributeError(
+                f"module {NAME!r} has no attribute {name!r}: {_STANDS}"
+            ) from missing
 
     names = {name: getattr(spmdzero, name) for name in spmdzero.__all__}
     vars(module).update(
@@ -125,12 +130,7 @@ class _Finder(MetaPathFinder):
             return None
         if not below:
             return ModuleSpec(fullname, _Package(), is_package=True) if self._package else None
-        if not is_deepspeeds(below):
-            return None
-        # Raises for a path that is refused.
-        found = importlib.util.find_spec(f"spmdzero.{below}")
-        if found is None:
-            return None
+        found = _module_for(below)
         is_package = found.submodule_search_locations is not None
         return ModuleSpec(fullname, _Same(found), is_package=is_package)
 
@@ -140,6 +140,29 @@ class _Finder(MetaPathFinder):
         """The metadata, by which accelerate and transformers know that DeepSpeed is there."""
         named = getattr(context, "name", None)
         return [_Metadata()] if self._package and named == NAME else []
+
+
+def _module_for(below: str) -> ModuleSpec:
+    """The module of spmdzero's that `deepspeed.<below>` is.
+
+    Raises:
+        RefusedImportError: there is none.
+    """
+    found = None
+    try:
+        if is_deepspeeds(below):
+            found = importlib.util.find_spec(f"spmdzero.{below}")
+    except RefusedImportError as refusal:
+        refusal.name = f"{NAME}.{below}"
+        raise
+    except ModuleNotFoundError:
+        # What it would be in is a module, and no package.
+        pass
+    if found is None:
+        error = RefusedImportError(f"No module named '{NAME}.{below}': {_STANDS}")
+        error.name = f"{NAME}.{below}"
+        raise error
+    return found
 
 
 class _Package(Loader):

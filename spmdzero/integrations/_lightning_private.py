@@ -84,3 +84,11 @@ def tensors_of(module: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
     """Each parameter and buffer of `module`: the dict that holds it, its key there, itself."""
     places = [held for part in module.modules() for held in (part._parameters, part._buffers)]
     return [(held, name, tensor) for held in places for name, tensor in held.items()]
+
+
+def tie_as(placed: list[tuple[dict[str, Any], str, Any]]) -> None:
+    """Ties what was tied in `tensors_of`: torch unties what it moves from XLA's devices."""
+    now: dict[int, Any] = {}
+    for held, name, tensor in placed:
+        if tensor is not None:
+            held[name] = now.setdefault(id(tensor), held[name])

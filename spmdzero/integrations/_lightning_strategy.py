@@ -191,4 +191,5 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
             self._placed = private.tensors_of(module)
         self.optimizers = []
         super().teardown()
+        private.tie_as(self._placed)
         self.optimizers = optimizers

@@ -22,11 +22,11 @@ class WeightsOnHost:
             part.register_state_dict_post_hook(self)
 
     def __call__(self, module: nn.Module, state: Any, prefix: str, metadata: Any) -> None:
-        """Replaces what is on the devices, unless the caller asked for the parameters themselves."""
+        """Replaces what is on the devices, unless the parameters themselves were asked for."""
         copies: dict[int, torch.Tensor] = {}
-        named = [*module.named_parameters(prefix, remove_duplicate=False)]
-        for name, tensor in [*named, *module.named_buffers(prefix, remove_duplicate=False)]:
-            name = name.removeprefix(".")
+        within = prefix.removesuffix(".")
+        named = [*module.named_parameters(within, remove_duplicate=False)]
+        for name, tensor in [*named, *module.named_buffers(within, remove_duplicate=False)]:
             value = state.get(name)
             if value is None or value is tensor:
                 continue

@@ -24,7 +24,7 @@ class SummedLoss(DeferredTensor):
 
     _share: Callable[[], float | None]
     _before_read: Callable[[], None]
-    _unread: list[tuple[torch.Tensor, float | None]]
+    _unread: list[tuple[DeferredTensor, float | None]]
 
     @staticmethod
     def __new__(  # pyrefly: ignore[bad-override]
@@ -54,7 +54,7 @@ class SummedLoss(DeferredTensor):
         if unread:
             self._before_read()
         for loss, share in unread:
-            value = loss.cpu()
+            value = loss.read()
             if share is not None and not torch.isfinite(value):
                 value = self._value * share
             self._value += value

@@ -29,6 +29,7 @@ SECTIONS: Mapping[str, Section] = {
     "Where the time goes": own_sections.time_of_a_step,
     "Matrix products": own_sections.matrix_products,
     "Host time": peer_sections.host_time,
+    "Through a client": own_sections.clients,
     "Stacked states": own_sections.stacked_states,
     "How gradients leave the replica region": peer_sections.reductions,
     "Small tensors": peer_sections.small_tensors,

@@ -4,6 +4,7 @@ A page's `bash` blocks run in order, in a folder with the files that the page te
 and the repository's own scripts would run for minutes: they must exist.
 """
 
+import os
 import re
 import shlex
 import subprocess
@@ -36,7 +37,10 @@ PROGRAMS = {
     "spmdzero": [sys.executable, "-m", "spmdzero"],
     # What the entry point of spmdzero-deepspeed calls, where the name is still DeepSpeed's.
     "deepspeed": [sys.executable, "-m", "spmdzero.launcher.runner"],
+    "accelerate": [sys.executable, "-m", "accelerate.commands.accelerate_cli"],
 }
+# It starts a Python of its own, which finds there what spmdzero-deepspeed installs.
+DISTRIBUTION = ROOT / "spmdzero" / "integrations" / "deepspeed_distribution"
 
 
 def exists(words: list[str]) -> bool:
@@ -67,7 +71,10 @@ def run(line: str, folder: Path) -> str:
     while "=" in words[0]:
         name, _, value = words.pop(0).partition("=")
         given[name] = value
-    is_here = words[0] in ("spmdzero", "deepspeed") or (
+    if words[0] == "accelerate":
+        paths = f"{DISTRIBUTION}{os.pathsep}{page_environment()['PYTHONPATH']}"
+        given |= {"PYTHONPATH": paths, "USE_TORCH_XLA": "false"}
+    is_here = words[0] in PROGRAMS.keys() - {"python"} or (
         words[0] == "python" and (folder / words[1]).is_file()
     )
     if not is_here:

@@ -135,13 +135,22 @@ def test_no_sync_starts_anew_after_zero_grad(stage: int) -> None:
     assert (engine.micro_steps, engine.global_steps) == (0, 0)
 
 
-def test_coalesced_reduction_sums_at_stage_2() -> None:
-    engine = start()
-    with engine.coalesce_grad_reduction():
-        engine.backward(engine(batch(0)))
-        engine.backward(engine(batch(1)))
-    engine.step()
-    assert_trained_as(engine, expected({0: 1.0, 1: 1.0}))
+@pytest.mark.parametrize("stage", [1, 2])
+def test_coalesced_reduction_is_one_of_all_that_was_summed(stage: int) -> None:
+    engine = start(gradient_accumulation_steps=2, zero_optimization={"stage": stage})
+    engine.set_gradient_accumulation_boundary(False)
+    with spmdzero.record_ledgers(engine) as ledgers:
+        with engine.coalesce_grad_reduction():
+            for index in range(4):
+                engine.backward(engine(batch(index)))
+        # The boundary is still the caller's.
+        assert not engine.is_gradient_accumulation_boundary()
+        engine.set_gradient_accumulation_boundary(True)
+        engine.step()
+    assert engine.global_steps == 1
+    assert_trained_as(engine, expected(dict.fromkeys(range(4), 0.5)))
+    reduced = sorted(c.tensor for c in ledgers.boundary.of_role("gradient"))
+    assert reduced == sorted(name for name, _ in engine.module.named_parameters())
 
 
 def test_no_sync_is_refused_where_gradients_are_shards() -> None:

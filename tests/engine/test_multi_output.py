@@ -70,7 +70,12 @@ def start(model: nn.Module, stage: int, gas: int = 1, **more: Any) -> spmdzero.E
 
 @pytest.mark.parametrize(
     ("container", "count", "gas", "stage"),
-    [("tuple", 2, 2, 1), ("list", 3, 1, 2), ("dict", 3, 3, 2), ("object", 2, 1, 1)],
+    [
+        ("tuple", 2, 2, 1),
+        pytest.param("list", 3, 1, 2, marks=pytest.mark.slow),
+        pytest.param("dict", 3, 3, 2, marks=pytest.mark.slow),
+        ("object", 2, 1, 2),
+    ],
 )
 def test_the_sum_of_all_losses_trains_as_in_torch(
     container: str, count: int, gas: int, stage: int
@@ -135,7 +140,13 @@ WAYS: dict[Any, list[float]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+# What the default suite leaves out.
+LEFT = [one_only, retained, separate_of_torch, of_torch]
+
+
+@pytest.mark.parametrize(
+    "way", [weighted, separate, *(pytest.param(w, marks=pytest.mark.slow) for w in LEFT)]
+)
 def test_each_choice_of_losses_trains_as_in_torch(way: Callable[..., None]) -> None:
     model = Heads(3)
     plain = copy.deepcopy(model)

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from spmdzero.errors import SpmdZeroConfigError
+from spmdzero.engine import release
+from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.integrations._initialize import config_of_devices, initialize_for_client
 from tests.support.engines import assert_trained_as, config
 
@@ -106,6 +107,17 @@ def test_the_module_called_by_itself_evaluates_as_on_one_device(rows: int) -> No
     assert float(ours["loss"]) == pytest.approx(float(wanted["loss"]), rel=1e-5)
     for found in (ours, by_engine):
         torch.testing.assert_close(found["logits"].cpu(), wanted["logits"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("take_off", [nn.Module.cpu, release], ids=["cpu()", "zero_to_fp32"])
+def test_a_module_that_was_taken_off_the_devices_is_plain_torch(take_off: Any) -> None:
+    engine, theirs, _ = both()
+    take_off(engine.module)
+    found = engine.module(**batch(5))
+    assert type(found["loss"]) is torch.Tensor
+    assert torch.equal(found["loss"], theirs(**batch(5))["loss"])
+    with pytest.raises(SpmdZeroUsageError, match=r"embed\.weight.*initialize"):
+        engine(**batch(ROWS))
 
 
 def test_dropout_of_rows_that_cant_be_shared_is_that_of_one_device() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import pickle
 
 import numpy as np
@@ -10,10 +11,12 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
+import spmdzero
 from spmdzero.backend import processes, runtime
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations import DeferredTensor
 from spmdzero.integrations._deferred import defer, undefer
+from spmdzero.integrations._summed_loss import SummedLoss
 from tests.support.engines import reads
 
 VALUES = torch.linspace(-1, 2, 24).reshape(4, 6)
@@ -137,6 +140,25 @@ def test_collectives_over_processes_read_and_write() -> None:
         tensor.zero_()
         dist.broadcast(tensor, 0)
         assert float(tensor.abs().sum()) == 0
+
+
+def test_it_is_formatted_once_an_engine_is_made_too() -> None:
+    # An engine replaces how torch formats tensors, which those of a region need.
+    spmdzero.initialize(model=torch.nn.Linear(6, 6), config={"train_batch_size": 8})
+    assert f"{deferred().sum():.4f}" == f"{VALUES.sum():.4f}"
+
+
+def test_a_sum_of_losses_is_gathered_by_a_read_of_each_and_no_operation_on_the_devices() -> None:
+    processes.join()
+    total = SummedLoss(share=lambda: 0.5, before_read=lambda: None)
+    for value in (1.0, 2.0, math.inf):
+        total += DeferredTensor(torch.tensor(value).to(runtime.device()) * 1, computes=True)
+    before = reads()
+    gathered = [torch.zeros(())]
+    dist.all_gather(gathered, total)
+    # A loss that is not finite counts as half of the sum before it.
+    assert gathered[0].item() == 4.5
+    assert reads() == before + 3
 
 
 def test_what_needs_no_gradient_is_read_once_and_computed_on_the_cpu() -> None:

@@ -231,6 +231,13 @@ def test_clients_find_it_without_a_word_in_the_script(installed: Environment) ->
     assert done.stdout == "True False True True\n", done.stderr
 
 
+@pytest.mark.slow
+def test_its_other_commands_run(installed: Environment) -> None:
+    done = installed.run("python", "-m", "deepspeed.launcher.runner", "--help")
+    assert done.stdout.startswith("usage: deepspeed [-h] [-H HOSTFILE]"), done.stderr
+    assert "versions: torch" in installed.run("ds_report", PJRT_DEVICE="CPU").stdout
+
+
 def test_versions_are_said_once() -> None:
     project, whole = table(PROJECT)["project"], table(ROOT)["project"]
     assert project["version"] == whole["version"]

@@ -95,13 +95,30 @@ def test_what_is_not_there_is_named(here: Path) -> None:
             run_as_main(target, [], module=module)
 
 
-def test_the_command_gives_the_script_spmdzero_by_the_name_deepspeed(tmp_path: Path) -> None:
+SCRIPT = """
+import importlib, os, sys
+import deepspeed
+
+print(deepspeed.DeepSpeedEngine.__module__, os.environ["USE_TORCH_XLA"], sys.argv[1:])
+print(deepspeed.get_accelerator().device_count())
+for module in ("plan", "comm.comm", "launcher.launch", "moe.layer"):
+    try:
+        importlib.import_module(f"deepspeed.{module}")
+    except ModuleNotFoundError as error:
+        print(error.name, str(error).partition(": ")[2][:39])
+"""
+SEEN_BY_IT = """\
+spmdzero.engine._engine false ['--devices', '5', '-m']
+3
+deepspeed.plan spmdzero stands for it here, and has th
+deepspeed.comm.comm spmdzero stands for it here, and has th
+deepspeed.launcher.launch spmdzero stands for it here, and has th
+deepspeed.moe spmdzero is data-parallel ZeRO-1/2; the
+"""
+
+
+def test_the_command_gives_a_script_spmdzero_by_the_name_deepspeed(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(
-        "import os, sys, deepspeed\n"
-        "print(deepspeed.DeepSpeedEngine.__module__, os.environ['USE_TORCH_XLA'], sys.argv[1:])\n"
-        "print(deepspeed.get_accelerator().device_count())\n"
-    )
+    script.write_text(SCRIPT)
     words = ["run", "--devices", "3", str(script), "--devices", "5", "-m"]
-    printed = run_python("-m", "spmdzero", *words)
-    assert printed == "spmdzero.engine._engine false ['--devices', '5', '-m']\n3\n"
+    assert run_python("-m", "spmdzero", *words) == SEEN_BY_IT

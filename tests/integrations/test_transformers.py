@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from tests.support.deepspeed import run_ranks
-from tests.support.processes import ROOT, run_python
+from tests.support.processes import run_python
 
 # Of numbers of fp32 after up to 20 steps of two libraries that add in different orders. Measured
 # are 3e-7 at the most.
@@ -46,7 +45,9 @@ ENDS_SHORT = ("classification", "uneven")
 
 
 def run(kind: str, folder: Path, *names: str, devices: int = 8) -> dict[str, Any]:
-    said = run_python("-m", RUNS, kind, str(folder), *names, devices=devices, timeout=900)
+    # One thread: torch's others wait busily for each other, where others work too.
+    more = {"OMP_NUM_THREADS": "1"} if kind == "plain" else {}
+    said = run_python("-m", RUNS, kind, str(folder), *names, devices=devices, **more)
     return json.loads(said.splitlines()[-1])
 
 
@@ -185,25 +186,6 @@ def test_plain_transformers_and_peft_read_what_was_saved(
             assert {file.get_tensor(key).device.type for key in file.keys()} == {"cpu"}  # noqa: SIM118
     pickled = b"torch_xla" in (folder / "save_model" / "training_args.bin").read_bytes()
     assert not pickled
-
-
-@pytest.mark.slow
-def test_numbers_are_those_of_deepspeed_itself(tmp_path: Path) -> None:
-    # Rounded to bf16 in other places of the same sums: 8 bits are 4e-3, of a norm of bf16 numbers.
-    names = ["bf16", "config_scheduler", "accumulation"]
-    theirs = json.loads(
-        run_ranks(
-            ["-m", RUNS, "deepspeed", str(tmp_path / "deepspeed"), *names],
-            ranks=1,
-            cwd=ROOT,
-            timeout=600,
-        )[0].splitlines()[-1]
-    )
-    ours = run("spmdzero", tmp_path / "ours", *names)
-    for name in names[1:]:
-        same_run(ours[name], theirs[name])
-    for key, tolerance in (("loss", 1e-3), ("grad_norm", 1e-2), ("learning_rate", 1e-9)):
-        assert ours["bf16"][key] == pytest.approx(theirs["bf16"][key], rel=tolerance)
 
 
 REFUSED = {

@@ -1,6 +1,6 @@
 """Runs scenarios of Trainer in one process, and prints what they found as JSON.
 
-python -m tests.integrations.trainer_runs plain|spmdzero|deepspeed FOLDER SCENARIO...
+python -m tests.integrations.trainer_runs plain|spmdzero FOLDER SCENARIO...
 """
 
 import json
@@ -29,14 +29,9 @@ def main(kind: str, folder: str, *names: str) -> None:
         from spmdzero.integrations import install
 
         install()
-    if kind == "deepspeed":
-        from transformers import training_args
-
-        # DeepSpeed's own accelerator has bf16, and transformers asks for a GPU.
-        training_args.is_torch_bf16_gpu_available = lambda: True
     from tests.integrations.trainer_setup import Side
 
-    side = Side(deepspeed=kind != "plain", folder=Path(folder))
+    side = Side(deepspeed=kind == "spmdzero", folder=Path(folder))
     found = {name: run(name, side) for name in names}
     print("\n" + json.dumps(found))
 

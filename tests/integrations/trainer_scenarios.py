@@ -342,13 +342,6 @@ def stopped_early(side: Side) -> dict[str, Any]:
     return train(trainer)
 
 
-def bf16(side: Side) -> dict[str, Any]:
-    """bf16 parameters and fp32 masters."""
-    arguments = side.arguments("optimizer", bf16=True, eval_strategy="steps", eval_steps=10)
-    rows = texts(padded=True)
-    return train(Trainer(gpt2(), arguments, train_dataset=rows, eval_dataset=texts(27)))
-
-
 def loaded(side: Side) -> dict[str, Any]:
     """What plain transformers reads from the folders that `saved` and `lora` wrote."""
     from peft import PeftModel

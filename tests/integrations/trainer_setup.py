@@ -152,7 +152,7 @@ def _counted() -> tuple[int, int]:
 
 def train(trainer: Trainer, *, resume: str | None = None, ended: bool = False) -> dict[str, Any]:
     """Trains, and says what was logged; `ended` adds the sums of the parameters."""
-    # Neither a plain run nor one of DeepSpeed's imports it.
+    # A plain run doesn't import it.
     noted, ours = Noted(), "spmdzero" in sys.modules
     if ours:
         trainer.add_callback(noted)

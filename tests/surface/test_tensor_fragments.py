@@ -67,7 +67,9 @@ def held(engine: spmdzero.Engine, name: str, shape: torch.Size) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize(("stage", "gas"), [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("stage", "gas"), [(1, 1), pytest.param(2, 1, marks=pytest.mark.slow), (2, 2)]
+)
 def test_what_is_set_in_full_is_read_back_and_is_in_the_devices_shards(
     stage: int, gas: int, precision: str
 ) -> None:

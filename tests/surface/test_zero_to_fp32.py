@@ -68,7 +68,7 @@ def assert_refused(engine: spmdzero.Engine, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", [{}, {"bf16": {"enabled": True}}], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_live_engines_module_takes_the_checkpoint_and_is_plain_torch(
     stage: int, precision: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

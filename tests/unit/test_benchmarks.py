@@ -170,6 +170,15 @@ def test_both_ways_to_multiply_matrices_find_the_same() -> None:
         assert found["xla"] > 0, name
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("client", ["trainer", "accelerate"])
+def test_a_clients_loop_is_folded_and_compiles_nothing_after_its_third_step(client: str) -> None:
+    # Long enough for a line of the log.
+    found = launch_alone("clients", devices=2, client=client, model="gpt-tiny", steps=8)
+    assert found["why"] is None
+    assert (found["client"]["compiled"], found["bare"]["compiled"]) == (0, 0)
+
+
 TINY = Scale(
     small="gpt-tiny", middle="gpt-tiny", wide="gpt-tiny", large="gpt-tiny",
     steps=1, wide_steps=1, large_steps=1, rounds=1,

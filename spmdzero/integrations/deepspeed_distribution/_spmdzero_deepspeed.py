@@ -8,8 +8,8 @@ import sys
 from typing import Any, NoReturn
 
 _OURS = os.path.join(os.path.dirname(__file__), "deepspeed.py")
-# They ask, while imported or soon after, what has to be told them before.
-_FOLLOWED = ("accelerate.state", "transformers.training_args")
+# The first of them that is imported: what they have to be told is told while they are.
+_FOLLOWED = ("accelerate", "transformers.training_args")
 _TWO = """\
 this environment has two packages of the name deepspeed: DeepSpeed itself, in {theirs}, and \
 spmdzero-deepspeed, which gives spmdzero that name. Keep one of them:
