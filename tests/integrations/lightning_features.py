@@ -1,7 +1,7 @@
 """What steps of a LightningModule do beside training.
 
 `python -m tests.integrations.lightning_features NAME...` prints what came of it. A name is that of
-a class here: it is trained for some batches of 16 rows.
+a class here, which is trained for some batches of 16 rows.
 """
 
 import json

@@ -38,6 +38,7 @@ DEFAULTS: dict[str, Any] = {
     "frozen": False,
     # Rows of the data set: what isn't a multiple of `rows` makes an uneven last batch.
     "data": 64,
+    "shuffle": True,
     "validate_every": None,
     # Checkpoints: where one is saved, after how many steps, and which one a run goes on from.
     "folder": None,
@@ -152,7 +153,7 @@ def run(role: str, order: dict[str, Any]) -> dict[str, Any]:
         enable_model_summary=False,
     )  # fmt: skip
     torch.manual_seed(1)
-    loader = DataLoader(data_of(order, seed=1), batch_size=order["rows"], shuffle=True)
+    loader = DataLoader(data_of(order, seed=1), batch_size=order["rows"], shuffle=order["shuffle"])
     held_out = DataLoader(data_of(order, seed=2), batch_size=order["rows"])
     trainer.fit(module, loader, held_out, ckpt_path=order["resume"], weights_only=False)
     seen: dict[str, Any] = dict(watch.seen)
