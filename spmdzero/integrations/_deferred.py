@@ -16,20 +16,35 @@ from spmdzero.backend import arrays, map_tensors, runtime
 from spmdzero.errors import SpmdZeroUsageError
 
 _aten = torch.ops.aten
-# What asks for numbers in the host's memory, and is no operation that a dispatch would see.
+# What asks for numbers in the host's memory, and is no operation that a dispatch would see, or not
+# always: `torch.tensor([loss])` takes the number of each element past any dispatch.
 _READS: frozenset[Any] = frozenset(
     (
         torch.Tensor.__array__,
+        torch.Tensor.__bool__,
+        torch.Tensor.__complex__,
         torch.Tensor.__deepcopy__,
+        torch.Tensor.__dlpack__,
+        torch.Tensor.__float__,
+        torch.Tensor.__index__,
+        torch.Tensor.__int__,
         torch.Tensor.__reduce_ex__,
         torch.Tensor.__repr__,
-        torch.Tensor.cpu,
         torch.Tensor.data_ptr,
+        torch.Tensor.item,
         torch.Tensor.numpy,
+        torch.Tensor.storage,
         torch.Tensor.tolist,
         torch.Tensor.untyped_storage,
     )
 )
+# What would write into, or give away, memory that such a tensor doesn't have.
+_REFUSED: dict[Any, str] = {
+    torch.Tensor.data.__set__: "assigning to .data",  # pyrefly: ignore[missing-attribute]
+    torch.Tensor.apply_: "apply_",
+    torch.Tensor.map_: "map_",
+    torch.Tensor.share_memory_: "share_memory_",
+}
 
 
 class DeferredTensor(torch.Tensor):
@@ -71,6 +86,13 @@ class DeferredTensor(torch.Tensor):
     ) -> Any:
         """Reads for what needs memory; leaves all else to `__torch_dispatch__`."""
         kwargs = kwargs or {}
+        if func in _REFUSED and isinstance(args[0], cls):
+            raise SpmdZeroUsageError(
+                f"{_REFUSED[func]}: the value of this tensor is on the devices. Write into it by "
+                "tensor.copy_(...), or take one with memory of its own: tensor.cpu()"
+            )
+        if func is torch.Tensor.cpu:
+            return _Reading.apply(args[0])
         if func in _READS:
             args, kwargs = _read((args, kwargs))
         with torch._C.DisableTorchFunctionSubclass():
@@ -140,6 +162,16 @@ class _Deferring(torch.autograd.Function):
         return _device_value(grads[0])
 
 
+class _Reading(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: "DeferredTensor") -> torch.Tensor:
+        return tensor.read().detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return grads[0]
+
+
 class _Undeferring(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
@@ -202,7 +234,7 @@ def _refuse_new_shapes(func: Any, written: Iterable[DeferredTensor]) -> None:
     for tensor in written:
         if tensor._value.shape != tensor.shape:
             raise SpmdZeroUsageError(
-                f"{func} changes the shape of a tensor whose value is still on the devices, in "
+                f"{func} changes the shape of a tensor that stands for one on the devices, in "
                 "place. Take the operation that returns a new one, or read it first: tensor.cpu()"
             )
 
@@ -221,7 +253,9 @@ def _on_host(func: Any, args: Any, kwargs: Any, *, written: Iterable[torch.Tenso
     # A collective's arguments hold objects of C++; they are leaves.
     result = func(*tree_map_only(DeferredTensor, copy, args),
                   **tree_map_only(DeferredTensor, copy, kwargs))  # fmt: skip
-    back = [t for t in written if isinstance(t, DeferredTensor) and t._computes]
+    deferred = [t for t in written if isinstance(t, DeferredTensor)]
+    _refuse_new_shapes(func, deferred)
+    back = [t for t in deferred if t._computes]
     for work in tree_leaves(result) if back else ():
         # A collective writes until it is waited for.
         if hasattr(work, "wait"):

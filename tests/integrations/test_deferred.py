@@ -4,6 +4,8 @@ import copy
 import io
 import math
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,6 +47,8 @@ READS = {
     "repr": repr,
     "format": lambda t: f"{t.sum():.4f}",
     "bool": lambda t: bool(torch.isnan(t).any()),
+    "tensor of them": lambda t: torch.tensor([t.sum(), t.mean()]).tolist(),
+    "dlpack": lambda t: torch.from_dlpack(t).tolist(),
     "pickle": lambda t: pickle.loads(pickle.dumps(t)).tolist(),
     "save": lambda t: torch.load(_saved(t)).tolist(),
     "deepcopy": lambda t: copy.deepcopy(t).tolist(),
@@ -104,9 +108,37 @@ def test_writes_by_name_and_in_lists_stay() -> None:
         assert float(tensor.abs().sum()) == 0
 
 
-def test_a_new_shape_in_place_is_refused_in_words() -> None:
+@pytest.mark.parametrize("computes", [True, False])
+def test_a_new_shape_in_place_is_refused_in_words(computes: bool) -> None:
     with pytest.raises(SpmdZeroUsageError, match=r"changes the shape.*tensor\.cpu\(\)"):
-        deferred().unsqueeze_(0)
+        deferred(computes=computes).unsqueeze_(0)
+
+
+# In torch, `.data = other` would be without effect, and the others end the process.
+MEMORY: dict[str, Callable[[Any], Any]] = {
+    ".data": lambda t: setattr(t, "data", VALUES),
+    "apply_": lambda t: t.apply_(abs),
+    "map_": lambda t: t.map_(VALUES, max),
+    "share_memory_": lambda t: t.share_memory_(),
+}
+
+
+@pytest.mark.parametrize("computes", [True, False])
+@pytest.mark.parametrize("name", MEMORY)
+def test_what_needs_memory_of_its_own_is_refused_in_words(name: str, computes: bool) -> None:
+    with pytest.raises(SpmdZeroUsageError, match=rf"{name}.*tensor\.cpu\(\)"):
+        MEMORY[name](deferred(computes=computes))
+
+
+def test_gradients_pass_a_read_by_cpu() -> None:
+    theirs, own = VALUES.clone().requires_grad_(), on_devices(grad=True)
+    (theirs.sum() + (theirs.cpu() ** 2).sum()).backward()
+    logits = defer(own)
+    on_host = logits.cpu()
+    assert type(on_host) is torch.Tensor
+    undefer(logits.sum() + (on_host**2).sum()).backward()
+    assert own.grad is not None
+    torch.testing.assert_close(own.grad.cpu(), theirs.grad)
 
 
 def test_gradients_of_a_loss_computed_with_labels_on_the_cpu() -> None:
