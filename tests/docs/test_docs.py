@@ -41,7 +41,8 @@ def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(page: Path, tmp_
             body = block.text.splitlines()
             lines[block.line + 1 : block.line + 1 + len(body)] = body
     save_files(page, tmp_path)
-    program = tmp_path / f"{page.stem}.py"
+    # No page's program may stand in the way of the package that it is about.
+    program = tmp_path / f"page_{page.stem}.py"
     program.write_text("\n".join(lines))
     _, *printed = run(program, tmp_path).split(NEXT_BLOCK + "\n")
 
