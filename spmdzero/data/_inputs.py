@@ -27,6 +27,7 @@ class InputPlacer:
 
     Attributes:
         rows: which inputs are batches.
+        positional: names of the inputs that a call may give by place.
         latest: path, shape and dtype of each input of the latest call.
     """
 
@@ -45,7 +46,7 @@ class InputPlacer:
                 reason=f"forward has no input named {', '.join(sorted(strangers))}",
                 fix=f"Its inputs are: {', '.join(p.name for p in parameters)}.",
             )
-        self._positional = [
+        self.positional = [
             p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         ]
 
@@ -59,17 +60,7 @@ class InputPlacer:
                 ours.
         """
         named = {self._name(i): value for i, value in enumerate(args)} | dict(kwargs)
-        found: list[Rows] = []
-
-        def look(path: str, tensor: Any) -> Any:
-            dim = self.batch_dim(path)
-            if isinstance(tensor, torch.Tensor) and tensor.dim() > dim:
-                rows = _host_rows(tensor, dim)
-                found.append(Rows(path=path, shape=tuple(tensor.shape), count=rows))
-            return tensor
-
-        map_tensors(named, look)
-        batches = self.rows.batches(found, training=training)
+        batches = self.rows.batches(self._found(named), training=training)
         seen: list[tuple[str, tuple[int, ...], str]] = []
 
         def put(path: str, tensor: Any) -> Any:
@@ -89,6 +80,32 @@ class InputPlacer:
         self.latest = tuple(seen)
         positional = tuple(placed.pop(self._name(i)) for i in range(len(args)))
         return positional, placed
+
+    def shares(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, training: bool) -> bool:
+        """Whether such a call gives each device its own rows; True without any.
+
+        Raises:
+            SpmdZeroUsageError: see `BatchRows`.
+        """
+        named = {self._name(i): value for i, value in enumerate(args)} | dict(kwargs)
+        found = self._found(named)
+        batches = self.rows.batches(found, training=training)
+        return all(
+            item.count % runtime.local_device_count() == 0 for item in found if item.path in batches
+        )
+
+    def _found(self, named: Mapping[str, Any]) -> list[Rows]:
+        found: list[Rows] = []
+
+        def look(path: str, tensor: Any) -> Any:
+            dim = self.batch_dim(path)
+            if isinstance(tensor, torch.Tensor) and tensor.dim() > dim:
+                rows = _host_rows(tensor, dim)
+                found.append(Rows(path=path, shape=tuple(tensor.shape), count=rows))
+            return tensor
+
+        map_tensors(named, look)
+        return found
 
     def cut(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], count: int
@@ -126,7 +143,7 @@ class InputPlacer:
             yield tuple(cut.pop(self._name(i)) for i in range(len(args))), cut
 
     def _name(self, index: int) -> str:
-        return self._positional[index] if index < len(self._positional) else f"*{index}"
+        return self.positional[index] if index < len(self.positional) else f"*{index}"
 
     def batch_dim(self, path: str) -> int:
         """The dim of the batch of the input at `path`."""

@@ -14,7 +14,7 @@ from spmdzero._logging import is_new
 from spmdzero.backend import map_tensors, nodes_behind, runtime
 from spmdzero.engine import Engine
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.integrations._deferred import DeferredTensor, defer, undefer
+from spmdzero.integrations._deferred import DeferredTensor, as_input, defer, undefer
 from spmdzero.integrations._direct import CallsFromHost
 from spmdzero.integrations._generation import generate_on_host
 from spmdzero.integrations._saved_weights import WeightsOnHost
@@ -68,11 +68,8 @@ class ClientEngine(Engine):
                 "accelerator.free_memory() and a second Trainer.train() do. Make a new Trainer, "
                 "or a new Accelerator, with the same model, and prepare it"
             )
-        if kwargs.get(_ITEMS) is not None:
-            share = runtime.local_device_count() if are_shared((args, kwargs)) else 1
-            # As a tensor: a Python number would be another program at each other value.
-            items = torch.as_tensor(kwargs[_ITEMS], dtype=torch.float32, device="cpu")
-            kwargs[_ITEMS] = items / share
+        args, kwargs = map_tensors((args, kwargs), lambda _, tensor: as_input(tensor))
+        args, kwargs = self._with_a_share(args, kwargs)
         if "use_cache" not in kwargs and self._would_cache():
             kwargs["use_cache"] = False
         self._open_forwards += torch.is_grad_enabled()
@@ -109,12 +106,31 @@ class ClientEngine(Engine):
         """As `Engine.scale`."""
         return super().scale(undefer(loss))
 
+    def shares_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a forward of these gives each device its own rows, or each all of them."""
+        return self._training.placer.shares(args, kwargs, training=self.module.training)
+
     def deferred_grad_norm(self) -> torch.Tensor | None:
         """What `get_global_grad_norm` says, as a scalar that waits for no step."""
         optimizer = self._training.optimizer
         if optimizer is None or optimizer.grad_norm is None:
             return None
         return DeferredTensor(optimizer.grad_norm.detach(), computes=True)
+
+    def _with_a_share(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inputs; of the items, which are then a keyword, a replica's share."""
+        names = self._training.placer.positional[: len(args)]
+        if _ITEMS in names and len(names) == len(args):
+            at = names.index(_ITEMS)
+            args, kwargs = args[:at], kwargs | dict(zip(names[at:], args[at:], strict=True))
+        if kwargs.get(_ITEMS) is None:
+            return args, kwargs
+        shared = self.shares_rows(args, kwargs)
+        # As a tensor: a Python number would be another program at each other value.
+        items = torch.as_tensor(kwargs[_ITEMS], dtype=torch.float32, device="cpu")
+        return args, kwargs | {_ITEMS: items / (runtime.local_device_count() if shared else 1)}
 
     def _would_cache(self) -> bool:
         told = getattr(getattr(self.module, "config", None), "use_cache", None)
@@ -135,10 +151,3 @@ def _comes_from(loss: torch.Tensor, module: torch.nn.Module) -> bool:
     own = {id(p) for p in module.parameters()}
     behind = nodes_behind(loss, ends=lambda _: False)
     return any(id(getattr(node, "variable", None)) in own for node in behind)
-
-
-def are_shared(inputs: Any) -> bool:
-    """Whether the devices can share the rows of the first input that has some."""
-    rows: list[int] = []
-    map_tensors(inputs, lambda _, t: rows.append(t.shape[0]) or t if t.dim() else t)
-    return not rows or rows[0] % runtime.local_device_count() == 0

@@ -122,6 +122,10 @@ class DeferredTensor(torch.Tensor):
 
         return tree_map_only(torch.Tensor, wrap, result)
 
+    def __format__(self, format_spec: str) -> str:
+        """The value as text; an engine puts another function at `torch.Tensor.__format__`."""
+        return format(self.read(), format_spec)
+
     def read(self) -> torch.Tensor:
         """The value on the CPU; waits for the devices."""
         if self._computes:
@@ -150,6 +154,13 @@ def undefer(tensor: torch.Tensor) -> torch.Tensor:
     if not isinstance(tensor, DeferredTensor):
         return tensor
     return _Undeferring.apply(tensor)  # pyrefly: ignore[bad-return]
+
+
+def as_input(tensor: Any) -> Any:
+    """What an engine takes of a deferred tensor, where its value is; gradients pass."""
+    if not isinstance(tensor, DeferredTensor):
+        return tensor
+    return undefer(tensor) if arrays.is_mine(tensor._value) else tensor.cpu()
 
 
 class _Deferring(torch.autograd.Function):

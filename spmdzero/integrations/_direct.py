@@ -7,7 +7,7 @@ from torch import nn
 
 from spmdzero.backend import Batch, arrays, current, map_tensors
 from spmdzero.data._inputs import InputPlacer
-from spmdzero.integrations._deferred import defer
+from spmdzero.integrations._deferred import as_input, defer
 
 
 class CallsFromHost:
@@ -37,6 +37,7 @@ class CallsFromHost:
         )
         if not self._uploaded[-1] or self._placer is None:
             return None
+        args, kwargs = map_tensors((args, kwargs), lambda _, tensor: as_input(tensor))
         placed = self._placer(args, kwargs, training=False)
         return map_tensors(placed, lambda _, t: t.tensor if isinstance(t, Batch) else t)
 

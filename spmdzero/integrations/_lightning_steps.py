@@ -16,7 +16,7 @@ from torch import nn
 from spmdzero.backend import map_tensors, runtime
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations import _lightning_private as private
-from spmdzero.integrations._client_engine import ClientEngine, are_shared
+from spmdzero.integrations._client_engine import ClientEngine
 from spmdzero.integrations._deferred import DeferredTensor
 from spmdzero.integrations._recorded_calls import (
     Call,
@@ -79,12 +79,13 @@ class LightningSteps:
         if torch.is_grad_enabled():
             self._leave_index_out(step, named)
         with values_in([*self._replaced, *self._recorded_lists()]):
-            output = self._engine(step=method, arguments=dict(named), reads=self._reads.now())
+            inputs = {"step": method, "arguments": dict(named), "reads": self._reads.now()}
+            output = self._engine(**inputs)
         if not torch.is_grad_enabled():
             # Values that are read one by one would each be a program with a forward of its own.
             runtime.sync()
             output = map_tensors(output, lambda _, tensor: tensor.cpu())
-        factor = runtime.local_device_count() if are_shared(named) else 1
+        factor = runtime.local_device_count() if self._engine.shares_rows((), inputs) else 1
         self._waiting = functools.partial(self._make_calls, output, method, factor)
         if not later or awaits_results(returned_of(output)):
             return self.finish()

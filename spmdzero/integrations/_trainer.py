@@ -125,6 +125,8 @@ def _defer_trainers_loss(trainer: Any) -> None:
 
     @functools.wraps(original)
     def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # A step of a subclass may make several of these before anything is added to the sum.
+        _tell_of_filter(self)
         loss = original(self, *args, **kwargs)
         total = vars(self).get(_LOSS)
         if isinstance(total, SummedLoss):
@@ -165,14 +167,22 @@ def _keep_in_place(trainer: Any) -> None:
     trainer.evaluation_loop = evaluation_loop
 
 
+def _tell_of_filter(trainer: Any) -> None:
+    """Has the arguments say again what the user has chosen."""
+    told = vars(trainer)
+    if _FILTERS in told and isinstance(told.get(_LOSS), SummedLoss):
+        trainer.args.logging_nan_inf_filter = told[_FILTERS]
+
+
 class _TrainersLoss:
     """`Trainer._tr_loss`, the sum of the losses since the latest log line."""
 
     def __get__(self, trainer: Any, owner: type) -> Any:
         if trainer is None:
             return self
-        if _FILTERS in vars(trainer) and isinstance(vars(trainer)[_LOSS], SummedLoss):
-            trainer.args.logging_nan_inf_filter = vars(trainer)[_FILTERS]
+        if _LOSS not in vars(trainer):
+            raise AttributeError(f"{owner.__name__} has no {_LOSS} before it trains")
+        _tell_of_filter(trainer)
         return vars(trainer)[_LOSS]
 
     def __set__(self, trainer: Any, value: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import spmdzero
 from spmdzero.engine import release
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.integrations._initialize import config_of_devices, initialize_for_client
@@ -43,9 +44,11 @@ def batch(rows: int, seed: int = 0) -> dict[str, torch.Tensor]:
     return {"ids": ids, "labels": torch.where(kept, ids, -100)}
 
 
-def both(**more: Any) -> tuple[Any, nn.Module, torch.optim.Optimizer]:
+def both(
+    *, kind: type[nn.Module] = Tokens, **more: Any
+) -> tuple[Any, nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(1)
-    model = Tokens()
+    model = kind()
     theirs = copy.deepcopy(model)
     settings = config(
         train_micro_batch_size_per_gpu=ROWS,
@@ -78,6 +81,52 @@ def test_a_sum_over_items_trains_as_on_one_device(sizes: tuple[int, ...]) -> Non
         # fp32 sums in another order.
         assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
     assert_trained_as(engine, theirs)
+
+
+class Placed(Tokens):
+    """`Tokens` with an input before the others that is no batch."""
+
+    def forward(  # pyrefly: ignore[bad-override]
+        self, scale: torch.Tensor, ids: torch.Tensor, labels: torch.Tensor,
+        num_items_in_batch: Any = None,
+    ) -> dict[str, torch.Tensor]:  # fmt: skip
+        return super().forward(ids, labels, num_items_in_batch)
+
+
+@pytest.mark.parametrize("by_place", [False, True])
+@pytest.mark.parametrize("rows", [16, 5])
+def test_items_are_a_replicas_whatever_else_is_given_and_how(rows: int, by_place: bool) -> None:
+    engine, theirs, _ = both(kind=Placed)
+    inputs = {"scale": torch.ones(1, 6)} | batch(rows)
+    inputs["num_items_in_batch"] = items(inputs)
+    wanted = theirs(**inputs)["loss"]
+    found = (engine(*inputs.values()) if by_place else engine(**inputs))["loss"]
+    # fp32 sums in another order.
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
+
+
+def test_an_output_is_an_input_again_with_its_gradient() -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+    theirs, x = copy.deepcopy(model), torch.randn(ROWS, 6)
+    engine = initialize_for_client(model=model, config=config(train_micro_batch_size_per_gpu=ROWS))[
+        0
+    ]
+    with torch.no_grad():
+        torch.testing.assert_close(engine(engine(x)).cpu(), theirs(theirs(x)))
+        torch.testing.assert_close(engine.module(engine.module(x)).cpu(), theirs(theirs(x)))
+    engine.backward(engine(engine(x)).square().mean())
+    theirs(theirs(x)).square().mean().backward()
+    for own, other in zip(engine.module.parameters(), theirs.parameters(), strict=True):
+        # fp32 sums in another order.
+        found = spmdzero.utils.safe_get_full_grad(own).cpu()
+        torch.testing.assert_close(found, other.grad, rtol=1e-5, atol=1e-7)
+
+
+def test_a_loss_is_formatted_as_a_number() -> None:
+    engine, theirs, _ = both()
+    wanted = theirs(**batch(5))["loss"]
+    assert f"{engine(**batch(5))['loss']:.3f}" == f"{wanted:.3f}"
 
 
 def test_a_loss_computed_from_logits_with_labels_on_the_cpu() -> None:
