@@ -122,10 +122,6 @@ class DeferredTensor(torch.Tensor):
 
         return tree_map_only(torch.Tensor, wrap, result)
 
-    def __format__(self, format_spec: str) -> str:
-        """The value as text; an engine puts another function at `torch.Tensor.__format__`."""
-        return format(self.read(), format_spec)
-
     def read(self) -> torch.Tensor:
         """The value on the CPU; waits for the devices."""
         if self._computes:
