@@ -34,6 +34,11 @@ class ClientEngine(Engine):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._training.placer.rows.any_number = True
+        if runtime.process_count() > 1:
+            logger.warning(
+                "several hosts: an output with rows has those of all hosts, on each. What a client "
+                "gathers of it (gather_for_metrics, predict) has each row more than once"
+            )
         self._destroyed = False
         self._training.row_counts = frozenset({_ITEMS})
         CallsFromHost(self._training.placer).watch(self.module)
