@@ -41,7 +41,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "argv", list(sys.argv))
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    # Torch's own names the rank in a process that has a process group, as tests before leave one.
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     return tmp_path
 
 
