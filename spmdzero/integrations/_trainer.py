@@ -5,6 +5,7 @@ each step again, and nothing else changes.
 """
 
 import functools
+import os
 import sys
 import weakref
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from spmdzero.backend import arrays
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.integrations._accelerate import ASKED
 from spmdzero.integrations._after_import import after_import
 from spmdzero.integrations._client_engine import ClientEngine
 from spmdzero.integrations._deferred import DeferredTensor
@@ -20,6 +22,7 @@ from spmdzero.integrations._summed_loss import SummedLoss
 from spmdzero.step._optimizer import ZeroOptimizer
 
 _LOSS = "_tr_loss"
+_HAS_BF16 = "is_torch_bf16_gpu_available"
 _FULL_EVALUATION = {"bf16_full_eval": torch.bfloat16, "fp16_full_eval": torch.float16}
 # Whether a trainer leaves out losses that are not finite, while it is told that it doesn't.
 _FILTERS = "_spmdzero_filters"
@@ -46,10 +49,25 @@ def follow_imports() -> None:
     after_import("transformers.training_args", _allow_bf16)
 
 
-def _allow_bf16(arguments: Any) -> None:
-    # TPUs have bf16, and XLA's CPU computes it.
-    if hasattr(arguments, "is_torch_bf16_gpu_available"):
-        arguments.is_torch_bf16_gpu_available = lambda: True
+def _allow_bf16(module: Any) -> None:
+    original = module.TrainingArguments.__post_init__
+
+    @functools.wraps(original)
+    def check(self: Any) -> None:
+        asked = self.deepspeed or os.environ.get(ASKED, "").lower() == "true"
+        own = getattr(module, _HAS_BF16, None)
+        if not asked or own is None:
+            # It trains without an engine, where transformers is right about the hardware.
+            original(self)
+            return
+        # TPUs have bf16, and XLA's CPU computes it.
+        setattr(module, _HAS_BF16, lambda: True)
+        try:
+            original(self)
+        finally:
+            setattr(module, _HAS_BF16, own)
+
+    module.TrainingArguments.__post_init__ = check
 
 
 def _engine_of(accelerator: Any) -> ClientEngine | None:
@@ -126,7 +144,8 @@ def _defer_trainers_loss(trainer: Any) -> None:
     @functools.wraps(original)
     def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
         loss = original(self, *args, **kwargs)
-        total = vars(self).get(_LOSS)
+        # A step that a trainer runs twice has turned the filter off already: this turns it on.
+        total = getattr(self, _LOSS, None)
         if isinstance(total, SummedLoss):
             # Its filter would read each loss to see whether it is finite. The sum does so later.
             vars(self)[_FILTERS] = self.args.logging_nan_inf_filter
@@ -171,6 +190,8 @@ class _TrainersLoss:
     def __get__(self, trainer: Any, owner: type) -> Any:
         if trainer is None:
             return self
+        if _LOSS not in vars(trainer):
+            raise AttributeError(f"{owner.__name__!r} object has no attribute {_LOSS!r}")
         if _FILTERS in vars(trainer) and isinstance(vars(trainer)[_LOSS], SummedLoss):
             trainer.args.logging_nan_inf_filter = vars(trainer)[_FILTERS]
         return vars(trainer)[_LOSS]
