@@ -18,7 +18,7 @@ from spmdzero.config import load_config
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._after_import import after_import
 
-_ASKED = "ACCELERATE_USE_DEEPSPEED"
+ASKED = "ACCELERATE_USE_DEEPSPEED"
 _PARALLEL = "tensor_parallel"
 
 
@@ -54,7 +54,7 @@ def _count_hosts(states: Any) -> None:
     @functools.wraps(original)
     def _prepare_backend(self: Any, *args: Any, **kwargs: Any) -> Any:
         # Whether there are others is asked of the devices' runtime: not by who only launches.
-        if os.environ.get(_ASKED, "").lower() == "true" and not processes.is_alone():
+        if os.environ.get(ASKED, "").lower() == "true" and not processes.is_alone():
             processes.join()
             if dist.get_world_size() > 1:
                 _name_place()

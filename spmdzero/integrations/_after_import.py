@@ -20,18 +20,29 @@ def after_import(name: str, action: Callable[[ModuleType], None]) -> None:
 class _Finder(MetaPathFinder):
     def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
         self._name, self._action = name, action
+        self._asks = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec that others find, once, with a loader that calls the action."""
-        if fullname != self._name or self not in sys.meta_path:
+        """The spec that others find, with a loader that calls the action."""
+        if fullname != self._name or self._asks:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        # Who only asks whether there is such a module comes here too: it stays until an import.
+        self._asks = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._asks = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _Then(spec.loader, self._action)
+            spec.loader = _Then(spec.loader, self.act)
         return spec
+
+    def act(self, module: ModuleType) -> None:
+        """Calls the action, the first time."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._action(module)
 
 
 class _Then(Loader):
@@ -44,5 +55,9 @@ class _Then(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """As the loader does; then the action."""
+        # What reads a package's files asks its loader for more than this one has.
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
         self._loader.exec_module(module)
         self._action(module)

@@ -20,6 +20,7 @@ from spmdzero.integrations._client_engine import ClientEngine
 from spmdzero.integrations._deferred import DeferredTensor
 from spmdzero.integrations._recorded_calls import (
     Call,
+    CallResult,
     CallTarget,
     RecordedCalls,
     awaits_results,
@@ -74,6 +75,8 @@ class LightningSteps:
             SpmdZeroUsageError: as `Engine.forward`; or the step does with a metric what can't be
                 done inside of a forward.
         """
+        # Of a step that returned no loss, which nothing has ended.
+        self.finish()
         step = getattr(self._module, method)
         named = inspect.signature(step).bind(*args, **kwargs).arguments
         if torch.is_grad_enabled():
@@ -172,11 +175,15 @@ def _log(module: LightningModule, calls: RecordedCalls, *args: Any, **kwargs: An
     given = inspect.signature(LightningModule.log).bind(module, *args, **kwargs).arguments
     options = {key: value for key, value in given.items() if key not in ("self", "name", "value")}
     name, value, graph = given["name"], given["value"], options.get("enable_graph", False)
-    if options.get("sync_dist") and options.get("reduce_fx", "mean") not in ("mean", torch.mean):
+    reduction = options.get("reduce_fx", "mean")
+    # A metric's value is that of all rows.
+    of_metric = isinstance(value, CallTarget | CallResult)
+    if reduction not in ("mean", torch.mean) and not of_metric:
         raise SpmdZeroUsageError(
-            f"self.log({name!r}, sync_dist=True, reduce_fx={options['reduce_fx']!r}) in a step: "
-            "what a step logs is the mean over the devices. Return the value of each row from the "
-            "step, reduce it in on_train_batch_end (or on_validation_batch_end), and log it there"
+            f"self.log({name!r}, reduce_fx={reduction!r}) in a step: what a step logs is the mean "
+            "over the devices, which of their sums or maxima is another number. Return the value "
+            "of each row from the step, reduce it in on_train_batch_end (or "
+            "on_validation_batch_end), and log it there"
         )
 
     def scalar(_: str, tensor: torch.Tensor) -> torch.Tensor:

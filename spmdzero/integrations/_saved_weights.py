@@ -30,10 +30,10 @@ class WeightsOnHost:
             value = state.get(name)
             if value is None or value is tensor:
                 continue
-            if arrays.is_mine(value):
-                value = copies.get(id(tensor))
-                value = tensor.detach().cpu() if value is None else value
-            state[name] = copies[id(tensor)] = value
+            # A part's hook has copied it already, for each name by itself.
+            if id(tensor) not in copies:
+                copies[id(tensor)] = value.cpu() if arrays.is_mine(value) else value
+            state[name] = copies[id(tensor)]
 
     def __reduce__(self) -> Any:
         return WeightsOnHost, ()

@@ -5,6 +5,7 @@ each step again, and nothing else changes.
 """
 
 import functools
+import os
 import sys
 import weakref
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from spmdzero.backend import arrays
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.integrations._accelerate import ASKED
 from spmdzero.integrations._after_import import after_import
 from spmdzero.integrations._client_engine import ClientEngine
 from spmdzero.integrations._deferred import DeferredTensor
@@ -20,6 +22,7 @@ from spmdzero.integrations._summed_loss import SummedLoss
 from spmdzero.step._optimizer import ZeroOptimizer
 
 _LOSS = "_tr_loss"
+_HAS_BF16 = "is_torch_bf16_gpu_available"
 _FULL_EVALUATION = {"bf16_full_eval": torch.bfloat16, "fp16_full_eval": torch.float16}
 # Whether a trainer leaves out losses that are not finite, while it is told that it doesn't.
 _FILTERS = "_spmdzero_filters"
@@ -31,9 +34,7 @@ def defer_reads() -> None:
     if wrappers is not None:
         _defer_norm(wrappers.DeepSpeedEngineWrapper)
         _defer_skips(wrappers.DeepSpeedOptimizerWrapper)
-    masks = sys.modules.get("transformers.masking_utils")
-    if masks is not None:
-        _mask_without_reading(masks)
+    _ask_without_reading()
     trainer = sys.modules.get("transformers.trainer")
     if trainer is not None and not isinstance(vars(trainer.Trainer).get(_LOSS), _TrainersLoss):
         _defer_trainers_norm(trainer.Trainer)
@@ -46,10 +47,25 @@ def follow_imports() -> None:
     after_import("transformers.training_args", _allow_bf16)
 
 
-def _allow_bf16(arguments: Any) -> None:
-    # TPUs have bf16, and XLA's CPU computes it.
-    if hasattr(arguments, "is_torch_bf16_gpu_available"):
-        arguments.is_torch_bf16_gpu_available = lambda: True
+def _allow_bf16(module: Any) -> None:
+    original = module.TrainingArguments.__post_init__
+
+    @functools.wraps(original)
+    def check(self: Any) -> None:
+        asked = self.deepspeed or os.environ.get(ASKED, "").lower() == "true"
+        own = getattr(module, _HAS_BF16, None)
+        if not asked or own is None:
+            # It trains without an engine, where transformers is right about the hardware.
+            original(self)
+            return
+        # TPUs have bf16, and XLA's CPU computes it.
+        setattr(module, _HAS_BF16, lambda: True)
+        try:
+            original(self)
+        finally:
+            setattr(module, _HAS_BF16, own)
+
+    module.TrainingArguments.__post_init__ = check
 
 
 def _engine_of(accelerator: Any) -> ClientEngine | None:
@@ -91,18 +107,22 @@ class _StepWasSkipped(property):
         return super().__get__(wrapper, owner)
 
 
-def _mask_without_reading(masks: Any) -> None:
-    original = getattr(masks, "is_tracing", None)
+def _ask_without_reading() -> None:
+    utilities = sys.modules.get("transformers.utils.import_utils")
+    original = getattr(utilities, "is_tracing", None)
     if original is None or hasattr(original, "spmdzero"):
         return
 
     def is_tracing(tensor: Any = None) -> bool:
-        # Else it asks at each forward whether an attention mask hides anything, to leave it out.
-        # Operations on the devices are traced.
+        # Else models ask at each forward whether an attention mask hides anything, or whether ids
+        # are padded, of which each replica has others. Operations on the devices are traced.
         return original(tensor) or (isinstance(tensor, torch.Tensor) and arrays.is_mine(tensor))
 
     is_tracing.spmdzero = True  # pyrefly: ignore[missing-attribute]
-    masks.is_tracing = is_tracing
+    for name, module in list(sys.modules.items()):
+        # Those that imported it have it by name.
+        if name.startswith("transformers") and vars(module).get("is_tracing") is original:
+            module.is_tracing = is_tracing  # pyrefly: ignore[missing-attribute]
 
 
 def _defer_trainers_norm(trainer: Any) -> None:
@@ -128,7 +148,8 @@ def _defer_trainers_loss(trainer: Any) -> None:
         # A step of a subclass may make several of these before anything is added to the sum.
         _tell_of_filter(self)
         loss = original(self, *args, **kwargs)
-        total = vars(self).get(_LOSS)
+        # A step that a trainer runs twice has turned the filter off already: this turns it on.
+        total = getattr(self, _LOSS, None)
         if isinstance(total, SummedLoss):
             # Its filter would read each loss to see whether it is finite. The sum does so later.
             vars(self)[_FILTERS] = self.args.logging_nan_inf_filter

@@ -7,7 +7,7 @@ a class here, which is trained for some batches of 16 rows.
 import json
 import logging
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import spmdzero.integrations
 
@@ -27,6 +27,7 @@ ROWS = TensorDataset(inputs, inputs.sum(1, keepdim=True))
 
 class Base(lightning.LightningModule):
     epochs = 1
+    options: ClassVar[dict[str, Any]] = {}
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,6 +119,43 @@ class LogsSum(Base):
         return self.loss(batch)
 
 
+class LogsMaximum(Base):
+    """Of a mean it would do; that it is one can't be known."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.log("maximum", loss, on_epoch=True, reduce_fx="max")
+        return loss
+
+
+class MaximumOfMetric(Base):
+    """A metric's value is one of all rows, of which there may be a maximum."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        error = self.squared(self.body(batch[0]), batch[1])
+        self.log("maximum", error, on_step=True, on_epoch=True, reduce_fx="max")
+        return self.loss(batch)
+
+    def on_train_epoch_end(self) -> None:
+        self.seen.append(float(self.trainer.callback_metrics["maximum_epoch"]))
+
+
+class SkipsStep(Base):
+    """One of the batches that are accumulated is left out, and yet counted."""
+
+    options: ClassVar[dict[str, Any]] = {"accumulate_grad_batches": 2}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.squared.update(self.body(batch[0]), batch[1])
+        return self.loss(batch) if batch_idx != 2 else None
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.seen.append(float(outputs["loss"]) if outputs else -1.0)
+
+    def on_train_epoch_end(self) -> None:
+        self.seen.append(float(self.squared.compute()))
+
+
 class Gathers(Base):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return self.all_gather(self.loss(batch)).mean()
@@ -136,7 +174,7 @@ def trained(module: Base, **options: Any) -> lightning.Trainer:
     trainer = lightning.Trainer(
         max_epochs=module.epochs, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False,
-        **({"accelerator": "cpu", "strategy": "spmdzero"} | options),
+        **({"accelerator": "cpu", "strategy": "spmdzero"} | module.options | options),
     )  # fmt: skip
     trainer.fit(module, DataLoader(ROWS, batch_size=16))
     return trainer

@@ -36,6 +36,27 @@ class Tokens(nn.Module):
         return {"loss": loss, "logits": logits}
 
 
+class Tied(Tokens):
+    """The head has the embedding's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = self.embed.weight
+
+
+def test_tied_weights_are_one_tensor_in_a_state_dict() -> None:
+    model = Tied()
+    weight = model.embed.weight.detach().clone()
+    engine = initialize_for_client(
+        model=model,
+        config_params=config(train_micro_batch_size_per_gpu=ROWS, optimizer={"type": "Adam"}),
+    )[0]
+    state = model.state_dict()
+    assert state["embed.weight"].data_ptr() == state["head.weight"].data_ptr()
+    assert torch.equal(state["head.weight"], weight)
+    engine.destroy()
+
+
 def batch(rows: int, seed: int = 0) -> dict[str, torch.Tensor]:
     """Ids and labels `[rows, 6]`, a different number of labels in each row."""
     torch.manual_seed(seed)

@@ -129,7 +129,10 @@ def test_precision_flags_are_those_of_deepspeeds_strategy():
 
 @pytest.mark.slow
 def test_what_steps_do_beside_training_is_done_with_the_rows_of_all_devices():
-    names = ("ReturnsMetric", "Collects", "ReadsEpoch", "ReadsIndex", "ReadsList")
+    names = (
+        *("ReturnsMetric", "Collects", "ReadsEpoch", "ReadsIndex", "ReadsList"),
+        *("MaximumOfMetric", "SkipsStep"),
+    )
     seen = features(*names)
     for name in names:
         ours, plain = flat(seen[name]["ours"]), flat(seen[name]["plain"])
@@ -139,6 +142,8 @@ def test_what_steps_do_beside_training_is_done_with_the_rows_of_all_devices():
     # What reads a number that is another at each step is traced at each step.
     assert folded.pop("ReadsIndex") == 0
     assert folded.pop("ReadsList") <= 1
+    del folded["SkipsStep"]
+    assert folded.pop("MaximumOfMetric") == 6
     assert folded == {"ReturnsMetric": 6, "Collects": 6, "ReadsEpoch": 12}
 
 
@@ -147,7 +152,8 @@ def test_what_can_not_work_says_what_does():
     wanted = {
         "ComputesWithMetric": "SpmdZeroUsageError: the step computes with what self.squared",
         "LogsCount": "ReplicaRegionError: output \"calls.0 self.log('positive')",
-        "LogsSum": "SpmdZeroUsageError: self.log('sum', sync_dist=True, reduce_fx='sum')",
+        "LogsSum": "SpmdZeroUsageError: self.log('sum', reduce_fx='sum')",
+        "LogsMaximum": "SpmdZeroUsageError: self.log('maximum', reduce_fx='max')",
         "Gathers": "SpmdZeroUsageError: self.all_gather(...) inside of a step",
         "Manual": "SpmdZeroUsageError: automatic_optimization = False",
         '{"sync_batchnorm": true}': "SpmdZeroUsageError: Trainer(sync_batchnorm=True)",
