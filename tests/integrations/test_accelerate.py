@@ -155,7 +155,7 @@ def test_where_the_name_is_installed_the_launcher_needs_nothing_in_the_script(
     (ours,) = json.loads(done.stdout.splitlines()[-1])["installed"]
     assert_same_numbers(ours, plain["plugin"])
     program = "import transformers as t; t.TrainingArguments('out', bf16=True); print('taken')"
-    done = environment.run("python", "-c", program)
+    done = environment.run("python", "-c", program, ACCELERATE_USE_DEEPSPEED="true")
     assert done.stdout == "taken\n", done.stderr
 
 
