@@ -21,7 +21,13 @@ from tests.support.warm import run_warm
 # A line of output that no page would print by itself.
 NEXT_BLOCK = "\x1e"
 
-PAGES_WITH_PYTHON = [page for page in PAGES if any(b.language == "python" for b in blocks(page))]
+# They train through a client, for half a minute; `tests/integrations` does so too.
+CLIENTS = ["docs/accelerate.md", "docs/huggingface.md", "docs/lightning.md"]
+PAGES_WITH_PYTHON = [
+    pytest.param(page, id=named(page), marks=[pytest.mark.slow] if named(page) in CLIENTS else [])
+    for page in PAGES
+    if any(b.language == "python" for b in blocks(page))
+]
 
 
 def run(program: Path, cwd: Path) -> str:
@@ -30,7 +36,7 @@ def run(program: Path, cwd: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("page", PAGES_WITH_PYTHON, ids=named)
+@pytest.mark.parametrize("page", PAGES_WITH_PYTHON)
 def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(page: Path, tmp_path: Path):
     found = blocks(page)
     lines = [""] * page.read_text().count("\n")
