@@ -5,7 +5,6 @@ which turns DeepSpeed off (`accelerate/state.py`, `PartialState`). So each of se
 count itself alone, and read all rows.
 """
 
-import functools
 import os
 import sys
 from typing import Any
@@ -17,6 +16,7 @@ from spmdzero.backend import processes
 from spmdzero.config import load_config
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._after_import import after_import
+from spmdzero.integrations._replaced import in_place_of
 
 ASKED = "ACCELERATE_USE_DEEPSPEED"
 _PARALLEL = "tensor_parallel"
@@ -47,12 +47,8 @@ def require_counted(hosts: int) -> None:
 
 
 def _count_hosts(states: Any) -> None:
-    original = getattr(states.PartialState, "_prepare_backend", None)
-    if original is None:
-        return
-
-    @functools.wraps(original)
-    def _prepare_backend(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @in_place_of(states.PartialState, "_prepare_backend")
+    def _prepare_backend(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         # Whether there are others is asked of the devices' runtime: not by who only launches.
         if os.environ.get(ASKED, "").lower() == "true" and not processes.is_alone():
             processes.join()
@@ -62,8 +58,6 @@ def _count_hosts(states: Any) -> None:
                 self.device = torch.device("cpu")
                 return "gloo", states.DistributedType.MULTI_CPU
         return original(self, *args, **kwargs)
-
-    states.PartialState._prepare_backend = _prepare_backend
 
 
 def _name_place() -> None:
@@ -76,16 +70,10 @@ def _name_place() -> None:
 
 
 def _refuse_first(accelerators: Any) -> None:
-    original = getattr(accelerators.Accelerator, "_prepare_deepspeed", None)
-    if original is None:
-        return
-
-    @functools.wraps(original)
-    def _prepare_deepspeed(self: Any, *args: Any) -> Any:
+    @in_place_of(accelerators.Accelerator, "_prepare_deepspeed")
+    def _prepare_deepspeed(original: Any, self: Any, *args: Any) -> Any:
         section = self.deepspeed_plugin.deepspeed_config.get(_PARALLEL)
         if section is not None:
             # accelerate makes a mesh of processes for it, which torch refuses without a reason.
             load_config({"train_batch_size": 1, _PARALLEL: section})
         return original(self, *args)
-
-    accelerators.Accelerator._prepare_deepspeed = _prepare_deepspeed

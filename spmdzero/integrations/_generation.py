@@ -5,7 +5,6 @@ be compiled for seconds to minutes. So a copy of the module generates, on the ho
 """
 
 import copy
-import functools
 import logging
 import sys
 import weakref
@@ -16,6 +15,7 @@ from torch import nn
 
 from spmdzero._logging import is_new
 from spmdzero.backend import arrays
+from spmdzero.integrations._replaced import in_place_of
 
 logger = logging.getLogger("spmdzero")
 _trained: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
@@ -25,12 +25,9 @@ def generate_on_host(module: nn.Module) -> None:
     """Has `module`, and what it is made of, generate on the host."""
     _trained.update(module.modules())
     mixin = getattr(sys.modules.get("transformers.generation.utils"), "GenerationMixin", None)
-    original = getattr(mixin, "generate", None)
-    if mixin is None or original is None or hasattr(original, "spmdzero"):
-        return
 
-    @functools.wraps(original)
-    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @in_place_of(mixin, "generate")
+    def generate(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         if self not in _trained or not any(map(arrays.is_mine, self.parameters())):
             return original(self, *args, **kwargs)
         if is_new(("generate", type(self))):
@@ -40,9 +37,6 @@ def generate_on_host(module: nn.Module) -> None:
                 type(self).__name__,
             )
         return original(host_copy(self), *args, **kwargs)
-
-    generate.spmdzero = True  # pyrefly: ignore[missing-attribute]
-    mixin.generate = generate
 
 
 def host_copy(module: nn.Module) -> nn.Module:

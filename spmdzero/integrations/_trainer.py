@@ -18,6 +18,7 @@ from spmdzero.integrations._accelerate import ASKED
 from spmdzero.integrations._after_import import after_import
 from spmdzero.integrations._client_engine import ClientEngine
 from spmdzero.integrations._deferred import DeferredTensor
+from spmdzero.integrations._replaced import in_place_of
 from spmdzero.integrations._summed_loss import SummedLoss
 from spmdzero.step._optimizer import ZeroOptimizer
 
@@ -48,10 +49,8 @@ def follow_imports() -> None:
 
 
 def _allow_bf16(module: Any) -> None:
-    original = module.TrainingArguments.__post_init__
-
-    @functools.wraps(original)
-    def check(self: Any) -> None:
+    @in_place_of(module.TrainingArguments, "__post_init__")
+    def check(original: Any, self: Any) -> None:
         asked = self.deepspeed or os.environ.get(ASKED, "").lower() == "true"
         own = getattr(module, _HAS_BF16, None)
         if not asked or own is None:
@@ -65,8 +64,6 @@ def _allow_bf16(module: Any) -> None:
         finally:
             setattr(module, _HAS_BF16, own)
 
-    module.TrainingArguments.__post_init__ = check
-
 
 def _engine_of(accelerator: Any) -> ClientEngine | None:
     engine = getattr(getattr(accelerator, "deepspeed_engine_wrapped", None), "engine", None)
@@ -74,17 +71,11 @@ def _engine_of(accelerator: Any) -> ClientEngine | None:
 
 
 def _defer_norm(wrapper: Any) -> None:
-    original = getattr(wrapper, "get_global_grad_norm", None)
-    if original is None or hasattr(original, "spmdzero"):
-        return
-
-    def get_global_grad_norm(self: Any) -> Any:
+    @in_place_of(wrapper, "get_global_grad_norm")
+    def get_global_grad_norm(original: Any, self: Any) -> Any:
         if isinstance(self.engine, ClientEngine):
             return self.engine.deferred_grad_norm()
         return original(self)
-
-    get_global_grad_norm.spmdzero = True  # pyrefly: ignore[missing-attribute]
-    wrapper.get_global_grad_norm = get_global_grad_norm
 
 
 def _defer_skips(wrapper: Any) -> None:
@@ -109,42 +100,37 @@ class _StepWasSkipped(property):
 
 def _ask_without_reading() -> None:
     utilities = sys.modules.get("transformers.utils.import_utils")
-    original = getattr(utilities, "is_tracing", None)
-    if original is None or hasattr(original, "spmdzero"):
+    before = getattr(utilities, "is_tracing", None)
+    if before is None:
         return
 
-    def is_tracing(tensor: Any = None) -> bool:
+    @in_place_of(utilities, "is_tracing")
+    def is_tracing(original: Any, tensor: Any = None) -> bool:
         # Else models ask at each forward whether an attention mask hides anything, or whether ids
         # are padded, of which each replica has others. Operations on the devices are traced.
         return original(tensor) or (isinstance(tensor, torch.Tensor) and arrays.is_mine(tensor))
 
-    is_tracing.spmdzero = True  # pyrefly: ignore[missing-attribute]
+    now = vars(utilities)["is_tracing"]
     for name, module in list(sys.modules.items()):
         # Those that imported it have it by name.
-        if name.startswith("transformers") and vars(module).get("is_tracing") is original:
-            module.is_tracing = is_tracing  # pyrefly: ignore[missing-attribute]
+        if name.startswith("transformers") and vars(module).get("is_tracing") is before:
+            vars(module)["is_tracing"] = now
 
 
 def _defer_trainers_norm(trainer: Any) -> None:
-    original = getattr(trainer, "_get_grad_norm", None)
-    if original is None:
-        return
-
-    def _get_grad_norm(self: Any, model: Any, grad_norm: Any = None) -> Any:
+    @in_place_of(trainer, "_get_grad_norm")
+    def _get_grad_norm(original: Any, self: Any, model: Any, grad_norm: Any = None) -> Any:
         # What logs takes a tensor as well as a number.
         engine = _engine_of(self.accelerator)
         return original(self, model, grad_norm) if engine is None else engine.deferred_grad_norm()
 
-    trainer._get_grad_norm = _get_grad_norm
-
 
 def _defer_trainers_loss(trainer: Any) -> None:
-    original = getattr(trainer, "training_step", None)
-    if original is None:
+    if not hasattr(trainer, "training_step"):
         return
 
-    @functools.wraps(original)
-    def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @in_place_of(trainer, "training_step")
+    def training_step(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         # A step of a subclass may make several of these before anything is added to the sum.
         _tell_of_filter(self)
         loss = original(self, *args, **kwargs)
@@ -156,17 +142,12 @@ def _defer_trainers_loss(trainer: Any) -> None:
             self.args.logging_nan_inf_filter = False
         return loss
 
-    trainer.training_step = training_step
     setattr(trainer, _LOSS, _TrainersLoss())
 
 
 def _keep_in_place(trainer: Any) -> None:
-    original = getattr(trainer, "evaluation_loop", None)
-    if original is None:
-        return
-
-    @functools.wraps(original)
-    def evaluation_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @in_place_of(trainer, "evaluation_loop")
+    def evaluation_loop(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         # It would cast the parameters and move them to the CPU.
         told = self.args
         asked = {name: getattr(told, name, False) for name in _FULL_EVALUATION}
@@ -184,8 +165,6 @@ def _keep_in_place(trainer: Any) -> None:
             return original(self, *args, **kwargs)
         finally:
             vars(told).update(asked)
-
-    trainer.evaluation_loop = evaluation_loop
 
 
 def _tell_of_filter(trainer: Any) -> None:
