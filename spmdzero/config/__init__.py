@@ -13,6 +13,7 @@ from spmdzero.config._monitoring import (
 from spmdzero.config._optimizers import OPTIMIZERS, REFUSED_OPTIMIZERS
 from spmdzero.config._params import check_params
 from spmdzero.config._precision import Fp16Config, TorchAutocastConfig
+from spmdzero.config._read import one_of, read
 from spmdzero.config._schedules import SCHEDULES
 from spmdzero.config._types import Section
 
@@ -33,6 +34,8 @@ __all__ = [
     "WandbConfig",
     "check_params",
     "load_config",
+    "one_of",
+    "read",
     "require_scaled_loss",
     "resolve_batch_sizes",
 ]

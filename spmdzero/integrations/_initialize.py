@@ -2,23 +2,20 @@
 
 import copy
 import functools
-import json
 import math
-import os
 import sys
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import spmdzero
 from spmdzero.backend import processes, runtime
+from spmdzero.config import one_of, read
 from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.integrations import _trainer
 from spmdzero.integrations._accelerate import require_counted
 from spmdzero.integrations._client_engine import ClientEngine
 
 _CLIENTS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "trl")
-_ROWS = "train_micro_batch_size_per_gpu"
+ROWS = "train_micro_batch_size_per_gpu"
 
 
 @functools.wraps(spmdzero.initialize)
@@ -41,38 +38,35 @@ def initialize_for_client(*args: Any, **kwargs: Any) -> Any:
     processes.join()
     require_counted(runtime.process_count())
     _trainer.defer_reads()
-    given = kwargs.pop("config_params", None)
-    config = kwargs.pop("config", None)
-    config = config_of_devices(given if config is None else config)
+    given = [kwargs.pop(name, None) for name in ("config", "config_params")]
+    args_name = getattr(kwargs.get("args"), "deepspeed_config", None)
+    config = config_of_devices(one_of(given[1] if given[0] is None else given[0], args_name))
     return spmdzero.initialize(*args, config=config, engine_class=ClientEngine, **kwargs)
 
 
-def config_of_devices(config: Any) -> Any:
+def config_of_devices(config: Any) -> dict[str, Any]:
     """A client's config, which counts the rows of a process, as one that counts a device's.
 
     Args:
-        config: a dict, or a file's path; anything else is returned as it is.
+        config: as `spmdzero.initialize` takes it.
 
     Raises:
-        SpmdZeroConfigError: `train_micro_batch_size_per_gpu` is no multiple of the local devices.
+        SpmdZeroConfigError: `train_micro_batch_size_per_gpu` is no multiple of the local devices,
+            or there is no config that can be read.
     """
-    if isinstance(config, str | os.PathLike):
-        config = json.loads(Path(config).read_text())
-    if not isinstance(config, Mapping):
-        return config
-    config = dict(copy.deepcopy(config))
+    config = copy.deepcopy(read(config))
     # accelerate's way to say "never" (`accelerate/utils/dataclasses.py`, `DeepSpeedPlugin`).
     if config.get("steps_per_print") == math.inf:
         del config["steps_per_print"]
-    rows, devices = config.get(_ROWS), runtime.local_device_count()
+    rows, devices = config.get(ROWS), runtime.local_device_count()
     if isinstance(rows, int):
         if rows % devices:
             raise SpmdZeroConfigError(
-                key=_ROWS,
+                key=ROWS,
                 value=rows,
                 reason="to this client they are the rows of a process (the loader's batch_size, "
                 f"per_device_train_batch_size), which its {devices} devices can't share",
                 fix=f"Take {max(rows // devices, 1) * devices} or another multiple of {devices}.",
             )
-        config[_ROWS] = rows // devices
+        config[ROWS] = rows // devices
     return config
