@@ -39,8 +39,13 @@ def main() -> None:
         print("\n".join(f"{case} {topology} {name}" for case, topology, name, _ in asked))
         return
     if told.what in ("prepare", "all"):
-        for case, topology, name, row in asked:
-            _prepare(told.folder, told.size, case, topology, name, row)
+        # One trace is for all chips that are as many.
+        alike: dict[tuple[str, str, int], list[str]] = {}
+        for case, topology, name, _ in asked:
+            alike.setdefault((case, name, cases.devices_of(topology)), []).append(topology)
+        for (case, name, devices), topologies in alike.items():
+            row = cases.rows_of(case, topologies[-1])[name]
+            _prepare(told.folder, told.size, case, name, row, topologies, devices)
     names = [folder.row_name(told.size, *which) for *which, _ in asked]
     if told.what in ("compile", "all"):
         rows = [row for name in names if (row := folder.row_of(told.folder, name))]
@@ -62,26 +67,30 @@ def _asked(told: argparse.Namespace) -> Iterator[tuple[str, str, str, Row]]:
                     yield case, topology, name, row
 
 
-def _prepare(root: Path, size: str, case: str, topology: str, name: str, row: Row) -> None:
+def _prepare(
+    root: Path, size: str, case: str, name: str, row: Row, topologies: list[str], devices: int
+) -> None:
     # Not before: what compiles elsewhere has no torch.
     from harness.launch import launch_alone
     from harness.processes import ProcessFailedError
     from on_tpu.requests import request_of
 
     # A process of JAX imports nothing of spmdzero: their two XLAs can't share one.
-    more = {"topology": topology} if row.writer == "ours" else {"request": request_of(topology)}
-    devices = cases.devices_of(topology)
+    requests = {topology: request_of(topology) for topology in topologies}
     try:
         found = launch_alone(
             f"on_tpu.{row.writer}", devices=devices, root=str(root.resolve()), size=size,
-            case=case, options=dict(row.options), **more,
+            case=case, options=dict(row.options), requests=requests,
         )  # fmt: skip
     except ProcessFailedError as error:
-        found = {"failed": error.headline}
+        found = dict.fromkeys(topologies, {"failed": error.headline})
         print(error, file=sys.stderr)
-    about = {"size": size, "case": case, "topology": topology, "row": name, **found}
-    folder.keep_row(root, folder.row_name(size, case, topology, name), about)
-    print(f"{case} {topology} {name}: {found}", flush=True)
+    for topology in topologies:
+        about = {"size": size, "case": case, "topology": topology, "row": name}
+        folder.keep_row(
+            root, folder.row_name(size, case, topology, name), {**about, **found[topology]}
+        )
+        print(f"{case} {topology} {name}: {found[topology]}", flush=True)
 
 
 if __name__ == "__main__":

@@ -47,9 +47,11 @@ class Way:
 
 
 def measure(
-    *, devices: int, root: str, size: str, case: str, options: dict[str, Any], request: Any
+    *, devices: int, root: str, size: str, case: str, options: dict[str, Any], requests: dict[str, Any]
 ) -> dict[str, Any]:
-    """Lowers the step and keeps the program, with how it is to be compiled."""
+    """Lowers the step and keeps the program, with how each of the topologies is asked for."""
+    # An equal program is compiled once, wherever the lines are that wrote it.
+    jax.config.update("jax_traceback_in_locations_limit", 0)
     # GSPMD's annotations are what the compiler is handed for everybody.
     jax.config.update("jax_use_shardy_partitioner", False)
     what = SIZES[size][case]
@@ -60,7 +62,7 @@ def measure(
         # Batch statistics of each device's rows are what a replica region computes.
         way = dataclasses.replace(way, region=True)
     proto = _Step(what, way, devices).proto()
-    return {"programs": [folder.keep_program(Path(root), proto, request)]}
+    return folder.keep_for_each(Path(root), proto, requests)
 
 
 class _Step:

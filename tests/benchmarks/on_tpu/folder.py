@@ -26,6 +26,14 @@ def keep_program(root: Path, proto: bytes, request: dict[str, Any]) -> str:
     return digest
 
 
+def keep_for_each(root: Path, proto: bytes, requests: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """`keep_program` for each topology; what a writer answers for a step that is one program."""
+    return {
+        topology: {"programs": [keep_program(root, proto, request)]}
+        for topology, request in requests.items()
+    }
+
+
 def keep_row(root: Path, name: str, row: dict[str, Any]) -> None:
     """Puts a row into the folder, in the place of one of that name."""
     (root / "rows").mkdir(parents=True, exist_ok=True)

@@ -23,9 +23,9 @@ _BLOCKS = {Block, LlamaBlock, BertBlock, Bottleneck}
 
 
 def measure(
-    *, devices: int, root: str, size: str, case: str, options: dict[str, Any], request: Any
+    *, devices: int, root: str, size: str, case: str, options: dict[str, Any], requests: dict[str, Any]
 ) -> dict[str, Any]:
-    """Traces the step and keeps the program, with how it is to be compiled."""
+    """Traces the step and keeps the program, with how each of the topologies is asked for."""
     runtime.start()
     with runtime.tracing_only():
         step = _Step(SIZES[size][case], devices)
@@ -33,8 +33,9 @@ def measure(
         placeholders.stand_for(step.tensors)
         loss = step.trace()
         program = placeholders.program([loss, *step.states])
-    request["input_shardings"] = dict(program.input_shardings)
-    return {"programs": [folder.keep_program(Path(root), program.proto, request)]}
+    told = {"input_shardings": dict(program.input_shardings)}
+    asked = {topology: {**request, **told} for topology, request in requests.items()}
+    return folder.keep_for_each(Path(root), program.proto, asked)
 
 
 class _Step:

@@ -13,18 +13,27 @@ from on_tpu import folder
 from on_tpu.cases import CLIP, LEARNING_RATE, SIZES, WEIGHT_DECAY
 from on_tpu.torch_models import batch_of, build
 from spmdzero.config._spmd import SpmdConfig
-from spmdzero.explain import WaitingError, _aot, _passes
+from spmdzero.explain import WaitingError, _passes
 
 
 def measure(
-    *, devices: int, root: str, size: str, case: str, topology: str, options: dict[str, Any]
+    *,
+    devices: int,
+    root: str,
+    size: str,
+    case: str,
+    options: dict[str, Any],
+    requests: dict[str, Any],
 ) -> dict[str, Any]:
-    """Traces the step and keeps its programs; `{"lacks": ...}` where this version has no such."""
+    """Traces the step and keeps its programs; `{"lacks": ...}` where this version has no such.
+
+    How they are compiled is `explain`'s to say; of `requests` the environment is kept.
+    """
     what = SIZES[size][case]
     spmd = options.get("spmd", {})
     lacks = [key for key in spmd if key not in SpmdConfig.model_fields]
     if lacks:
-        return {"lacks": f"spmd.{lacks[0]}"}
+        return dict.fromkeys(requests, {"lacks": f"spmd.{lacks[0]}"})
     model = build(what, fused_loss=options.get("loss", "fused") == "fused")
     config = {
         "train_micro_batch_size_per_gpu": what.rows,
@@ -41,16 +50,17 @@ def measure(
         os.environ[_passes.FOLDER] = scratch
         try:
             batch = batch_of(what, devices=devices)
-            spmdzero.explain(model, config, batch, tpu=[topology], stages=(2,))
+            spmdzero.explain(model, config, batch, tpu=requests, stages=(2,))
         except WaitingError:
             pass
-        programs = [_kept(Path(root), program) for program in sorted(Path(scratch).iterdir())]
-    return {"programs": programs}
+        kept = [_kept(Path(root), path, requests) for path in sorted(Path(scratch).iterdir())]
+    return {t: {"programs": [digest for topology, digest in kept if topology == t]} for t in requests}
 
 
-def _kept(root: Path, ordered: Path) -> str:
+def _kept(root: Path, ordered: Path, requests: dict[str, Any]) -> tuple[str, str]:
     request = json.loads((ordered / "request").read_text())
+    topology = json.loads((ordered / "order").read_text())["name"]
     # The paths of this machine.
     del request["proto"], request["hlo"]
-    request["environment"] = dict(_aot._ENVIRONMENT)
-    return folder.keep_program(root, (ordered / "proto").read_bytes(), request)
+    request["environment"] = requests[topology]["environment"]
+    return topology, folder.keep_program(root, (ordered / "proto").read_bytes(), request)
