@@ -31,7 +31,7 @@ from spmdzero.backend._region import (
     Tracing,
     refuse_gradient_hooks,
 )
-from spmdzero.backend._tree import Batch, Replicated, map_tensors, replicated
+from spmdzero.backend._tree import Batch, Replicated, device_types, map_tensors, replicated
 
 __all__ = [
     "AnnotatedProgram",
@@ -58,6 +58,7 @@ __all__ = [
     "compiler",
     "counters",
     "current",
+    "device_types",
     "draw_keys",
     "flags",
     "map_tensors",
