@@ -23,6 +23,7 @@ from spmdzero.backend._keys import draw_keys
 from spmdzero.backend._mesh import Mesh, PartitionSpec, Reduction
 from spmdzero.backend._programs import AnnotatedProgram, Placeholders, Programs
 from spmdzero.backend._region import (
+    AttentionCall,
     Forward,
     KeySource,
     Passage,
@@ -36,6 +37,7 @@ from spmdzero.backend._tree import Batch, Replicated, device_types, map_tensors,
 __all__ = [
     "AnnotatedProgram",
     "Arrays",
+    "AttentionCall",
     "Batch",
     "CompiledProgram",
     "Compiler",
