@@ -20,6 +20,9 @@ class SpmdConfig(Section):
             region ("explicit"), or whichever keeps a reduce-scatter ("auto").
         batch_dim: the tensor dim of the batch, for all inputs or by an input's name.
         outputs: how an output leaves the region, by its dotted path such as "attentions.0".
+        attention: who computes `scaled_dot_product_attention` in the region: a kernel ("kernel",
+            interpreted off the TPU, slowly), plain products ("plain"), or a kernel in programs
+            for TPUs ("auto").
         min_shard_elements: tensors with fewer elements are replicated.
         xla_flags: the TPU compiler flags with a measured effect on this generation's ledger.
         compile_cache: a folder for compiled programs, which later processes read; "" keeps none.
@@ -36,6 +39,7 @@ class SpmdConfig(Section):
     reduction: Literal["annotated", "explicit", "auto"] = "auto"
     batch_dim: int | dict[str, int] = 0
     outputs: dict[str, OutputRule] = Field(default_factory=dict)
+    attention: Literal["auto", "kernel", "plain"] = "auto"
     min_shard_elements: Natural = 2048
     xla_flags: Literal["none", "v5e", "v5p", "v6e"] = "none"
     compile_cache: str = ""
@@ -69,12 +73,18 @@ class SpmdConfig(Section):
         return batch_dim
 
     @model_validator(mode="after")
-    def _reduction_has_a_place(self) -> "SpmdConfig":
+    def _what_needs_the_region_has_it(self) -> "SpmdConfig":
         if self.forward == "global" and self.reduction == "explicit":
             raise RefusedValueError(
                 "explicit reduction happens in the replica region, which a global forward lacks",
                 fix='Write "auto", or "forward": "region".',
                 at=("reduction",),
+            )
+        if self.forward == "global" and self.attention == "kernel":
+            raise RefusedValueError(
+                "kernels run in the replica region, which a global forward lacks",
+                fix='Write "auto", or "forward": "region".',
+                at=("attention",),
             )
         if self.forward == "global" and self.outputs:
             raise RefusedValueError(

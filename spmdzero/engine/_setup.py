@@ -196,6 +196,7 @@ def _forward(
     settings: SpmdZeroConfig, gradients: GradientStore, rules: RegionRules, **where: Any
 ) -> Region | Forward:
     where["autocast"] = PrecisionPolicy.from_config(settings).autocast
+    where["attention"] = settings.spmd.attention
     if settings.spmd.forward == "global":
         return current().global_forward(**where)
     seed = GradientScaling.from_config(settings, devices=where["mesh"].size).seed
