@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
+from spmdzero.hlo._loops import turns
 from spmdzero.hlo._module import Instruction, Module
 from spmdzero.hlo._text import parse
 
 _CONTRACTED = re.compile(r"\blhs_contracting_dims=\{([\d,]*)\}")
 _LABELS = re.compile(r"\bdim_labels=\w+_(\w+)->\w+")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,7 @@ def _runs(module: Module, computation: str) -> int:
     if computation == module.entry:
         return 1
     return sum(
-        _trips(caller) * _runs(module, caller.computation) for caller in module.callers(computation)
+        (turns(module, caller) if caller.opcode == "while" else 1)
+        * _runs(module, caller.computation)
+        for caller in module.callers(computation)
     )
-
-
-def _trips(caller: Instruction) -> int:
-    found = _TRIPS.search(caller.attributes) if caller.opcode == "while" else None
-    return int(found[1]) if found else 1
