@@ -76,9 +76,8 @@ def read_collectives(
         SpmdZeroUsageError: the text does not say how many devices a collective spans.
     """
     for instruction in module.instructions():
-        if instruction.opcode.removesuffix("-start") in _KINDS and not _goes_on(
-            instruction, module
-        ):
+        kind = instruction.opcode.removesuffix("-start")
+        if kind in _KINDS and not _goes_on(module, instruction):
             for collective in _of_each_operand(module, instruction, outputs):
                 yield instruction, collective
 
