@@ -238,7 +238,9 @@ class _Tracer:
             if not y.requires_grad:
                 raise NotALoopError("no gradient reaches a block's output")
             ways = [x, *(shared[i] for i in wanted), *(state[name] for name in trained)]
-            grads = torch.autograd.grad([y], ways, [dy], allow_unused=True)
+            # In this thread: autograd's own would let go of tensors too late.
+            with torch.autograd.set_multithreading_enabled(False):
+                grads = torch.autograd.grad([y], ways, [dy], allow_unused=True)
             dx = torch.zeros_like(x) if grads[0] is None else grads[0]
             totals = [
                 total if grad is None else total + grad
