@@ -1,6 +1,7 @@
 """Optimised HLO as text, read: its instructions, collectives, matrix products and memory."""
 
 from spmdzero.hlo._collectives import Collective, read_collectives
+from spmdzero.hlo._cycles import Kernel, Operation, each_operation, read_schedule
 from spmdzero.hlo._liveness import entry_argument_bytes, peak_temporary_bytes
 from spmdzero.hlo._matmuls import Matmul, read_matmuls
 from spmdzero.hlo._module import Instruction, Module
@@ -9,11 +10,15 @@ from spmdzero.hlo._text import parse
 __all__ = [
     "Collective",
     "Instruction",
+    "Kernel",
     "Matmul",
     "Module",
+    "Operation",
+    "each_operation",
     "entry_argument_bytes",
     "parse",
     "peak_temporary_bytes",
     "read_collectives",
     "read_matmuls",
+    "read_schedule",
 ]
