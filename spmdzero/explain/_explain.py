@@ -189,6 +189,7 @@ def _put_together(
         moves=tuple(target.moves(plan) for target in own),
         audit=_with_tpu_findings(audit, engine, own),
         rooflines=tuple(_rooflines(plan, own, tokens)),
+        times=tuple(target.time for target in own if target.topology is not None),
     )
 
 
