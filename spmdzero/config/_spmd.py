@@ -23,6 +23,8 @@ class SpmdConfig(Section):
         attention: who computes `scaled_dot_product_attention` in the region: a kernel ("kernel",
             interpreted off the TPU, slowly), plain products ("plain"), or a kernel in programs
             for TPUs ("auto").
+        fused_loss: whether transformers' causal language models train without logits: their loss
+            comes from hidden states, chunk by chunk, and the output's logits are None.
         min_shard_elements: tensors with fewer elements are replicated.
         xla_flags: the TPU compiler flags with a measured effect on this generation's ledger.
         compile_cache: a folder for compiled programs, which later processes read; "" keeps none.
@@ -40,6 +42,7 @@ class SpmdConfig(Section):
     batch_dim: int | dict[str, int] = 0
     outputs: dict[str, OutputRule] = Field(default_factory=dict)
     attention: Literal["auto", "kernel", "plain"] = "auto"
+    fused_loss: bool = False
     min_shard_elements: Natural = 2048
     xla_flags: Literal["none", "v5e", "v5p", "v6e"] = "none"
     compile_cache: str = ""
@@ -85,6 +88,12 @@ class SpmdConfig(Section):
                 "kernels run in the replica region, which a global forward lacks",
                 fix='Write "auto", or "forward": "region".',
                 at=("attention",),
+            )
+        if self.forward == "global" and self.fused_loss:
+            raise RefusedValueError(
+                "with a global forward the rows of a chunk are all on one device, or two",
+                fix='Leave it out, or write "forward": "region".',
+                at=("fused_loss",),
             )
         if self.forward == "global" and self.outputs:
             raise RefusedValueError(
