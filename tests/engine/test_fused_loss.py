@@ -140,7 +140,7 @@ def test_refused_models() -> None:
         engine_of(nn.Linear(4, 4), fused=True)
     replaced = gpt2()
     replaced.lm_head = nn.Sequential(replaced.lm_head)
-    with pytest.raises(SpmdZeroConfigError, match=r"is no nn[.]Linear without hooks"):
+    with pytest.raises(SpmdZeroConfigError, match=r"is no plain nn[.]Linear without hooks"):
         fuse_causal_lm_losses(replaced)
     own = gpt2()
     own.loss_function = lambda logits, labels, **_: logits.sum()
