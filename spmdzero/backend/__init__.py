@@ -23,6 +23,7 @@ from spmdzero.backend._keys import draw_keys
 from spmdzero.backend._mesh import Mesh, PartitionSpec, Reduction
 from spmdzero.backend._programs import AnnotatedProgram, Placeholders, Programs
 from spmdzero.backend._region import (
+    AttentionCall,
     Forward,
     KeySource,
     Passage,
@@ -31,11 +32,12 @@ from spmdzero.backend._region import (
     Tracing,
     refuse_gradient_hooks,
 )
-from spmdzero.backend._tree import Batch, Replicated, map_tensors, replicated
+from spmdzero.backend._tree import Batch, Replicated, device_types, map_tensors, replicated
 
 __all__ = [
     "AnnotatedProgram",
     "Arrays",
+    "AttentionCall",
     "Batch",
     "CompiledProgram",
     "Compiler",
@@ -58,6 +60,7 @@ __all__ = [
     "compiler",
     "counters",
     "current",
+    "device_types",
     "draw_keys",
     "flags",
     "map_tensors",

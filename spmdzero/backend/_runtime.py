@@ -55,8 +55,21 @@ class Runtime(Protocol):
     def seed(self, value: int) -> None:
         """Sets it."""
 
-    def tracing_only(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, `sync` starts nothing, and models may be on the meta device."""
+    def program_platform(self) -> str:
+        """The platform that the program being traced is for, as `platform` names it.
+
+        Ask this where a program differs by platform, never what devices there are: `explain` traces
+        programs for TPUs on a CPU.
+        """
+
+    def tracing_only(
+        self, *, platform: str | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Inside, `sync` starts nothing, and models may be on the meta device.
+
+        Args:
+            platform: what `program_platform` says inside; None leaves it.
+        """
 
     def is_tracing_only(self) -> bool:
         """Whether `tracing_only` is in force."""

@@ -36,7 +36,8 @@ def _parts(explanation: Explanation) -> Iterator[Part]:
         f"{micro} micro-batch{'es' if micro > 1 else ''} a step, "
         f"{explanation.tokens:,} tokens a device and step"
     )
-    yield Lines((heading, f"flags of the TPU compiler: {', '.join(explanation.xla_flags)}"))
+    flags = f"flags of the TPU compiler: {', '.join(explanation.xla_flags)}"
+    yield Lines((heading, flags, *_attention(explanation)))
     yield _fit_table(explanation)
     for moves in explanation.moves:
         yield _moves_table(moves)
@@ -48,6 +49,21 @@ def _parts(explanation: Explanation) -> Iterator[Part]:
     yield _roofline_table(explanation)
     for time in explanation.times:
         yield from time_parts(time)
+
+
+def _attention(explanation: Explanation) -> Iterator[str]:
+    """A line on the programs for TPUs, where something is to be said of them."""
+    if explanation.tpu_note:
+        yield explanation.tpu_note
+    for use in explanation.attention:
+        calls = f"{use.calls} call{'s' if use.calls > 1 else ''}"
+        if use.plain_because is None:
+            yield f"attention on a TPU: {calls} by a kernel, first at {use.first}"
+        else:
+            yield (
+                f"attention on a TPU: {calls} as plain products, first at {use.first}, because "
+                f"{use.plain_because}"
+            )
 
 
 def _fit_table(explanation: Explanation) -> Table:

@@ -93,7 +93,7 @@ def let_go_of_whole(gradient: torch.Tensor, placement: Placement) -> torch.Tenso
     that is seen, and the division left out, only when machine code is made. `spmdzero.explain`
     takes it out of what it compiles for TPUs.
     """
-    if not placement.is_sharded or runtime.platform() != "CPU":
+    if not placement.is_sharded or runtime.program_platform() != "CPU":
         return gradient
     one = (gradient == gradient) | (gradient != gradient)
     return gradient / one.to(gradient.dtype)

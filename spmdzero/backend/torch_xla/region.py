@@ -16,6 +16,8 @@ from torch.func import functional_call
 from torch.nn.utils.stateless import _reparametrize_module
 
 from spmdzero.backend._region import (
+    AttentionCall,
+    AttentionChoice,
     GradientSink,
     KeySource,
     Passage,
@@ -34,8 +36,10 @@ from spmdzero.backend.torch_xla._kept import kept_tensors, refuse_new
 from spmdzero.backend.torch_xla._outputs import Outputs
 from spmdzero.backend.torch_xla._random import ReplicaRandom
 from spmdzero.backend.torch_xla._reads import watch_reads
+from spmdzero.backend.torch_xla.attention import AttentionKernels
 from spmdzero.backend.torch_xla.kernels import TorchsNorms, mend_extremes
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
+from spmdzero.backend.torch_xla.scan import Scan, equal_blocks_as_loops, made_real
 from spmdzero.backend.torch_xla.strangers import is_fixed
 from spmdzero.errors import ReplicaRegionError
 
@@ -55,12 +59,15 @@ class ReplicaRegion:
             that reach `sink`, are: 1, or the number of devices, which makes each replica
             differentiate its own loss.
         autocast: dtype of `torch.autocast` around the module's forward, None for none.
+        attention: who computes `scaled_dot_product_attention`, see `AttentionKernels`.
+        scan: whether equal blocks of the module become one loop, see `equal_blocks_as_loops`.
 
     Attributes:
         replicas: number of each replica, `[n]` int32, sharded.
         recomputes: whether the latest forward checkpoints activations.
         read_at: where the latest pass read a value from the devices that may be another at the
             next step, None for nowhere.
+        attention: how the latest pass computes attention; empty where its program has no kernels.
     """
 
     def __init__(
@@ -72,12 +79,14 @@ class ReplicaRegion:
         rules: RegionRules,
         seed: int = 1,
         autocast: torch.dtype | None = None,
+        attention: AttentionChoice = "auto",
+        scan: Scan = "off",
     ) -> None:
         mend_extremes()
         watch_reads(mesh)
         self._mesh, self._module, self._sink = mesh, module, sink
         self._outputs = Outputs(mesh=mesh, rules=rules, seed=seed)
-        self._seed, self._autocast = seed, autocast
+        self._seed, self._autocast, self._scan = seed, autocast, scan
         first = runtime.process_index() * runtime.local_device_count()
         ids = torch.arange(first, first + runtime.local_device_count(), dtype=torch.int32)
         self.replicas = mesh.place(ids, mesh.batch_spec(1))
@@ -86,6 +95,8 @@ class ReplicaRegion:
         self.disagreements: dict[str, torch.Tensor] = {}
         self.recomputes = False
         self.read_at: str | None = None
+        self._attention: AttentionChoice = attention
+        self.attention: tuple[AttentionCall, ...] = ()
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Runs the module on global tensors: `Batch` enters as shards, a plain tensor whole.
@@ -124,10 +135,20 @@ class ReplicaRegion:
         with (
             self._dispatch(own.key, own.read) as dispatch,
             TorchsNorms(),
+            AttentionKernels(self._attention, owner=self._module) as kernels,
             autocast(self._autocast),
+            equal_blocks_as_loops(
+                self._module,
+                self._scan,
+                random=dispatch.random,
+                upload=self._upload,
+                enter=self._enter_whole,
+            ),
         ):
             output = functional_call(self._module, state, entered_args, entered_kwargs)
+            output = made_real(output)
         self.recomputes, self.read_at = dispatch.recomputes, dispatch.read_at
+        self.attention = tuple(kernels.calls)
         refuse_new(kept, kept_tensors(self._module))
         changed = {
             name: state[name]
@@ -198,7 +219,8 @@ class ReplicaRegion:
                 return
             state, self._state = self._state, {}
         inside = _reparametrize_module(self._module, dict(state), tie_weights=True)
-        with self._dispatch(key, read) as dispatch, TorchsNorms(), inside:
+        kernels = AttentionKernels(self._attention, owner=self._module)
+        with self._dispatch(key, read) as dispatch, TorchsNorms(), kernels, inside:
             yield
         self.read_at = self.read_at or dispatch.read_at
 

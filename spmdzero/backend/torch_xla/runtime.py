@@ -106,18 +106,30 @@ def platform() -> str:
     return str(xr.device_type())
 
 
+def program_platform() -> str:
+    """The platform that the program being traced is for: `platform`, or what is only traced for."""
+    return _traced_for or platform()
+
+
 _tracing_only = False
+_traced_for: str | None = None
 
 
 @contextlib.contextmanager
-def tracing_only() -> Iterator[None]:
-    """Inside, `sync` starts nothing, and models may be on the meta device: see `Placeholders`."""
-    global _tracing_only
-    before, _tracing_only = _tracing_only, True
+def tracing_only(*, platform: str | None = None) -> Iterator[None]:
+    """Inside, `sync` starts nothing, and models may be on the meta device: see `Placeholders`.
+
+    Args:
+        platform: what `program_platform` says inside; None leaves it. The program may hold what
+            only that platform can run.
+    """
+    global _tracing_only, _traced_for
+    before = _tracing_only, _traced_for
+    _tracing_only, _traced_for = True, platform or _traced_for
     try:
         yield
     finally:
-        _tracing_only = before
+        _tracing_only, _traced_for = before
 
 
 def is_tracing_only() -> bool:
