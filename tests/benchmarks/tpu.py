@@ -83,7 +83,7 @@ def _prepare(
             case=case, options=dict(row.options), requests=requests,
         )  # fmt: skip
     except ProcessFailedError as error:
-        found = dict.fromkeys(topologies, {"failed": error.headline})
+        found = {topology: {"failed": error.headline} for topology in topologies}
         print(error, file=sys.stderr)
     for topology in topologies:
         about = {"size": size, "case": case, "topology": topology, "row": name}

@@ -6,8 +6,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import spmdzero
 from on_tpu import folder
 from on_tpu.cases import CLIP, LEARNING_RATE, SIZES, WEIGHT_DECAY
@@ -33,7 +31,7 @@ def measure(
     spmd = options.get("spmd", {})
     lacks = [key for key in spmd if key not in SpmdConfig.model_fields]
     if lacks:
-        return dict.fromkeys(requests, {"lacks": f"spmd.{lacks[0]}"})
+        return {topology: {"lacks": f"spmd.{lacks[0]}"} for topology in requests}
     model = build(what, fused_loss=options.get("loss", "fused") == "fused")
     config = {
         "train_micro_batch_size_per_gpu": what.rows,
