@@ -9,6 +9,14 @@ from spmdzero.config._types import Natural, Section
 
 OutputRule = Literal["batch", "mean", "sum", "agree", "stack"]
 
+# Key -> the value that a global forward refuses, and what happens in the replica region only.
+_NEEDS_THE_REGION: dict[str, tuple[object, str]] = {
+    "reduction": ("explicit", "explicit reduction happens in the replica region"),
+    "attention": ("kernel", "kernels run in the replica region"),
+    "scan": ("on", "equal blocks become a loop in the replica region"),
+    "fused_loss": (True, "chunks are rows of one device in the replica region"),
+}
+
 
 class SpmdConfig(Section):
     """What DeepSpeed has no key for.
@@ -23,6 +31,8 @@ class SpmdConfig(Section):
         attention: who computes `scaled_dot_product_attention` in the region: a kernel ("kernel",
             interpreted off the TPU, slowly), plain products ("plain"), or a kernel in programs
             for TPUs ("auto").
+        fused_loss: whether transformers' causal language models train without logits: their loss
+            comes from hidden states, chunk by chunk, and the output's logits are None.
         min_shard_elements: tensors with fewer elements are replicated.
         xla_flags: the TPU compiler flags with a measured effect on this generation's ledger.
         compile_cache: a folder for compiled programs, which later processes read; "" keeps none.
@@ -32,6 +42,8 @@ class SpmdConfig(Section):
         capture: whether `engine.train_batch` replays its compiled programs, without tracing them
             again, once it has seen that they stay the same, and the three calls put into a step
             what they traced before.
+        scan: whether four or more equal blocks of a ModuleList or Sequential are compiled once, as
+            a loop: "auto" does so in programs for TPUs, "on" on any device.
     """
 
     mesh: dict[str, int] = Field(default_factory=lambda: {"fsdp": -1})
@@ -40,11 +52,13 @@ class SpmdConfig(Section):
     batch_dim: int | dict[str, int] = 0
     outputs: dict[str, OutputRule] = Field(default_factory=dict)
     attention: Literal["auto", "kernel", "plain"] = "auto"
+    fused_loss: bool = False
     min_shard_elements: Natural = 2048
     xla_flags: Literal["none", "v5e", "v5p", "v6e"] = "none"
     compile_cache: str = ""
     check_finite: bool = False
     capture: bool = True
+    scan: Literal["auto", "on", "off"] = "auto"
 
     @field_validator("mesh")
     @classmethod
@@ -74,18 +88,14 @@ class SpmdConfig(Section):
 
     @model_validator(mode="after")
     def _what_needs_the_region_has_it(self) -> "SpmdConfig":
-        if self.forward == "global" and self.reduction == "explicit":
-            raise RefusedValueError(
-                "explicit reduction happens in the replica region, which a global forward lacks",
-                fix='Write "auto", or "forward": "region".',
-                at=("reduction",),
-            )
-        if self.forward == "global" and self.attention == "kernel":
-            raise RefusedValueError(
-                "kernels run in the replica region, which a global forward lacks",
-                fix='Write "auto", or "forward": "region".',
-                at=("attention",),
-            )
+        for key, (refused, reason) in _NEEDS_THE_REGION.items():
+            value = getattr(self, key)
+            if self.forward == "global" and value == refused:
+                raise RefusedValueError(
+                    f"{reason}, which a global forward lacks",
+                    fix='Leave it out, or write "forward": "region".',
+                    at=(key,),
+                )
         if self.forward == "global" and self.outputs:
             raise RefusedValueError(
                 "outputs leave no replica region when the forward is global",

@@ -30,6 +30,7 @@ from spmdzero.data._inputs import InputPlacer
 from spmdzero.engine._groups import Groups, Members, find_groups
 from spmdzero.engine._schedule import make_schedule
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError, UsageAssertionError
+from spmdzero.nn._causal_lm import fuse_causal_lm_losses
 from spmdzero.plan import MeshSpec, ShardingPlan
 from spmdzero.precision import GradientScaling, LossScaler, PrecisionPolicy
 from spmdzero.state._placed_module import move_module
@@ -122,6 +123,8 @@ def place_module(
         optimizer: the arguments `optimizer` and `model_parameters` of `initialize`.
     """
     dtype = PrecisionPolicy.from_config(settings).parameter
+    if settings.spmd.fused_loss:
+        fuse_causal_lm_losses(model)
     with open_weights(weights, model) as source:
         renewed = move_module(model, mesh=mesh, dtype=dtype, source=source)
     names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
@@ -200,7 +203,8 @@ def _forward(
     if settings.spmd.forward == "global":
         return current().global_forward(**where)
     seed = GradientScaling.from_config(settings, devices=where["mesh"].size).seed
-    return current().region(sink=gradients.add_local, rules=rules, seed=seed, **where)
+    scan = settings.spmd.scan
+    return current().region(sink=gradients.add_local, rules=rules, seed=seed, scan=scan, **where)
 
 
 def _reduction(settings: SpmdZeroConfig, mesh: Mesh) -> Reduction:

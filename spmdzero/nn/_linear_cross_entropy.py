@@ -31,7 +31,7 @@ def linear_cross_entropy(
 
     Args:
         hidden: `[..., hidden]`, floating.
-        weight: `[vocabulary, hidden]` of the same dtype, as of `nn.Linear` or a tied `nn.Embedding`.
+        weight: `[vocabulary, hidden]` of the same dtype, of `nn.Linear` or a tied embedding.
         labels: `[...]`, integers below the vocabulary, or `ignore_index`.
         bias: `[vocabulary]`, None for none.
         ignore_index: rows with this label count for nothing.
@@ -103,7 +103,9 @@ class _SummedLoss(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(  # pyrefly: ignore[bad-override]
+        ctx: Any, *grads: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
         by_hidden, by_weight, by_bias = ctx.saved_tensors
         hidden, weight = ctx.dtypes
         scaled = (by_hidden * grads[0]).to(hidden), (by_weight * grads[0]).to(weight)
@@ -175,7 +177,9 @@ def _check(
     reduction: str,
     chunk: int | None,
 ) -> None:
-    shapes = f"hidden {list(hidden.shape)}, weight {list(weight.shape)}, labels {list(labels.shape)}"
+    shapes = (
+        f"hidden {list(hidden.shape)}, weight {list(weight.shape)}, labels {list(labels.shape)}"
+    )
     if weight.dim() != 2 or not hidden.dim() or hidden.shape[-1] != weight.shape[1]:
         raise _error(f"{shapes}: it takes [..., hidden] and [vocabulary, hidden]")
     if labels.shape != hidden.shape[:-1]:
@@ -187,9 +191,13 @@ def _check(
     dtypes = {t.dtype for t in (hidden, weight, bias) if t is not None}
     if not torch.is_autocast_enabled(hidden.device.type) and len(dtypes) > 1:
         named = " and ".join(sorted(str(dtype) for dtype in dtypes))
-        raise _error(f"it takes tensors of one dtype, not {named}. Cast one: hidden.to(weight.dtype)")
+        raise _error(
+            f"it takes tensors of one dtype, not {named}. Cast one: hidden.to(weight.dtype)"
+        )
     if reduction not in ("mean", "sum"):
-        raise _error(f'reduction={reduction!r} would keep a loss of each row. Write "mean" or "sum"')
+        raise _error(
+            f'reduction={reduction!r} would keep a loss of each row. Write "mean" or "sum"'
+        )
     if chunk is not None and chunk < 1:
         raise _error(f"chunk={chunk} is no number of rows. Leave it out")
 

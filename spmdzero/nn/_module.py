@@ -21,8 +21,8 @@ class LinearCrossEntropy(nn.Module):
         bias: `[vocabulary]`, or None.
     """
 
-    weight: nn.Parameter
-    bias: nn.Parameter | None
+    weight: torch.Tensor
+    bias: torch.Tensor | None
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ import spmdzero
 from on_tpu import folder
 from on_tpu.cases import CLIP, LEARNING_RATE, SIZES, WEIGHT_DECAY
 from on_tpu.torch_models import batch_of, build
+from spmdzero.backend import runtime
 from spmdzero.config._spmd import SpmdConfig
 from spmdzero.explain import WaitingError, _passes
 
@@ -50,7 +51,8 @@ def measure(
         os.environ[_passes.FOLDER] = scratch
         try:
             batch = batch_of(what, devices=devices)
-            spmdzero.explain(model, config, batch, tpu=requests, stages=(2,))
+            with runtime.tracing_only(platform="TPU"):
+                spmdzero.explain(model, config, batch, tpu=requests, stages=(2,))
         except WaitingError:
             pass
         kept = [_kept(Path(root), path, requests) for path in sorted(Path(scratch).iterdir())]
