@@ -95,11 +95,12 @@ def _prepare(
 
     row = cases.rows_of(case, topologies[0])[name]
     # A process of JAX imports nothing of spmdzero: their two XLAs can't share one.
-    requests = {topology: request_of(topology) for topology in topologies}
+    options = {**row.options, "flags": row.flags} if row.writer == "ours" else dict(row.options)
+    requests = {topology: request_of(topology, flags=row.flags) for topology in topologies}
     try:
         found = launch_alone(
             f"on_tpu.{row.writer}", devices=devices, root=str(root.resolve()), size=size,
-            case=case, options=dict(row.options), requests=requests,
+            case=case, options=options, requests=requests,
         )  # fmt: skip
     except ProcessFailedError as error:
         found = {topology: {"failed": error.headline} for topology in topologies}

@@ -25,7 +25,7 @@ def measure(
 ) -> dict[str, Any]:
     """Traces the step for each topology and keeps its programs.
 
-    How they are compiled is `explain`'s to say; of `requests` the environment is kept.
+    How they are compiled is `explain`'s to say: of `requests` the environment is kept.
     """
     what = SIZES[size][case]
     model = build(what, fused_loss=options.get("loss", "fused") == "fused")
@@ -39,10 +39,11 @@ def measure(
         "zero_optimization": {"stage": 2},
         "bf16": {"enabled": True},
         "gradient_clipping": CLIP,
-        "spmd": options.get("spmd", {}),
     }
     found = {}
     for topology, request in requests.items():
+        flags = topology.partition(":")[0] if options["flags"] else "none"
+        config["spmd"] = {"xla_flags": flags, **options.get("spmd", {})}
         with tempfile.TemporaryDirectory() as scratch:
             os.environ[_passes.FOLDER] = scratch
             with contextlib.suppress(WaitingError):
