@@ -10,6 +10,8 @@ and goes on where it was interrupted.
 """
 
 import argparse
+import functools
+import hashlib
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +22,8 @@ from on_tpu.cases import SIZES, TOPOLOGIES
 
 KEPT = Path(__file__).resolve().parents[2] / "out" / "tpu"
 TIMEOUT = 3600  # seconds
+BY_HAND = ("by_hand", "cases", "jax_models", "jax_resnet", "requests")
+"""Of what is written by hand in JAX."""
 
 Which = tuple[str, str, str]
 """A case, a topology, and a row."""
@@ -76,13 +80,31 @@ def asked(
 
 
 def prepare(root: Path, size: str, which: Sequence[Which]) -> None:
-    """Traces the rows, each in a process of its own, and keeps their programs."""
+    """Traces the rows, each in a process of its own, and keeps their programs.
+
+    A row that was traced from the same sources is left as it is.
+    """
     # As many chips have one trace of a step that is written by hand.
     alike: dict[tuple[str, str, int], list[str]] = {}
     for case, topology, name in which:
-        alike.setdefault((case, name, cases.devices_of(topology)), []).append(topology)
+        known = folder.row_of(root, folder.row_name(size, case, topology, name)) or {}
+        row = cases.rows_of(case, topology)[name]
+        if "failed" in known or known.get("sources") != _sources(row.writer):
+            alike.setdefault((case, name, cases.devices_of(topology)), []).append(topology)
     for (case, name, devices), topologies in alike.items():
         _prepare(root, size, case, name, topologies, devices)
+
+
+@functools.cache
+def _sources(writer: str) -> str:
+    """A hash of what decides which program a row is, as far as it is written here."""
+    here = Path(__file__).parent
+    by_hand = [here / "on_tpu" / f"{name}.py" for name in BY_HAND]
+    others = [*(here / "on_tpu").glob("*.py"), *here.parents[1].glob("spmdzero/**/*.py")]
+    found = hashlib.sha256()
+    for path in sorted(by_hand if writer == "by_hand" else others):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:32]
 
 
 def _prepare(
@@ -106,7 +128,8 @@ def _prepare(
         found = {topology: {"failed": error.headline} for topology in topologies}
         print(error, file=sys.stderr)
     for topology in topologies:
-        about = {"size": size, "case": case, "topology": topology, "row": name, **found[topology]}
+        about = {"size": size, "case": case, "topology": topology, "row": name}
+        about |= {"sources": _sources(row.writer), **found[topology]}
         folder.keep_row(root, folder.row_name(size, case, topology, name), about)
         print(f"{case} {topology} {name}: {found[topology]}", file=sys.stderr, flush=True)
 
