@@ -67,9 +67,16 @@ def _why(
             "nothing to do: compile for TPU to see what becomes of it",
         )
     if not any_scattered and not scatters_whole(topology.shape):
+        data = min(topology.shape)
+        fix = (
+            '"spmd": {"reduction": "auto", "forward": "region"} scatters over one direction of the '
+            "slice after another"
+            if topology.slices == 1
+            else f'"spmd": {{"mesh": {{"data": {data}, "fsdp": -1}}}}: two axes scatter over fsdp'
+        )
         return (
             f"one mesh axis spans all of {topology.name}, where libtpu prefers its N-D all-reduce",
-            '"spmd": {"reduction": "auto"} on one slice scatters direction by direction',
+            fix,
         )
     if len(tensor.shape) == 1:
         return (
