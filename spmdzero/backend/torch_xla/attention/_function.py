@@ -12,6 +12,7 @@ import torch
 
 from spmdzero.backend.torch_xla import _private
 from spmdzero.backend.torch_xla.attention._form import Form
+from spmdzero.backend.torch_xla.scan import anchored
 
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.bool: "bool"}
 
@@ -40,7 +41,8 @@ def run_kernels(form: Form, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 class _Kernels(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, form: Form, *tensors: torch.Tensor) -> torch.Tensor:
-        out, *statistics = _run("forward", form, tensors)
+        # What is returned gets this call's node, which keeps its inputs: an anchor must not.
+        out, *statistics = [anchored(made).detach() for made in _run("forward", form, tensors)]
         ctx.form = form
         ctx.save_for_backward(*tensors, out, *statistics)
         return out
