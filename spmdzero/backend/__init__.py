@@ -23,6 +23,7 @@ from spmdzero.backend._keys import draw_keys
 from spmdzero.backend._mesh import Mesh, PartitionSpec, Reduction
 from spmdzero.backend._programs import AnnotatedProgram, Placeholders, Programs
 from spmdzero.backend._region import (
+    AttentionCall,
     Forward,
     KeySource,
     Passage,
@@ -31,11 +32,13 @@ from spmdzero.backend._region import (
     Tracing,
     refuse_gradient_hooks,
 )
-from spmdzero.backend._tree import Batch, Replicated, map_tensors, replicated
+from spmdzero.backend._torus import Torus, scatter_steps, scatters_whole
+from spmdzero.backend._tree import Batch, Replicated, device_types, map_tensors, replicated
 
 __all__ = [
     "AnnotatedProgram",
     "Arrays",
+    "AttentionCall",
     "Batch",
     "CompiledProgram",
     "Compiler",
@@ -53,11 +56,13 @@ __all__ = [
     "RegionRules",
     "Replicated",
     "StandInKeptError",
+    "Torus",
     "Tracing",
     "arrays",
     "compiler",
     "counters",
     "current",
+    "device_types",
     "draw_keys",
     "flags",
     "map_tensors",
@@ -67,4 +72,6 @@ __all__ = [
     "refuse_gradient_hooks",
     "replicated",
     "runtime",
+    "scatter_steps",
+    "scatters_whole",
 ]

@@ -10,6 +10,7 @@ import torch
 from spmdzero.errors import SpmdZeroUsageError
 
 OutputRule = Literal["batch", "mean", "sum", "agree", "stack"]
+AttentionChoice = Literal["auto", "kernel", "plain"]
 # Parameter name, and one replica's gradient in replica space; several for one name are summed.
 GradientSink = Callable[[str, torch.Tensor], None]
 KeySource = Callable[[int], torch.Tensor]
@@ -29,6 +30,19 @@ class RegionRules:
     batch_dim: int = 0
     input_batch_dims: Mapping[str, int] = dataclasses.field(default_factory=dict)
     outputs: Mapping[str, OutputRule] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionCall:
+    """A call of `scaled_dot_product_attention` in a forward whose program may have kernels.
+
+    Attributes:
+        where: the line of the model, and its submodule.
+        plain_because: why no kernel computes it, None where one does.
+    """
+
+    where: str
+    plain_because: str | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,9 +86,11 @@ class Forward(Protocol):
     Attributes:
         read_at: where the latest pass read a value from the devices that may be another at the
             next step, None for nowhere.
+        attention: how the latest pass computes attention; empty where its program has no kernels.
     """
 
     read_at: str | None
+    attention: tuple[AttentionCall, ...]
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What the module returns, in global space; a `Batch` enters as shards.

@@ -102,3 +102,19 @@ def _map_object(tree: Any, visit: Callable[[object, Any], Any]) -> Any:
     result = copy.copy(tree)
     result.__dict__.update(mapped)
     return result
+
+
+def device_types(tree: Any) -> set[str]:
+    """The types of device, such as ``"cpu"``, of the tensors of a dim or more in `tree`.
+
+    A 0-dim tensor doesn't count: torch moves such a number by itself.
+    """
+    found: set[str] = set()
+
+    def look(_: str, tensor: Any) -> Any:
+        if isinstance(tensor, torch.Tensor) and tensor.dim():
+            found.add(tensor.device.type)
+        return tensor
+
+    map_tensors(tree, look)
+    return found

@@ -9,6 +9,14 @@ from spmdzero.config._types import Natural, Section
 
 OutputRule = Literal["batch", "mean", "sum", "agree", "stack"]
 
+# Key -> the value that a global forward refuses, and what happens in the replica region only.
+_NEEDS_THE_REGION: dict[str, tuple[object, str]] = {
+    "reduction": ("explicit", "explicit reduction happens in the replica region"),
+    "attention": ("kernel", "kernels run in the replica region"),
+    "scan": ("on", "equal blocks become a loop in the replica region"),
+    "fused_loss": (True, "chunks are rows of one device in the replica region"),
+}
+
 
 class SpmdConfig(Section):
     """What DeepSpeed has no key for.
@@ -20,6 +28,11 @@ class SpmdConfig(Section):
             region ("explicit"), or whichever keeps a reduce-scatter ("auto").
         batch_dim: the tensor dim of the batch, for all inputs or by an input's name.
         outputs: how an output leaves the region, by its dotted path such as "attentions.0".
+        attention: who computes `scaled_dot_product_attention` in the region: a kernel ("kernel",
+            interpreted off the TPU, slowly), plain products ("plain"), or a kernel in programs
+            for TPUs ("auto").
+        fused_loss: whether transformers' causal language models train without logits: their loss
+            comes from hidden states, chunk by chunk, and the output's logits are None.
         min_shard_elements: tensors with fewer elements are replicated.
         xla_flags: the TPU compiler flags with a measured effect on this generation's ledger.
         compile_cache: a folder for compiled programs, which later processes read; "" keeps none.
@@ -38,6 +51,8 @@ class SpmdConfig(Section):
     reduction: Literal["annotated", "explicit", "auto"] = "auto"
     batch_dim: int | dict[str, int] = 0
     outputs: dict[str, OutputRule] = Field(default_factory=dict)
+    attention: Literal["auto", "kernel", "plain"] = "auto"
+    fused_loss: bool = False
     min_shard_elements: Natural = 2048
     xla_flags: Literal["none", "v5e", "v5p", "v6e"] = "none"
     compile_cache: str = ""
@@ -72,19 +87,15 @@ class SpmdConfig(Section):
         return batch_dim
 
     @model_validator(mode="after")
-    def _reduction_has_a_place(self) -> "SpmdConfig":
-        if self.forward == "global" and self.reduction == "explicit":
-            raise RefusedValueError(
-                "explicit reduction happens in the replica region, which a global forward lacks",
-                fix='Write "auto", or "forward": "region".',
-                at=("reduction",),
-            )
-        if self.forward == "global" and self.scan == "on":
-            raise RefusedValueError(
-                "equal blocks become a loop in the replica region, which a global forward lacks",
-                fix='Write "auto", or "forward": "region".',
-                at=("scan",),
-            )
+    def _what_needs_the_region_has_it(self) -> "SpmdConfig":
+        for key, (refused, reason) in _NEEDS_THE_REGION.items():
+            value = getattr(self, key)
+            if self.forward == "global" and value == refused:
+                raise RefusedValueError(
+                    f"{reason}, which a global forward lacks",
+                    fix='Leave it out, or write "forward": "region".',
+                    at=(key,),
+                )
         if self.forward == "global" and self.outputs:
             raise RefusedValueError(
                 "outputs leave no replica region when the forward is global",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend import arrays, current, map_tensors
+from spmdzero.backend import arrays, current, device_types
 from spmdzero.state._training import Training
 
 logger = logging.getLogger("spmdzero")
@@ -40,7 +40,7 @@ class DirectCalls:
         if parameter is None or not arrays.is_mine(parameter):
             # It was moved off the devices, for plain torch.
             return
-        if _has_cpu_tensor(args, kwargs):
+        if "cpu" in device_types((args, dict(kwargs))):
             self._say(
                 module,
                 "with a tensor on the CPU, where its parameters are not. Call the engine, "
@@ -66,16 +66,3 @@ class DirectCalls:
 
     def __reduce__(self) -> Any:
         return DirectCalls, ()
-
-
-def _has_cpu_tensor(args: Any, kwargs: Mapping[str, Any]) -> bool:
-    found: list[torch.Tensor] = []
-
-    def look(_: str, tensor: Any) -> Any:
-        # A number is moved by torch itself.
-        if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu" and tensor.dim() > 0:
-            found.append(tensor)
-        return tensor
-
-    map_tensors((args, dict(kwargs)), look)
-    return bool(found)

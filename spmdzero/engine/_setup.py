@@ -30,6 +30,7 @@ from spmdzero.data._inputs import InputPlacer
 from spmdzero.engine._groups import Groups, Members, find_groups
 from spmdzero.engine._schedule import make_schedule
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError, UsageAssertionError
+from spmdzero.nn._causal_lm import fuse_causal_lm_losses
 from spmdzero.plan import MeshSpec, ShardingPlan
 from spmdzero.precision import GradientScaling, LossScaler, PrecisionPolicy
 from spmdzero.state._placed_module import move_module
@@ -122,6 +123,8 @@ def place_module(
         optimizer: the arguments `optimizer` and `model_parameters` of `initialize`.
     """
     dtype = PrecisionPolicy.from_config(settings).parameter
+    if settings.spmd.fused_loss:
+        fuse_causal_lm_losses(model)
     with open_weights(weights, model) as source:
         renewed = move_module(model, mesh=mesh, dtype=dtype, source=source)
     names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
@@ -196,6 +199,7 @@ def _forward(
     settings: SpmdZeroConfig, gradients: GradientStore, rules: RegionRules, **where: Any
 ) -> Region | Forward:
     where["autocast"] = PrecisionPolicy.from_config(settings).autocast
+    where["attention"] = settings.spmd.attention
     if settings.spmd.forward == "global":
         return current().global_forward(**where)
     seed = GradientScaling.from_config(settings, devices=where["mesh"].size).seed
@@ -204,12 +208,8 @@ def _forward(
 
 
 def _reduction(settings: SpmdZeroConfig, mesh: Mesh) -> Reduction:
-    method = settings.spmd.reduction
-    if method == "auto":
-        # On a two-axis mesh libtpu turns an annotated sum into an all-reduce of everything.
-        method = "explicit" if mesh.spec.data > 1 else "annotated"
     dtype = PrecisionPolicy.from_config(settings).communicate
-    return current().reduction(mesh=mesh, method=method, dtype=dtype)
+    return current().reduction(mesh=mesh, method=settings.spmd.reduction, dtype=dtype)
 
 
 def _region_rules(settings: SpmdZeroConfig) -> RegionRules:

@@ -106,7 +106,10 @@ class ThreeCalls:
             check_loss(loss)
             averaged = loss / training.batch.accumulation if scale_wrt_gas else loss
             with self._watch.by_engine(loss):
-                self._times_loss_scale(averaged).backward(retain_graph=retain_graph)
+                # `Tensor.backward` would leave out function modes, the region's too, for what is
+                # recomputed inside.
+                scaled = self._times_loss_scale(averaged)
+                torch.autograd.backward(scaled, retain_graph=retain_graph)
             self._accumulation.collect_gradients()
             detached = training.mesh.mark(loss.detach().reshape(()).clone())
             training.health.watch(detached, step=training.counters.global_steps)

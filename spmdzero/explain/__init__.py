@@ -7,6 +7,7 @@ from spmdzero.explain._aot import (
     compile_for_tpu,
     require_tpu_compiler,
 )
+from spmdzero.explain._attention import AttentionUse
 from spmdzero.explain._chips import CHIPS, Chip, Topology
 from spmdzero.explain._explain import explain, explain_engine
 from spmdzero.explain._explanation import Explanation
@@ -14,19 +15,24 @@ from spmdzero.explain._fit import StageFit, TargetMemory
 from spmdzero.explain._moves import Moves, ProgramLedger
 from spmdzero.explain._refused_scatters import RefusedScatter
 from spmdzero.explain._roofline import Roofline
+from spmdzero.explain._time import DearOperation, Share, StepTime, siblings, step_time
 from spmdzero.explain._without_data import made_up
 
 __all__ = [
     "CHIPS",
+    "AttentionUse",
     "Chip",
     "Compiled",
     "CompilerMemory",
+    "DearOperation",
     "Explanation",
     "Moves",
     "ProgramLedger",
     "RefusedScatter",
     "Roofline",
+    "Share",
     "StageFit",
+    "StepTime",
     "TargetMemory",
     "Topology",
     "WaitingError",
@@ -35,4 +41,6 @@ __all__ = [
     "explain_engine",
     "made_up",
     "require_tpu_compiler",
+    "siblings",
+    "step_time",
 ]

@@ -13,6 +13,7 @@ from spmdzero.explain._fit import TargetMemory
 from spmdzero.explain._moves import Moves, ProgramLedger, measure_moves
 from spmdzero.explain._progress import Step
 from spmdzero.explain._roofline import Roofline, roofline
+from spmdzero.explain._time import StepTime, step_time
 from spmdzero.explain._trace import TracedProgram
 from spmdzero.plan import ShardingPlan
 
@@ -83,6 +84,17 @@ class Target:
                 over_slices=self.topology is not None and self.topology.slices > 1,
             )
 
+    @cached_property
+    def time(self) -> StepTime:
+        """How long one step takes on the target's chip, by the TPU compiler's estimate."""
+        assert self.topology is not None
+        programs = [
+            (made.hlo, traced.runs)
+            for traced, made in zip(self.traced, self.made, strict=True)
+            if made.hlo is not None
+        ]
+        return step_time(programs, self.topology.chip, target=self.name)
+
     def roofline(self, *, matmul_flops: float | None, tokens: int) -> Roofline:
         """The times of one step on the target's chip, by the compiler's own counts.
 
@@ -108,11 +120,17 @@ def compile_on(
     programs: Sequence[TracedProgram],
     topologies: Sequence[Topology],
     *,
+    for_tpu: Sequence[TracedProgram],
     flags: Mapping[str, str],
     stage: int,
     step: Step,
 ) -> list[Target]:
-    """What this process's compiler, if it was asked, and libtpu, by `flags`, make of a step."""
+    """What this process's compiler, if it was asked, and libtpu, by `flags`, make of a step.
+
+    Args:
+        programs: as they are here.
+        for_tpu: as they are on `topologies`.
+    """
     here = f"{runtime.platform().lower()}:{runtime.device_count()}"
 
     def compiled(job: tuple[TracedProgram, Topology]) -> Compiled:
@@ -123,12 +141,12 @@ def compile_on(
     own = tuple(program.compiled for program in programs if program.compiled is not None)
     targets = [Target(name=here, topology=None, traced=tuple(programs), made=own)] if own else []
     with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
-        jobs = [(program, topology) for topology in topologies for program in programs]
+        jobs = [(program, topology) for topology in topologies for program in for_tpu]
         made = iter(list(pool.map(compiled, jobs)))
     for topology in topologies:
-        mine = tuple(next(made) for _ in programs)
+        mine = tuple(next(made) for _ in for_tpu)
         targets.append(
-            Target(name=topology.name, topology=topology, traced=tuple(programs), made=mine)
+            Target(name=topology.name, topology=topology, traced=tuple(for_tpu), made=mine)
         )
     return targets
 

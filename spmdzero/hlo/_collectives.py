@@ -76,9 +76,19 @@ def read_collectives(
         SpmdZeroUsageError: the text does not say how many devices a collective spans.
     """
     for instruction in module.instructions():
-        if instruction.opcode.removesuffix("-start") in _KINDS:
+        kind = instruction.opcode.removesuffix("-start")
+        if kind in _KINDS and not _goes_on(module, instruction):
             for collective in _of_each_operand(module, instruction, outputs):
                 yield instruction, collective
+
+
+def _goes_on(module: Module, instruction: Instruction) -> bool:
+    """Whether it is a later part of a transfer that another instruction starts.
+
+    Where libtpu fuses a transfer with the compute that hides it, the text has the collective in the
+    fusion that starts it, in each that computes meanwhile, and in the one that ends it.
+    """
+    return "chain_id=" in instruction.attributes and not module.starts_chain(instruction)
 
 
 def _of_each_operand(

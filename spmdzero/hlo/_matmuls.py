@@ -1,16 +1,18 @@
 """The matrix multiplications and convolutions of a compiled program, and their operations."""
 
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
+from spmdzero.hlo._loops import turns
 from spmdzero.hlo._module import Instruction, Module
 from spmdzero.hlo._text import parse
 
 _CONTRACTED = re.compile(r"\blhs_contracting_dims=\{([\d,]*)\}")
-_LABELS = re.compile(r"\bdim_labels=\w+_(\w+)->\w+")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")
+_WINDOW = re.compile(r"\bwindow=\{([^}]*)\}")
 
 
 @dataclass(frozen=True)
@@ -27,22 +29,30 @@ class Matmul:
     macs: int
 
 
-def read_matmuls(hlo: str) -> tuple[Matmul, ...]:
+def read_matmuls(hlo: str, *, exact: bool = False) -> tuple[Matmul, ...]:
     """Every dot and convolution of an optimised, partitioned HLO module's text.
 
     What XLA turned into other operations, such as a product with a vector of one element, is not
-    among them. A convolution counts the positions that padding or dilation fills with zeros.
+    among them.
+
+    Args:
+        exact: leave out products with the zeros that padding and dilation put in. libtpu writes
+            batched matrix products as convolutions that are mostly such zeros. Without it they
+            count, as DeepSpeed's profiler and others count a model's convolutions.
     """
-    return tuple(_matmuls(parse(hlo)))
+    return tuple(_matmuls(parse(hlo), exact=exact))
 
 
-def _matmuls(module: Module) -> Iterator[Matmul]:
+def _matmuls(module: Module, *, exact: bool) -> Iterator[Matmul]:
     for instruction in module.instructions():
         if instruction.opcode in ("dot", "convolution"):
-            summands = _summands(module, instruction)
+            macs = (
+                _exact_macs(module, instruction)
+                if exact and instruction.opcode == "convolution"
+                else prod(instruction.shapes[0].dims) * _summands(module, instruction)
+            )
             runs = _runs(module, instruction.computation)
-            macs = prod(instruction.shapes[0].dims) * summands * runs
-            yield Matmul(op_name=instruction.op_name, macs=macs)
+            yield Matmul(op_name=instruction.op_name, macs=macs * runs)
 
 
 def _summands(module: Module, instruction: Instruction) -> int:
@@ -52,10 +62,56 @@ def _summands(module: Module, instruction: Instruction) -> int:
         found = _CONTRACTED.search(instruction.attributes)
         dims = found[1] if found else ""
         return prod(left[int(dim)] for dim in dims.split(",") if dim)
-    labels = _LABELS.search(instruction.attributes)
+    _, kernel, _ = _labels(instruction)
+    return prod(right) // right[kernel.index("o")]
+
+
+def _labels(convolution: Instruction) -> tuple[str, str, str]:
+    """Of operand, kernel and result a letter or a digit for each dim."""
+    found = _LABELS.search(convolution.attributes)
     # A convolution without labels has none to sum over but its kernel: HLO always prints them.
-    assert labels is not None, instruction.attributes
-    return prod(right) // right[labels[1].index("o")]
+    assert found is not None, convolution.attributes
+    return found[1], found[2], found[3]
+
+
+def _exact_macs(module: Module, convolution: Instruction) -> int:
+    left, right = (operand.shapes[0].dims for operand in module.operands(convolution))
+    result = convolution.shapes[0].dims
+    operand, kernel, made = _labels(convolution)
+    window = _WINDOW.search(convolution.attributes)
+    told = dict(part.split("=") for part in window[1].split()) if window else {}
+
+    def of(name: str, dim: int, otherwise: str) -> str:
+        return told[name].split("x")[dim] if name in told else otherwise
+
+    macs = result[made.index("b")] * result[made.index("f")] * right[kernel.index("i")]
+    for dim in range(sum(label.isdigit() for label in made)):
+        macs *= _pairs(
+            left[operand.index(str(dim))],
+            result[made.index(str(dim))],
+            right[kernel.index(str(dim))],
+            stride=int(of("stride", dim, "1")),
+            before=int(of("pad", dim, "0_0").split("_")[0]),
+            spread=int(of("lhs_dilate", dim, "1")),
+            kernel_spread=int(of("rhs_dilate", dim, "1")),
+        )
+    return macs
+
+
+@functools.cache
+def _pairs(
+    operand: int, result: int, kernel: int, *, stride: int, before: int, spread: int,
+    kernel_spread: int,
+) -> int:  # fmt: skip
+    """Pairs of a position of the result and one of the kernel that meet an element of the operand.
+
+    One spatial dim; the arguments are its length in each, and what HLO's window says of it.
+    """
+    return sum(
+        0 <= place < operand * spread and place % spread == 0
+        for start in range(-before, result * stride - before, stride)
+        for place in range(start, start + kernel * kernel_spread, kernel_spread)
+    )
 
 
 def _runs(module: Module, computation: str) -> int:
@@ -63,10 +119,7 @@ def _runs(module: Module, computation: str) -> int:
     if computation == module.entry:
         return 1
     return sum(
-        _trips(caller) * _runs(module, caller.computation) for caller in module.callers(computation)
+        (turns(module, caller) if caller.opcode == "while" else 1)
+        * _runs(module, caller.computation)
+        for caller in module.callers(computation)
     )
-
-
-def _trips(caller: Instruction) -> int:
-    found = _TRIPS.search(caller.attributes) if caller.opcode == "while" else None
-    return int(found[1]) if found else 1

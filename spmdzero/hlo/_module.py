@@ -216,8 +216,17 @@ class Module:
 
     def asynchronous(self, instruction: Instruction) -> bool:
         """Whether other work may run between its start and its end."""
-        return instruction.opcode.endswith("-start") or self._is_within(
-            instruction.computation, "async-start"
+        return (
+            instruction.opcode.endswith("-start")
+            or self._is_within(instruction.computation, "async-start")
+            or self.starts_chain(instruction)
+        )
+
+    def starts_chain(self, instruction: Instruction) -> bool:
+        """Whether it is the start of a transfer that libtpu fuses with other work."""
+        return any(
+            'custom_call_target="AsyncCollectiveStart"' in user.attributes
+            for user, _ in self._users.get(instruction.key, ())
         )
 
     def group_size(self, collective: Instruction) -> int:

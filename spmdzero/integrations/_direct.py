@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import torch
 from torch import nn
 
-from spmdzero.backend import Batch, arrays, current, map_tensors
+from spmdzero.backend import Batch, arrays, current, device_types, map_tensors
 from spmdzero.data._inputs import InputPlacer
 from spmdzero.integrations._deferred import as_input, defer
 
@@ -31,7 +30,7 @@ class CallsFromHost:
         self._uploaded.append(
             self._placer is not None
             and not current().in_region()
-            and _is_on_host((args, kwargs))
+            and device_types((args, kwargs)) == {"cpu"}
             # The user may have moved the module to the CPU, for plain torch.
             and any(map(arrays.is_mine, module.parameters()))
         )
@@ -47,16 +46,3 @@ class CallsFromHost:
 
     def __reduce__(self) -> Any:
         return CallsFromHost, ()
-
-
-def _is_on_host(inputs: Any) -> bool:
-    """Whether there are tensors, and those that are no mere numbers are on the CPU."""
-    kinds: set[str] = set()
-
-    def look(_: str, tensor: Any) -> Any:
-        if isinstance(tensor, torch.Tensor) and tensor.dim():
-            kinds.add(tensor.device.type)
-        return tensor
-
-    map_tensors(inputs, look)
-    return kinds == {"cpu"}

@@ -38,6 +38,8 @@ def install() -> None:
     known = sys.modules.get(NAME)
     if known is not None and getattr(known, "initialize", None) is initialize:
         return
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
     if known is not None:
         raise SpmdZeroUsageError(
             f"spmdzero.integrations.install(): deepspeed is imported already, from "

@@ -9,10 +9,8 @@ from lightning.fabric.utilities.seed import reset_seed
 from spmdzero.backend import runtime
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations import _lightning_private as private
-from spmdzero.integrations._initialize import config_of_devices
+from spmdzero.integrations._initialize import ROWS, config_of_devices
 from spmdzero.integrations._lightning_host import join, own_config, refuse_accelerator, register
-
-_ROWS = "train_micro_batch_size_per_gpu"
 
 
 class SpmdZeroFabricStrategy(DeepSpeedStrategy):
@@ -28,7 +26,7 @@ class SpmdZeroFabricStrategy(DeepSpeedStrategy):
         private.require_release()
         super().__init__(*args, config=config, **kwargs)
         assert isinstance(self.config, dict)
-        self._knows_rows = _ROWS in self.config
+        self._knows_rows = ROWS in self.config
         if own_config(config, self):
             self.config["gradient_clipping"] = 0.0
 
@@ -61,7 +59,7 @@ class SpmdZeroFabricStrategy(DeepSpeedStrategy):
         join(self.world_size)
         if not self._config_initialized:
             assert isinstance(self.config, dict)
-            self.config.setdefault(_ROWS, runtime.local_device_count())
+            self.config.setdefault(ROWS, runtime.local_device_count())
             self._format_config()
             self._config_initialized = True
 
@@ -74,9 +72,9 @@ class SpmdZeroFabricStrategy(DeepSpeedStrategy):
         rows = getattr(dataloader, "batch_size", None)
         if rows is not None and not self._knows_rows:
             assert isinstance(self.config, dict)
-            self._knows_rows, self.config[_ROWS] = True, rows
+            self._knows_rows, self.config[ROWS] = True, rows
             if self.model is not None:
-                self.model.set_train_micro_batch_size(config_of_devices(self.config)[_ROWS])
+                self.model.set_train_micro_batch_size(config_of_devices(self.config)[ROWS])
         return super().process_dataloader(dataloader)
 
     def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:

@@ -15,11 +15,9 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations import _lightning_private as private
 from spmdzero.integrations._client_engine import ClientEngine
 from spmdzero.integrations._deferred import DeferredTensor
-from spmdzero.integrations._initialize import initialize_for_client
+from spmdzero.integrations._initialize import ROWS, initialize_for_client
 from spmdzero.integrations._lightning_host import join, own_config, refuse_accelerator, register
 from spmdzero.integrations._lightning_steps import LightningSteps, values_in
-
-_ROWS = "train_micro_batch_size_per_gpu"
 
 
 class SpmdZeroStrategy(DeepSpeedStrategy):
@@ -112,7 +110,7 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
         if rows is None:
             raise SpmdZeroUsageError(
                 "how many rows does a batch have? The train dataloader has no batch_size. Say it: "
-                f'SpmdZeroStrategy(config={{..., "{_ROWS}": rows of a batch}})'
+                f'SpmdZeroStrategy(config={{..., "{ROWS}": rows of a batch}})'
             )
         return rows
 
@@ -120,7 +118,7 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
         assert isinstance(self.config, dict)
         kept = {key: self.config[key] for key in ("fp16", "bf16", "spmd") if key in self.config}
         # In evaluation mode any number of rows will do.
-        config = {_ROWS: runtime.local_device_count(), **kept}
+        config = {ROWS: runtime.local_device_count(), **kept}
         self.model, *_ = initialize_for_client(config=config, model=model)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Explanations: four questions, each answered by a table."""
+"""Explanations: questions, each answered by a table."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -10,6 +10,7 @@ from spmdzero.plan import Role
 from spmdzero.show._audit import findings
 from spmdzero.show._ledger import grouped, yes_no
 from spmdzero.show._page import Lines, Page, Part, Table
+from spmdzero.show._time import time_parts
 
 _ONLY_IN_A_RUN = (
     "Nothing was trained: replicated states, parameter drift, missing donation, recompilation, "
@@ -19,7 +20,7 @@ _ONLY_IN_A_RUN = (
 
 @page_of.register
 def explanation_page(explanation: Explanation) -> Page:
-    """The four answers below a heading."""
+    """The answers below a heading."""
     return Page(tuple(_parts(explanation)))
 
 
@@ -35,7 +36,8 @@ def _parts(explanation: Explanation) -> Iterator[Part]:
         f"{micro} micro-batch{'es' if micro > 1 else ''} a step, "
         f"{explanation.tokens:,} tokens a device and step"
     )
-    yield Lines((heading, f"flags of the TPU compiler: {', '.join(explanation.xla_flags)}"))
+    flags = f"flags of the TPU compiler: {', '.join(explanation.xla_flags)}"
+    yield Lines((heading, flags, *_attention(explanation)))
     yield _fit_table(explanation)
     for moves in explanation.moves:
         yield _moves_table(moves)
@@ -44,7 +46,24 @@ def _parts(explanation: Explanation) -> Iterator[Part]:
     audit = explanation.audit
     below = "" if audit.steps else _ONLY_IN_A_RUN
     yield findings(audit, above="3. What is wrong?", below=below)
-    yield _time_table(explanation)
+    yield _roofline_table(explanation)
+    for time in explanation.times:
+        yield from time_parts(time)
+
+
+def _attention(explanation: Explanation) -> Iterator[str]:
+    """A line on the programs for TPUs, where something is to be said of them."""
+    if explanation.tpu_note:
+        yield explanation.tpu_note
+    for use in explanation.attention:
+        calls = f"{use.calls} call{'s' if use.calls > 1 else ''}"
+        if use.plain_because is None:
+            yield f"attention on a TPU: {calls} by a kernel, first at {use.first}"
+        else:
+            yield (
+                f"attention on a TPU: {calls} as plain products, first at {use.first}, because "
+                f"{use.plain_because}"
+            )
 
 
 def _fit_table(explanation: Explanation) -> Table:
@@ -131,7 +150,7 @@ def _refused_table(moves: Moves) -> Table:
     )
 
 
-def _time_table(explanation: Explanation) -> Table:
+def _roofline_table(explanation: Explanation) -> Table:
     """One row for each chip."""
     rows = [
         (

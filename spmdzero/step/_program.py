@@ -117,7 +117,8 @@ class StepProgram:
         # It runs in this thread: autograd's own would let go of values after the program was cut.
         here = torch.autograd.set_multithreading_enabled(False)
         with here, backward(passage.state):
-            scaled.backward()
+            # `Tensor.backward` would leave out function modes for what is recomputed inside.
+            torch.autograd.backward(scaled)
         return loss.detach(), found, passage
 
 

@@ -9,13 +9,20 @@ from torch import nn
 from torch.func import functional_call
 
 from spmdzero._user_line import user_line
-from spmdzero.backend._region import KeySource, Passage, Tracing
+from spmdzero.backend._region import (
+    AttentionCall,
+    AttentionChoice,
+    KeySource,
+    Passage,
+    Tracing,
+)
 from spmdzero.backend._region import Reader as ReadsBy
 from spmdzero.backend._tree import Batch, map_tensors
 from spmdzero.backend.torch_xla import _private
 from spmdzero.backend.torch_xla._autocast import autocast
 from spmdzero.backend.torch_xla._reads import Reader, reads_by, watch_reads
 from spmdzero.backend.torch_xla.arrays import fresh
+from spmdzero.backend.torch_xla.attention import AttentionKernels
 from spmdzero.backend.torch_xla.kernels import TorchsNorms, mend_extremes
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
 
@@ -26,6 +33,7 @@ _LEAKING = (
     nn.modules.batchnorm._BatchNorm,
     nn.TransformerEncoderLayer,
 )
+_NO_REGION = "the forward is global, and GSPMD can't split a kernel"
 
 
 class _KeepSplit(torch.autograd.Function):
@@ -47,20 +55,29 @@ class GlobalForward:
         mesh: the devices; every axis carries the batch.
         module: its parameters live on the device, replicated.
         autocast: dtype of `torch.autocast` around the module's forward, None for none.
+        attention: as `ReplicaRegion`'s. Nothing becomes a kernel, which GSPMD couldn't split.
 
     Attributes:
+        attention: as `ReplicaRegion`'s.
         read_at: as `ReplicaRegion`'s; None, because a refused read is not noted.
     """
 
     read_at: str | None = None
 
     def __init__(
-        self, *, mesh: DeviceMesh, module: nn.Module, autocast: torch.dtype | None = None
+        self,
+        *,
+        mesh: DeviceMesh,
+        module: nn.Module,
+        autocast: torch.dtype | None = None,
+        attention: AttentionChoice = "auto",
     ) -> None:
         mend_extremes()
         watch_reads(mesh)
         self._mesh, self._module, self._autocast = mesh, module, autocast
         self._rows: set[tuple[int, int]] = set()
+        self._attention: AttentionChoice = attention
+        self.attention: tuple[AttentionCall, ...] = ()
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Runs the module on global tensors, `Batch` or plain; returns what it returns."""
@@ -114,8 +131,12 @@ class GlobalForward:
                     hooks.callback(before.remove)
                     hooks.callback(after.remove)
             hooks.enter_context(TorchsNorms())
+            kernels = AttentionKernels(self._attention, owner=self._module, never=_NO_REGION)
+            hooks.enter_context(kernels)
             hooks.enter_context(autocast(self._autocast))
-            return module(*args, **kwargs)
+            output = module(*args, **kwargs)
+        self.attention = tuple(kernels.calls)
+        return output
 
     def _keep_split(self, tree: Any) -> Any:
         return map_tensors(tree, lambda _, tensor: self._annotate(tensor))

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from spmdzero.backend._order import after
 from spmdzero.backend._tree import map_tensors
 
 
@@ -14,10 +15,7 @@ class _Tie(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        first = gradient.reshape(-1)[0]
-        # This is never true, and nothing that XLA simplifies.
-        never = first.isnan() & first.isinf()
-        return tensor.masked_fill(never, 0)
+        return after(tensor, gradient)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:

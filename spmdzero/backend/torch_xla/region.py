@@ -17,6 +17,8 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from spmdzero._logging import log_once
 from spmdzero.backend._region import (
+    AttentionCall,
+    AttentionChoice,
     GradientSink,
     KeySource,
     Passage,
@@ -35,6 +37,7 @@ from spmdzero.backend.torch_xla._kept import kept_tensors, refuse_new
 from spmdzero.backend.torch_xla._outputs import Outputs
 from spmdzero.backend.torch_xla._random import ReplicaRandom
 from spmdzero.backend.torch_xla._reads import watch_reads
+from spmdzero.backend.torch_xla.attention import AttentionKernels
 from spmdzero.backend.torch_xla.kernels import TorchsNorms, mend_extremes
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
 from spmdzero.backend.torch_xla.scan import FollowError, Scan, equal_blocks_as_loops, made_real
@@ -57,6 +60,7 @@ class ReplicaRegion:
             that reach `sink`, are: 1, or the number of devices, which makes each replica
             differentiate its own loss.
         autocast: dtype of `torch.autocast` around the module's forward, None for none.
+        attention: who computes `scaled_dot_product_attention`, see `AttentionKernels`.
         scan: whether equal blocks of the module become one loop, see `equal_blocks_as_loops`.
 
     Attributes:
@@ -64,6 +68,7 @@ class ReplicaRegion:
         recomputes: whether the latest forward checkpoints activations.
         read_at: where the latest pass read a value from the devices that may be another at the
             next step, None for nowhere.
+        attention: how the latest pass computes attention; empty where its program has no kernels.
     """
 
     def __init__(
@@ -75,6 +80,7 @@ class ReplicaRegion:
         rules: RegionRules,
         seed: int = 1,
         autocast: torch.dtype | None = None,
+        attention: AttentionChoice = "auto",
         scan: Scan = "off",
     ) -> None:
         mend_extremes()
@@ -90,6 +96,8 @@ class ReplicaRegion:
         self.disagreements: dict[str, torch.Tensor] = {}
         self.recomputes = False
         self.read_at: str | None = None
+        self._attention: AttentionChoice = attention
+        self.attention: tuple[AttentionCall, ...] = ()
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Runs the module on global tensors: `Batch` enters as shards, a plain tensor whole.
@@ -155,16 +163,15 @@ class ReplicaRegion:
         with (
             self._dispatch(own.key, own.read) as dispatch,
             TorchsNorms(),
+            AttentionKernels(self._attention, owner=self._module) as kernels,
             autocast(self._autocast),
             equal_blocks_as_loops(
-                self._module,
-                scan,
-                random=dispatch.random,
-                upload=self._upload,
-                enter=self._enter_whole,
+                self._module, scan, dispatch.random, self._upload, self._enter_whole
             ),
         ):
-            return made_real(functional_call(self._module, state, args, kwargs)), dispatch
+            output = made_real(functional_call(self._module, state, args, kwargs))
+        self.attention = tuple(kernels.calls)
+        return output, dispatch
 
     def look(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What a call would return; nothing of the module is written, and no backward may come.
@@ -220,7 +227,8 @@ class ReplicaRegion:
                 return
             state, self._state = self._state, {}
         inside = _reparametrize_module(self._module, dict(state), tie_weights=True)
-        with self._dispatch(key, read) as dispatch, TorchsNorms(), inside:
+        kernels = AttentionKernels(self._attention, owner=self._module)
+        with self._dispatch(key, read) as dispatch, TorchsNorms(), kernels, inside:
             yield
         self.read_at = self.read_at or dispatch.read_at
 

@@ -1,0 +1,98 @@
+"""Attention whose mask is known beforehand: JAX's splash attention, which skips hidden blocks.
+
+`jax.experimental.pallas.ops.tpu.splash_attention` of jax 0.7.1. Its forward and backward are called
+as such, not by JAX's autograd, because torch's calls them; its masks stay NumPy's, because an array
+of JAX's would start a backend.
+"""
+
+import functools
+from typing import Any
+
+from jax import vmap
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask_info as info
+
+from spmdzero.backend.torch_xla.attention._form import Form
+
+_OF_ONE_DEVICE = {"downcast_smem_data": True, "head_shards": 1, "q_seq_shards": 1}
+
+
+class _Seen(masks._ComputableMask):
+    """Key j < `kv_used` is seen by query i, by i >= j only if it is causal."""
+
+    def __init__(self, form: Form) -> None:
+        used, causal, padded = form.kv_used, form.causal, form.kv_used < form.kv_length
+        self._key = (form.q_length, form.kv_length, used, causal)
+
+        def seen(q_ids: Any, kv_ids: Any) -> Any:
+            if causal and padded:
+                return (q_ids >= kv_ids) & (kv_ids < used)
+            # A comparison of both, for the shape that is asked for.
+            return q_ids >= kv_ids if causal else (kv_ids < used) & (q_ids >= 0)
+
+        super().__init__(shape=self._key[:2], mask_function=seen)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Seen) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+def _mask(form: Form) -> masks.MultiHeadMask:
+    if form.causal or form.kv_used < form.kv_length:
+        mask: masks.Mask = _Seen(form)
+    else:
+        mask = masks.FullMask((form.q_length, form.kv_length))
+    return masks.MultiHeadMask([mask] * form.heads)
+
+
+def _blocks(form: Form) -> splash.BlockSizes:
+    compute = min(form.kv_block, 512)
+    return splash.BlockSizes(
+        block_q=form.q_block,
+        block_kv=form.kv_block,
+        block_kv_compute=compute,
+        block_q_dkv=form.q_block,
+        block_kv_dkv=form.kv_block,
+        block_kv_dkv_compute=compute,
+        use_fused_bwd_kernel=True,
+    )
+
+
+def forward(form: Form, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+    """The output, and the logarithms of the sums of exponentials, `[batch, heads, q_length]`."""
+    seen, function = info.process_mask(_mask(form), (form.q_block, form.kv_block), **_OF_ONE_DEVICE)
+
+    def of_a_row(q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+        run: Any = splash._splash_attention_forward
+        out, (logsumexp,) = run(
+            seen, q, k, v, None, None,
+            mask_value=splash.DEFAULT_MASK_VALUE, is_mqa=False, block_sizes=_blocks(form),
+            residual_checkpoint_name=None, save_residuals=True, mask_function=function,
+            interpret=form.interpret,
+        )  # fmt: skip
+        return out, logsumexp
+
+    return vmap(of_a_row)(q, k, v)
+
+
+def backward(
+    form: Form, q: Any, k: Any, v: Any, out: Any, logsumexp: Any, grad: Any
+) -> tuple[Any, Any, Any]:
+    """The gradients of query, key and value."""
+    seen, function = info.process_mask_dkv(
+        _mask(form), (form.q_block, form.kv_block), shrink_grid=False, **_OF_ONE_DEVICE
+    )
+    of_a_row = functools.partial(
+        splash._splash_attention_bwd, False, splash.DEFAULT_MASK_VALUE, False, _blocks(form),
+        None, function, None, form.interpret,
+    )  # fmt: skip
+
+    def gradients(*given: Any) -> tuple[Any, Any, Any]:
+        q, k, v, out, logsumexp, grad = given
+        found = of_a_row((q, k, v, None, None, out, logsumexp, None, seen), grad)
+        return found[3:6]
+
+    return vmap(gradients)(q, k, v, out, logsumexp, grad)

@@ -1,0 +1,212 @@
+"""The cross-entropy of a linear head, without the logits of all rows."""
+
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+
+from spmdzero.backend._order import after
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.nn._chunks import chunks
+
+Reduction = Literal["mean", "sum"]
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def linear_cross_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    chunk: int | None = None,
+) -> torch.Tensor:
+    """`F.cross_entropy(F.linear(hidden, weight, bias).float(), labels)`, chunk by chunk over rows.
+
+    A chunk's gradient is made beside its loss, while its logits are there, so that backward has
+    only to scale: three matrix products in all, as without it (Liger Kernel, arXiv 2410.10989,
+    section 3.2). Nothing of `[rows, vocabulary]` is kept. Gradients are summed over chunks in fp32,
+    and scaled in fp32 before they become of their tensor's dtype: in fp16 they don't underflow.
+
+    Args:
+        hidden: `[..., hidden]`, floating.
+        weight: `[vocabulary, hidden]` of the same dtype, of `nn.Linear` or a tied embedding.
+        labels: `[...]`, integers below the vocabulary, or `ignore_index`.
+        bias: `[vocabulary]`, None for none.
+        ignore_index: rows with this label count for nothing.
+        reduction: ``"mean"`` over the labels that count (nan where none does), or ``"sum"``.
+        chunk: rows at a time; None for half of them, 2,048 at most.
+
+    Returns a scalar: fp32, or fp64 of fp64. It is nan where a label is out of range on the devices,
+    which can't raise there.
+
+    Raises:
+        SpmdZeroUsageError: shapes, dtypes or `reduction` that don't fit.
+        IndexError: a label on the CPU is out of range, as `F.cross_entropy` says it.
+    """
+    _check(hidden, weight, labels, bias=bias, reduction=reduction, chunk=chunk)
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):
+        # As it would F.linear; a cast that autograd knows brings gradients back.
+        dtype = torch.get_autocast_dtype(device)
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    rows = labels.flatten()
+    counts = rows != ignore_index
+    if device == "cpu":
+        _check_range(rows[counts], vocabulary=weight.shape[0])
+    inputs = (hidden.flatten(0, -2) if hidden.dim() > 1 else hidden[None], weight, bias)
+    needs = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+    total = cast(
+        torch.Tensor,
+        # TPUs have no 64-bit integers, and no vocabulary needs them.
+        _SummedLoss.apply(*inputs, rows.to(torch.int32), counts, chunk, needs),
+    )
+    if reduction == "sum":
+        return total
+    number = counts.sum()
+    # Without labels torch's loss is nan, and its gradients are zero.
+    mean = total / number.clamp(min=1)
+    return torch.where(number > 0, mean, torch.full_like(mean, torch.nan))
+
+
+class _Chunk(NamedTuple):
+    """Of some rows: the summed loss, 0-dim, and its gradient by the logits `[rows, vocabulary]`."""
+
+    loss: torch.Tensor
+    by_logits: torch.Tensor
+
+
+class _SummedLoss(torch.autograd.Function):
+    """The sum over rows, and in forward already its gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        labels: torch.Tensor,
+        counts: torch.Tensor,
+        chunk: int | None,
+        needs_gradients: bool,
+    ) -> torch.Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):
+            sums = _Sums(weight, bias, wanted=needs_gradients)
+            for rows in chunks(len(hidden), chunk):
+                sums.add(hidden[rows], labels[rows], counts[rows])
+            if needs_gradients:
+                ctx.dtypes = hidden.dtype, weight.dtype
+                ctx.save_for_backward(*sums.gradients(like=hidden))
+            return sums.loss
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(  # pyrefly: ignore[bad-override]
+        ctx: Any, *grads: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        by_hidden, by_weight, by_bias = ctx.saved_tensors
+        hidden, weight = ctx.dtypes
+        scaled = (by_hidden * grads[0]).to(hidden), (by_weight * grads[0]).to(weight)
+        last = None if by_bias is None else (by_bias * grads[0]).to(weight)
+        return *scaled, last, None, None, None, None
+
+
+class _Sums:
+    """What chunks add up to: the loss, and gradients by the weight and the bias, all fp32."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, wanted: bool) -> None:
+        self._weight, self._bias, self._wanted = weight, bias, wanted
+        self._wide = torch.promote_types(weight.dtype, torch.float32)
+        self._by_hidden: list[torch.Tensor] = []
+        self._by_weight: torch.Tensor | None = None
+        self._by_bias: torch.Tensor | None = None
+        self.loss = torch.zeros((), dtype=self._wide, device=weight.device)
+
+    def add(self, hidden: torch.Tensor, labels: torch.Tensor, counts: torch.Tensor) -> None:
+        """Adds a chunk of rows."""
+        latest = self._by_hidden[-1] if self._by_hidden else None
+        if latest is not None and self._by_weight is not None:
+            # Else XLA's scheduler makes the logits of all chunks first, and holds them.
+            hidden = after(hidden, latest[0, 0] + self._by_weight[0, 0])
+        part = self._chunk(hidden, labels, counts)
+        self.loss = self.loss + part.loss
+        if not self._wanted:
+            return
+        wide, by_logits = self._wide, part.by_logits
+        # XLA reads the narrow tensors all the same, and the TPU multiplies in bf16.
+        by_weight = by_logits.t() @ hidden.to(wide)
+        self._by_weight = by_weight if self._by_weight is None else self._by_weight + by_weight
+        self._by_hidden.append(by_logits @ self._weight.to(wide))
+        if self._bias is not None:
+            by_bias = by_logits.sum(0)
+            self._by_bias = by_bias if self._by_bias is None else self._by_bias + by_bias
+
+    def gradients(
+        self, *, like: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """By hidden `[rows, hidden]`, weight and bias; `like` is hidden, which may have no rows."""
+        if self._by_weight is None:
+            nothing = torch.zeros_like(self._weight, dtype=self._wide)
+            bias = self._bias
+            return like.to(self._wide), nothing, None if bias is None else torch.zeros_like(bias)
+        return torch.cat(self._by_hidden), self._by_weight, self._by_bias
+
+    def _chunk(self, hidden: torch.Tensor, labels: torch.Tensor, counts: torch.Tensor) -> _Chunk:
+        logits = torch.nn.functional.linear(hidden, self._weight, self._bias).to(self._wide)
+        # Comparing with all numbers is a part of the pass over the logits that is there anyway; a
+        # gather and a scatter are operations of their own, slow ones on a TPU.
+        numbers = torch.arange(len(self._weight), dtype=torch.int32, device=hidden.device)
+        hits = numbers == labels[:, None]
+        top = logits.amax(1, keepdim=True)
+        log_sum = (logits - top).exp().sum(1, keepdim=True).log() + top
+        picked = torch.where(hits, logits, 0.0).sum(1)
+        known = (labels >= 0) & (labels < len(self._weight))
+        losses = torch.where(known, log_sum[:, 0] - picked, torch.nan)
+        by_logits = ((logits - log_sum).exp() - hits.to(self._wide)) * counts[:, None]
+        return _Chunk(torch.where(counts, losses, 0.0).sum(), by_logits)
+
+
+def _check(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    *,
+    bias: torch.Tensor | None,
+    reduction: str,
+    chunk: int | None,
+) -> None:
+    shapes = (
+        f"hidden {list(hidden.shape)}, weight {list(weight.shape)}, labels {list(labels.shape)}"
+    )
+    if weight.dim() != 2 or not hidden.dim() or hidden.shape[-1] != weight.shape[1]:
+        raise _error(f"{shapes}: it takes [..., hidden] and [vocabulary, hidden]")
+    if labels.shape != hidden.shape[:-1]:
+        raise _error(f"{shapes}: it takes one label for each row of hidden, not probabilities")
+    if labels.dtype not in _INTEGERS:
+        raise _error(f"the labels are {labels.dtype}. Give class numbers, such as torch.int64")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise _error(f"the bias has shape {list(bias.shape)}, not [{weight.shape[0]}]")
+    dtypes = {t.dtype for t in (hidden, weight, bias) if t is not None}
+    if not torch.is_autocast_enabled(hidden.device.type) and len(dtypes) > 1:
+        named = " and ".join(sorted(str(dtype) for dtype in dtypes))
+        raise _error(
+            f"it takes tensors of one dtype, not {named}. Cast one: hidden.to(weight.dtype)"
+        )
+    if reduction not in ("mean", "sum"):
+        raise _error(
+            f'reduction={reduction!r} would keep a loss of each row. Write "mean" or "sum"'
+        )
+    if chunk is not None and chunk < 1:
+        raise _error(f"chunk={chunk} is no number of rows. Leave it out")
+
+
+def _check_range(labels: torch.Tensor, *, vocabulary: int) -> None:
+    wrong = labels[(labels < 0) | (labels >= vocabulary)]
+    if wrong.numel():
+        raise IndexError(f"Target {int(wrong[0])} is out of bounds.")
+
+
+def _error(message: str) -> SpmdZeroUsageError:
+    return SpmdZeroUsageError(f"linear_cross_entropy: {message}")

@@ -1,0 +1,17 @@
+"""How the compiler is asked: as `spmdzero explain` asks it."""
+
+from typing import Any
+
+from spmdzero.explain import Topology, _aot
+
+
+def request_of(topology: str) -> dict[str, Any]:
+    """For a program that no config says more of."""
+    chips = Topology.parse(topology)
+    return {
+        "topology": chips.slice_name,
+        "slices": chips.slices,
+        "flags": {**_aot._LEAN, **_aot.TORCH_XLA_FLAGS},
+        "input_shardings": {},
+        "environment": dict(_aot._ENVIRONMENT),
+    }
