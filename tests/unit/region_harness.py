@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -25,6 +25,7 @@ class Probe:
         mesh: DeviceMesh,
         *,
         dtype: torch.dtype = torch.float32,
+        scan: Literal["on", "off"] = "off",
         **rules: Any,
     ) -> None:
         self.module, self.mesh = copy.deepcopy(module), mesh
@@ -32,7 +33,11 @@ class Probe:
         self._sums: dict[str, torch.Tensor] = {}
         self.sink_calls: list[str] = []
         self.region = ReplicaRegion(
-            mesh=mesh, module=self.module, sink=self._sink, rules=RegionRules(**rules)
+            mesh=mesh,
+            module=self.module,
+            sink=self._sink,
+            rules=RegionRules(**rules),
+            scan=scan,
         )
 
     def _sink(self, name: str, local: torch.Tensor) -> None:

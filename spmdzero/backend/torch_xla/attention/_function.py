@@ -12,7 +12,7 @@ import torch
 
 from spmdzero.backend.torch_xla import _private
 from spmdzero.backend.torch_xla.attention._form import Form
-from spmdzero.backend.torch_xla.scan import anchored
+from spmdzero.backend.torch_xla.scan import kept
 
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.bool: "bool"}
 
@@ -41,8 +41,7 @@ def run_kernels(form: Form, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 class _Kernels(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, form: Form, *tensors: torch.Tensor) -> torch.Tensor:
-        # What is returned gets this call's node, which keeps its inputs: an anchor must not.
-        out, *statistics = [anchored(made).detach() for made in _run("forward", form, tensors)]
+        out, *statistics = _run("forward", form, tensors)
         ctx.form = form
         ctx.save_for_backward(*tensors, out, *statistics)
         return out
@@ -57,6 +56,7 @@ def _run(direction: str, form: Form, tensors: Sequence[torch.Tensor]) -> list[to
     shapes = tuple((tuple(tensor.shape), _DTYPES[tensor.dtype]) for tensor in tensors)
     with _private.scope(f"attention.{direction}"):
         made = _private.call(_computation(direction, form, shapes), tensors)
+    made = kept(made) if direction == "forward" else made
     # What torch_xla makes of a call isn't wrapped, and writes through its views would be lost.
     return [torch.ops.aten.lift_fresh.default(tensor) for tensor in made]
 

@@ -46,23 +46,23 @@ class Anchors(TorchDispatchMode):
         super().__exit__(exc_type, exc_val, exc_tb)
         _entered.pop()
 
-    def anchored(self, value: torch.Tensor) -> torch.Tensor:
-        """What takes the place of a value that is an anchor."""
+    def kept(self, value: torch.Tensor) -> torch.Tensor:
+        """What takes the place of an anchor's value."""
         return self._keep(value) if self.active and not is_hooked() else value
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        return self.anchored(result) if func in ANCHORS else result
+        return self.kept(result) if func in ANCHORS else result
 
 
 _entered: list[Anchors] = []
 
 
-def anchored(value: torch.Tensor) -> torch.Tensor:
-    """A kernel's output, which is no operation of torch's, as one that backward finds again."""
-    return _entered[-1].anchored(value) if _entered else value
+def kept(values: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What takes the place of values that no operation of torch's made, such as a kernel's."""
+    return [_entered[-1].kept(value) for value in values] if _entered else values
 
 
 @contextlib.contextmanager
