@@ -19,7 +19,9 @@ _MOVES = frozenset(
     }
 )  # fmt: skip
 # Products over a batch dim: of queries and keys, of weights and values.
-_BATCHED = re.compile(r"aten__(matmul|bmm|baddbmm|einsum)\b|scaled_dot_product|(?:^|/)attention\.(?:for|back)ward\b")
+_BATCHED = re.compile(
+    r"aten__(matmul|bmm|baddbmm|einsum)\b|scaled_dot_product|(?:^|/)attention\.(?:for|back)ward\b"
+)
 _LOSS = re.compile(r"aten__\w*(_loss|log_softmax)|cross_?entropy", re.IGNORECASE)
 # Of norms that are written out, such as RMSNorm, by the names that their modules have.
 _NORM = re.compile(
