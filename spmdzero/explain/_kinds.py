@@ -18,17 +18,17 @@ _MOVES = frozenset(
         "parameter", "reshape", "slice", "slice-done", "slice-start", "transpose", "tuple",
     }
 )  # fmt: skip
+# What the region computes of attention.
+_SCOPE = r"(?:^|/)attention\.(?:for|back)ward\b"
 # Products over a batch dim: of queries and keys, of weights and values.
-_BATCHED = re.compile(
-    r"aten__(matmul|bmm|baddbmm|einsum)\b|scaled_dot_product|(?:^|/)attention\.(?:for|back)ward\b"
-)
+_BATCHED = re.compile(rf"aten__(matmul|bmm|baddbmm|einsum)\b|{_SCOPE}")
 _LOSS = re.compile(r"aten__\w*(_loss|log_softmax)|cross_?entropy", re.IGNORECASE)
 # Of norms that are written out, such as RMSNorm, by the names that their modules have.
 _NORM = re.compile(
     r"aten__\w*norm(_backward)?\b|\bmodule(?:_backward)?/(?:[^/]*\.)?(?:ln|\w*norm)[^/.]*\.\d+/",
     re.I,
 )
-_SOFTMAX = re.compile(r"aten__\w*softmax|scaled_dot_product|(?:^|/)attention\.(?:for|back)ward\b")
+_SOFTMAX = re.compile(rf"aten__\w*softmax|{_SCOPE}")
 # What the boundary does: sums, the norm, the update, the new parameters.
 _OPTIMIZER = re.compile(r"(?:^|/)zero\.(gradient|norm|update|direction|parameter)\b")
 _BY_NAME = (

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import spmdzero
 from spmdzero import Explanation, SpmdZeroUsageError
 from spmdzero.cli import _explain as command
 from spmdzero.cli._app import app

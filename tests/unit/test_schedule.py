@@ -145,7 +145,7 @@ def test_a_steps_time_is_the_sum_of_its_kinds_and_of_its_modules() -> None:
     assert kinds["kernels"].operations == 4 * LAYERS
     assert kinds["kernels"].seconds == pytest.approx(once.kernels)
     assert kinds["wire"].seconds == pytest.approx(once.exposed)
-    assert [o.seconds for o in once.dearest] == sorted((o.seconds for o in once.dearest))[::-1]
+    assert [o.seconds for o in once.dearest] == sorted(o.seconds for o in once.dearest)[::-1]
     assert {o.modelled for o in once.dearest if o.kind in ("kernels", "wire")} == {True}
 
 
