@@ -47,7 +47,13 @@ class Way:
 
 
 def measure(
-    *, devices: int, root: str, size: str, case: str, options: dict[str, Any], requests: dict[str, Any]
+    *,
+    devices: int,
+    root: str,
+    size: str,
+    case: str,
+    options: dict[str, Any],
+    requests: dict[str, Any],
 ) -> dict[str, Any]:
     """Lowers the step and keeps the program, with how each of the topologies is asked for."""
     # An equal program is compiled once, wherever the lines are that wrote it.
@@ -195,7 +201,9 @@ class _Step:
                 hidden, _ = jax.lax.scan(lambda h, q: (block(q, h), None), hidden, stacked)
             else:
                 for i in range(case.layers):
-                    hidden = block({f"layers.{i}/{n}": p[f"layers.{i}/{n}"] for n in model.layer}, hidden)
+                    hidden = block(
+                        {f"layers.{i}/{n}": p[f"layers.{i}/{n}"] for n in model.layer}, hidden
+                    )
             return model.leave(outer, hidden, y, last), {}
 
         return loss
