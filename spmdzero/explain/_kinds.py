@@ -18,8 +18,8 @@ _MOVES = frozenset(
         "parameter", "reshape", "slice", "slice-done", "slice-start", "transpose", "tuple",
     }
 )  # fmt: skip
-# What the region computes of attention.
-_SCOPE = r"(?:^|/)attention\.(?:for|back)ward\b"
+# What the region computes of attention, and what JAX traces in a scope of that name.
+_SCOPE = r"(?:^|/)attention\.(?:for|back)ward\b|(?:^|[/(])(?:causal_)?attention\)*/"
 # Products over a batch dim: of queries and keys, of weights and values.
 _BATCHED = re.compile(rf"aten__(matmul|bmm|baddbmm|einsum)\b|{_SCOPE}")
 _LOSS = re.compile(r"aten__\w*(_loss|log_softmax)|cross_?entropy", re.IGNORECASE)
