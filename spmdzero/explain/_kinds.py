@@ -48,7 +48,10 @@ def kind_of(operation: Operation) -> str:
     if operation.kernel is not None:
         return "kernels"
     if operation.products:
-        return "attention" if any(map(_BATCHED.search, operation.products)) else "matmul"
+        # A loop's body may have lost the names of what it came from.
+        unnamed = not any("aten__" in name for name in operation.products)
+        batched = operation.batched and unnamed
+        return "attention" if batched or any(map(_BATCHED.search, operation.products)) else "matmul"
     if operation.opcodes <= _MOVES:
         return "copies"
     for name in operation.op_names:
