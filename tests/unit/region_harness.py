@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from spmdzero.backend import Batch, RegionRules
+from spmdzero.backend._region import AttentionChoice
 from spmdzero.backend.torch_xla import DeviceMesh, ReplicaRegion, runtime
 from spmdzero.backend.torch_xla._manual import leave_stacked
 from spmdzero.state._placed_module import move_module
@@ -25,6 +26,7 @@ class Probe:
         mesh: DeviceMesh,
         *,
         dtype: torch.dtype = torch.float32,
+        attention: AttentionChoice = "auto",
         **rules: Any,
     ) -> None:
         self.module, self.mesh = copy.deepcopy(module), mesh
@@ -32,8 +34,9 @@ class Probe:
         self._sums: dict[str, torch.Tensor] = {}
         self.sink_calls: list[str] = []
         self.region = ReplicaRegion(
-            mesh=mesh, module=self.module, sink=self._sink, rules=RegionRules(**rules)
-        )
+            mesh=mesh, module=self.module, sink=self._sink, rules=RegionRules(**rules),
+            attention=attention,
+        )  # fmt: skip
 
     def _sink(self, name: str, local: torch.Tensor) -> None:
         self.sink_calls.append(name)
