@@ -34,6 +34,8 @@ class SpmdConfig(Section):
         capture: whether `engine.train_batch` replays its compiled programs, without tracing them
             again, once it has seen that they stay the same, and the three calls put into a step
             what they traced before.
+        scan: whether four or more equal blocks of a ModuleList or Sequential are compiled once, as
+            a loop: "auto" does so in programs for TPUs, "on" on any device.
     """
 
     mesh: dict[str, int] = Field(default_factory=lambda: {"fsdp": -1})
@@ -48,6 +50,7 @@ class SpmdConfig(Section):
     compile_cache: str = ""
     check_finite: bool = False
     capture: bool = True
+    scan: Literal["auto", "on", "off"] = "auto"
 
     @field_validator("mesh")
     @classmethod
@@ -94,6 +97,12 @@ class SpmdConfig(Section):
                 "with a global forward the rows of a chunk are all on one device, or two",
                 fix='Leave it out, or write "forward": "region".',
                 at=("fused_loss",),
+            )
+        if self.forward == "global" and self.scan == "on":
+            raise RefusedValueError(
+                "equal blocks become a loop in the replica region, which a global forward lacks",
+                fix='Write "auto", or "forward": "region".',
+                at=("scan",),
             )
         if self.forward == "global" and self.outputs:
             raise RefusedValueError(

@@ -31,7 +31,7 @@ from spmdzero.state._training import Training
 
 _SHARED = (
     "spmd_config plan mesh optimizer lr_scheduler training_dataloader device skipped_steps "
-    "in_train_batch named_tensors"
+    "in_train_batch named_tensors attention"
 )
 _ACCUMULATION = (
     "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps "
@@ -75,6 +75,8 @@ class Engine(nn.Module, _Offered):
         plan: where every tensor lives.
         device: the virtual device that stands for the mesh.
         audit, doctor: what is wrong with its steps; see `spmdzero.audit`, `spmdzero.doctor`.
+        attention: how the latest forward computes attention, call by call; empty on the CPU unless
+            ``"spmd": {"attention": "kernel"}``.
         explain: whether a step fits, what it moves, what it waits for; see `spmdzero.explain`.
         programs: what was compiled, and what was read from the devices, so far.
         donated_inputs: kind of program -> inputs whose buffers it reuses, once compiled.

@@ -7,6 +7,7 @@ from spmdzero.explain._aot import (
     compile_for_tpu,
     require_tpu_compiler,
 )
+from spmdzero.explain._attention import AttentionUse
 from spmdzero.explain._chips import CHIPS, Chip, Topology
 from spmdzero.explain._explain import explain, explain_engine
 from spmdzero.explain._explanation import Explanation
@@ -18,6 +19,7 @@ from spmdzero.explain._without_data import made_up
 
 __all__ = [
     "CHIPS",
+    "AttentionUse",
     "Chip",
     "Compiled",
     "CompilerMemory",

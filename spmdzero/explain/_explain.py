@@ -1,6 +1,7 @@
 """Explaining a model under a config, or a live engine."""
 
 import copy
+import dataclasses
 import gc
 import inspect
 import os
@@ -16,6 +17,7 @@ from spmdzero.config import SpmdZeroConfig, load_config
 from spmdzero.engine import Engine, initialize
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.explain._aot import TORCH_XLA_FLAGS, require_tpu_compiler
+from spmdzero.explain._attention import attention_uses
 from spmdzero.explain._chips import CHIPS, Topology
 from spmdzero.explain._explanation import Explanation
 from spmdzero.explain._fit import fit_of_stages
@@ -24,6 +26,7 @@ from spmdzero.explain._progress import Step, shown
 from spmdzero.explain._roofline import Roofline, roofline
 from spmdzero.explain._targets import Target, compile_on
 from spmdzero.explain._trace import Batch, TracedProgram, trace_audited, trace_step
+from spmdzero.explain._twin import ForTpu, engine_for_tpu, traced_for_tpu, twin_or
 from spmdzero.explain._without_data import (
     bring_to_devices,
     is_without_data,
@@ -79,14 +82,22 @@ def explain(
     order = (own, *sorted(set(stages) - {own}))
     compiled: dict[int, list[Target]] = {}
     with shown(len(order) + len(order) * _programs(settings) * len(topologies)) as step:
-        engine, programs, audit = _traced(model, settings.source, own, batch, step, audited=True)
-        compiled[own] = compile_on(programs, topologies, flags=flags, stage=own, step=step)
+
+        def traced(stage: int) -> _Traced:
+            found = _traced(model, settings.source, stage, batch, step, audits=stage == own,
+                            for_tpu=bool(topologies))  # fmt: skip
+            compiled[stage] = compile_on(
+                found.programs, topologies, for_tpu=found.for_tpu.programs, flags=flags,
+                stage=stage, step=step,
+            )  # fmt: skip
+            return found
+
+        found = traced(own)
         for stage in order[1:]:
-            _, others, _ = _traced(model, settings.source, stage, batch, step, audited=False)
-            compiled[stage] = compile_on(others, topologies, flags=flags, stage=stage, step=step)
-    explanation = _put_together(engine, audit, compiled, batch)
+            traced(stage)
+    explanation = _put_together(found, compiled, batch)
     # Tensors without data would fail whatever program this process runs next.
-    del engine
+    del found
     gc.collect()
     return explanation
 
@@ -116,9 +127,25 @@ def explain_engine(
     with shown(1 + _programs(settings) * len(topologies)) as step:
         with step(f"stage {engine.plan.stage}, tracing"):
             programs, audit = trace_audited(engine, batch, steps=1)
+            for_tpu = ForTpu(programs=programs)
+            if topologies:
+                for_tpu = twin_or(programs, lambda: engine_for_tpu(engine, batch))
         flags, stage = _flags(settings), engine.plan.stage
-        own = compile_on(programs, topologies, flags=flags, stage=stage, step=step)
-    return _put_together(engine, audit, {stage: own}, batch)
+        own = compile_on(
+            programs, topologies, for_tpu=for_tpu.programs, flags=flags, stage=stage, step=step
+        )
+    found = _Traced(engine=engine, programs=programs, audit=audit, for_tpu=for_tpu)
+    return _put_together(found, {stage: own}, batch)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Traced:
+    """A step: the engine, its programs on this process's devices, and those for TPUs."""
+
+    engine: Engine
+    programs: tuple[TracedProgram, ...]
+    audit: AuditReport
+    for_tpu: ForTpu
 
 
 def _topologies(names: Iterable[str]) -> list[Topology]:
@@ -148,22 +175,30 @@ def _traced(
     batch: Batch,
     step: Step,
     *,
-    audited: bool,
-) -> tuple[Engine, tuple[TracedProgram, ...], AuditReport]:
+    audits: bool,
+    for_tpu: bool,
+) -> _Traced:
     section = source.get("zero_optimization", {})
     config = {**source, "zero_optimization": {**section, "stage": stage}}
-    nothing = AuditReport(findings=(), steps=0, programs=())
+    audit = AuditReport(findings=(), steps=0, programs=())
     duplicate = copy.deepcopy(model)
     with step(f"stage {stage}, tracing"):
         if is_without_data(model):
-            with runtime.tracing_only():
+            with runtime.tracing_only(platform="TPU"):
                 bring_to_devices(duplicate)
                 engine, *_ = initialize(model=duplicate, config=config)
-                return engine, trace_without_data(engine, batch), nothing
+                programs = trace_without_data(engine, batch)
+            there = ForTpu(programs=programs, attention=engine.attention)
+            return _Traced(engine=engine, programs=programs, audit=audit, for_tpu=there)
         engine, *_ = initialize(model=duplicate, config=config)
-        if audited:
-            return engine, *trace_audited(engine, batch, steps=_AUDITED_STEPS)
-        return engine, trace_step(engine, batch), nothing
+        if audits:
+            programs, audit = trace_audited(engine, batch, steps=_AUDITED_STEPS)
+        else:
+            programs = trace_step(engine, batch)
+        there = ForTpu(programs=programs)
+        if for_tpu:
+            there = twin_or(programs, lambda: traced_for_tpu(model, config, batch))
+    return _Traced(engine=engine, programs=programs, audit=audit, for_tpu=there)
 
 
 def _flags(settings: SpmdZeroConfig) -> dict[str, str]:
@@ -171,8 +206,9 @@ def _flags(settings: SpmdZeroConfig) -> dict[str, str]:
 
 
 def _put_together(
-    engine: Engine, audit: AuditReport, compiled: Mapping[int, Sequence[Target]], batch: Batch
+    found: _Traced, compiled: Mapping[int, Sequence[Target]], batch: Batch
 ) -> Explanation:
+    engine, audit = found.engine, found.audit
     plan = engine.plan
     own = [target for target in compiled[plan.stage] if target.compiled]
     accumulation = engine.gradient_accumulation_steps()
@@ -189,6 +225,8 @@ def _put_together(
         moves=tuple(target.moves(plan) for target in own),
         audit=_with_tpu_findings(audit, engine, own),
         rooflines=tuple(_rooflines(plan, own, tokens)),
+        attention=attention_uses(found.for_tpu.attention),
+        tpu_note=found.for_tpu.note,
     )
 
 

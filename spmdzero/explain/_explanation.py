@@ -7,6 +7,7 @@ from pydantic import TypeAdapter, ValidationError
 from spmdzero._display import Shown, page_of
 from spmdzero.audit import AuditReport
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.explain._attention import AttentionUse
 from spmdzero.explain._fit import StageFit
 from spmdzero.explain._moves import Moves
 from spmdzero.explain._roofline import Roofline
@@ -31,6 +32,8 @@ class Explanation(Shown):
         moves: the traffic of the config's stage on each target that compiled it.
         audit: what is wrong in the programs and, where steps were trained, with those.
         rooflines: compute, memory and network time, on each chip.
+        attention: what of it is a kernel in the programs for TPUs, and what isn't and why.
+        tpu_note: why those programs are the CPU's, "" where they were traced for TPUs.
     """
 
     stage: int
@@ -44,6 +47,8 @@ class Explanation(Shown):
     moves: tuple[Moves, ...]
     audit: AuditReport
     rooflines: tuple[Roofline, ...]
+    attention: tuple[AttentionUse, ...] = ()
+    tpu_note: str = ""
 
     def moves_on(self, target: str) -> Moves:
         """The traffic on one target.

@@ -108,11 +108,17 @@ def compile_on(
     programs: Sequence[TracedProgram],
     topologies: Sequence[Topology],
     *,
+    for_tpu: Sequence[TracedProgram],
     flags: Mapping[str, str],
     stage: int,
     step: Step,
 ) -> list[Target]:
-    """What this process's compiler, if it was asked, and libtpu, by `flags`, make of a step."""
+    """What this process's compiler, if it was asked, and libtpu, by `flags`, make of a step.
+
+    Args:
+        programs: as they are here.
+        for_tpu: as they are on `topologies`.
+    """
     here = f"{runtime.platform().lower()}:{runtime.device_count()}"
 
     def compiled(job: tuple[TracedProgram, Topology]) -> Compiled:
@@ -123,12 +129,12 @@ def compile_on(
     own = tuple(program.compiled for program in programs if program.compiled is not None)
     targets = [Target(name=here, topology=None, traced=tuple(programs), made=own)] if own else []
     with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
-        jobs = [(program, topology) for topology in topologies for program in programs]
+        jobs = [(program, topology) for topology in topologies for program in for_tpu]
         made = iter(list(pool.map(compiled, jobs)))
     for topology in topologies:
-        mine = tuple(next(made) for _ in programs)
+        mine = tuple(next(made) for _ in for_tpu)
         targets.append(
-            Target(name=topology.name, topology=topology, traced=tuple(programs), made=mine)
+            Target(name=topology.name, topology=topology, traced=tuple(for_tpu), made=mine)
         )
     return targets
 

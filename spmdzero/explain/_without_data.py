@@ -9,6 +9,7 @@ from torch import nn
 from spmdzero.backend import Placeholders, Replicated, map_tensors, programs, runtime
 from spmdzero.engine import Engine, StepGraph, find_loss, inputs_of
 from spmdzero.explain._trace import Batch, TracedProgram
+from spmdzero.profiling import module_scopes
 
 
 def made_up(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -89,7 +90,7 @@ def _trace(
 
     engine.set_gradient_accumulation_boundary(kind == "boundary")
     args, kwargs = inputs_of(batch)
-    with engine.observe(read):
+    with module_scopes(engine.module), engine.observe(read):
         try:
             engine.backward(find_loss(engine(*args, **kwargs)))
             engine.step()

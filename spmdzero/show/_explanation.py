@@ -35,7 +35,8 @@ def _parts(explanation: Explanation) -> Iterator[Part]:
         f"{micro} micro-batch{'es' if micro > 1 else ''} a step, "
         f"{explanation.tokens:,} tokens a device and step"
     )
-    yield Lines((heading, f"flags of the TPU compiler: {', '.join(explanation.xla_flags)}"))
+    flags = f"flags of the TPU compiler: {', '.join(explanation.xla_flags)}"
+    yield Lines((heading, flags, *_attention(explanation)))
     yield _fit_table(explanation)
     for moves in explanation.moves:
         yield _moves_table(moves)
@@ -45,6 +46,21 @@ def _parts(explanation: Explanation) -> Iterator[Part]:
     below = "" if audit.steps else _ONLY_IN_A_RUN
     yield findings(audit, above="3. What is wrong?", below=below)
     yield _time_table(explanation)
+
+
+def _attention(explanation: Explanation) -> Iterator[str]:
+    """A line on the programs for TPUs, where something is to be said of them."""
+    if explanation.tpu_note:
+        yield explanation.tpu_note
+    for use in explanation.attention:
+        calls = f"{use.calls} call{'s' if use.calls > 1 else ''}"
+        if use.plain_because is None:
+            yield f"attention on a TPU: {calls} by a kernel, first at {use.first}"
+        else:
+            yield (
+                f"attention on a TPU: {calls} as plain products, first at {use.first}, because "
+                f"{use.plain_because}"
+            )
 
 
 def _fit_table(explanation: Explanation) -> Table:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from spmdzero.backend import Forward, Mesh, Region, runtime
+from spmdzero.backend import AttentionCall, Forward, Mesh, Region, runtime
 from spmdzero.config import BatchSizes, SpmdZeroConfig
 from spmdzero.data._inputs import InputPlacer
 from spmdzero.data._loader import ZeroDataLoader
@@ -81,6 +81,11 @@ class Training:
     def region(self) -> Region | None:
         """Where the forward runs, None with a global forward."""
         return self.forward if isinstance(self.forward, Region) else None
+
+    @property
+    def attention(self) -> tuple[AttentionCall, ...]:
+        """How the latest forward computes attention; empty where its program has no kernels."""
+        return self.forward.attention
 
     @functools.cached_property
     def parameters(self) -> tuple[tuple[str, nn.Parameter], ...]:

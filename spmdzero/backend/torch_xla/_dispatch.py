@@ -46,6 +46,7 @@ class RegionDispatch(TorchDispatchMode):
         owner: the module whose forward runs, to name submodules in errors.
 
     Attributes:
+        random: as given.
         recomputes: whether something hooks the tensors that autograd saves, as activation
             checkpointing does.
         read_at: where Python first read a value that is not fixed, None if it did not.
@@ -61,7 +62,7 @@ class RegionDispatch(TorchDispatchMode):
         owner: nn.Module,
     ) -> None:
         super().__init__()
-        self._random, self._upload, self._owner = random, upload, owner
+        self.random, self._upload, self._owner = random, upload, owner
         self._read, self._read_fixed = read, read_fixed
         self._written: list[torch.Tensor] = []
         self.recomputes = False
@@ -171,7 +172,7 @@ class RegionDispatch(TorchDispatchMode):
                 "generator out and seed with torch.manual_seed"
             )
         try:
-            return REPLACEMENTS[func](self._random, *args, **kwargs)
+            return REPLACEMENTS[func](self.random, *args, **kwargs)
         except (ValueError, RuntimeError) as error:
             raise self._error(f"{func}: {error}") from error
 

@@ -29,14 +29,14 @@ class ReplicaRandom:
     """Draws per replica. `replica` is `[1]` int32 in replica space, `key` makes a fresh one."""
 
     def __init__(self, replica: torch.Tensor, key: Callable[[int], torch.Tensor]) -> None:
-        self._replica, self._key = replica, key
+        self.replica, self.key = replica, key
 
     def bits(self, shape: torch.Size) -> torch.Tensor:
         """`shape` int32, uniform over 23 bits: what float32 holds exactly with half a step."""
-        key = self._key(draw_key())
+        key = self.key(draw_key())
         count = math.prod(shape)
-        index = torch.arange(count, dtype=torch.int32, device=self._replica.device)
-        stream = _scramble(_scramble(self._replica * 0x3C6EF35F + 0x1F123BB5) ^ key)
+        index = torch.arange(count, dtype=torch.int32, device=self.replica.device)
+        stream = _scramble(_scramble(self.replica * 0x3C6EF35F + 0x1F123BB5) ^ key)
         return ((_scramble(_scramble(index ^ stream) + stream)) & 0x7FFFFF).reshape(shape)
 
     def uniform(self, shape: torch.Size, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -142,6 +142,9 @@ def no_stand_in_left() -> Iterator[None]:
         StandInKeptError: something had to be taken from somebody who kept it.
     """
     device = runtime.device()
+    # Inside of another trace there are stand-ins that are wanted: what is older than this one.
+    since = _private.latest_tensor_id() if _guards else 0
+    _guards.append(None)
     collects = gc.isenabled()
     # What it would let go of meanwhile would be missing from the count.
     gc.disable()
@@ -152,24 +155,30 @@ def no_stand_in_left() -> Iterator[None]:
         # Whoever keeps the error, as Jupyter does, would keep the frames that it came through.
         for frame, _ in traceback.walk_tb(error.__traceback__):
             _empty(frame)
-        _let_go(device, before)
+        _let_go(device, before, since)
         raise
     else:
-        if _let_go(device, before):
+        if _let_go(device, before, since):
             raise StandInKeptError
     finally:
+        _guards.pop()
         if collects:
             gc.enable()
 
 
-def _let_go(device: torch.device, before: int) -> bool:
+_guards: list[None] = []
+
+
+def _let_go(device: torch.device, before: int, since: int) -> bool:
     if _private.count_pending(device) <= before:
         return False
     gc.collect()
     if _private.count_pending(device) <= before:
         return False
     for found in gc.get_objects():
-        if issubclass(type(found), torch.Tensor) and _private.needs_placeholder(found):
+        if not issubclass(type(found), torch.Tensor) or not _private.needs_placeholder(found):
+            continue
+        if _private.tensor_id(found) > since:
             _private.replace(found, torch.zeros_like(found))
     return True
 

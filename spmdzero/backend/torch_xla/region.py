@@ -39,6 +39,7 @@ from spmdzero.backend.torch_xla._reads import watch_reads
 from spmdzero.backend.torch_xla.attention import AttentionKernels
 from spmdzero.backend.torch_xla.kernels import TorchsNorms, mend_extremes
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
+from spmdzero.backend.torch_xla.scan import Scan, equal_blocks_as_loops, made_real
 from spmdzero.backend.torch_xla.strangers import is_fixed
 from spmdzero.errors import ReplicaRegionError
 
@@ -59,6 +60,7 @@ class ReplicaRegion:
             differentiate its own loss.
         autocast: dtype of `torch.autocast` around the module's forward, None for none.
         attention: who computes `scaled_dot_product_attention`, see `AttentionKernels`.
+        scan: whether equal blocks of the module become one loop, see `equal_blocks_as_loops`.
 
     Attributes:
         replicas: number of each replica, `[n]` int32, sharded.
@@ -78,12 +80,13 @@ class ReplicaRegion:
         seed: int = 1,
         autocast: torch.dtype | None = None,
         attention: AttentionChoice = "auto",
+        scan: Scan = "off",
     ) -> None:
         mend_extremes()
         watch_reads(mesh)
         self._mesh, self._module, self._sink = mesh, module, sink
         self._outputs = Outputs(mesh=mesh, rules=rules, seed=seed)
-        self._seed, self._autocast = seed, autocast
+        self._seed, self._autocast, self._scan = seed, autocast, scan
         first = runtime.process_index() * runtime.local_device_count()
         ids = torch.arange(first, first + runtime.local_device_count(), dtype=torch.int32)
         self.replicas = mesh.place(ids, mesh.batch_spec(1))
@@ -134,8 +137,16 @@ class ReplicaRegion:
             TorchsNorms(),
             AttentionKernels(self._attention, owner=self._module) as kernels,
             autocast(self._autocast),
+            equal_blocks_as_loops(
+                self._module,
+                self._scan,
+                random=dispatch.random,
+                upload=self._upload,
+                enter=self._enter_whole,
+            ),
         ):
             output = functional_call(self._module, state, entered_args, entered_kwargs)
+            output = made_real(output)
         self.recomputes, self.read_at = dispatch.recomputes, dispatch.read_at
         self.attention = tuple(kernels.calls)
         refuse_new(kept, kept_tensors(self._module))

@@ -65,5 +65,6 @@ from spmdzero.backend.torch_xla._private.values import (
     replace,
     set_value,
     start_pending,
+    tensor_id,
     write_stamp,
 )

@@ -81,6 +81,11 @@ def latest_tensor_id() -> int:
     return _C._xla_get_tensor_id(torch.empty(0, device="xla"))
 
 
+def tensor_id(tensor: torch.Tensor) -> int:
+    """Later tensors have higher ones."""
+    return _C._xla_get_tensor_id(tensor)
+
+
 def write_stamp(tensor: torch.Tensor) -> tuple[int, int]:
     """Changes whenever `tensor` is written: in place, through a view, or through `.data`."""
     # Writes through .data leave the version alone, and copy_ leaves the id alone.

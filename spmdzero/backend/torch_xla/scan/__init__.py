@@ -1,0 +1,6 @@
+"""Equal blocks of a model as one loop of the program, which is compiled once."""
+
+from spmdzero.backend.torch_xla.scan._calls import Scan, equal_blocks_as_loops
+from spmdzero.backend.torch_xla.scan._stand_in import made_real
+
+__all__ = ["Scan", "equal_blocks_as_loops", "made_real"]

@@ -1,0 +1,69 @@
+"""Which values of a block's forward its backward finds again, and doesn't compute again."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._C import _autograd as _C
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_aten = torch.ops.aten
+# The rest is cheap beside them: elementwise, or a sum over a row. XLA would compute it again in a
+# backward fusion too, unless memory is plenty.
+ANCHORS = {
+    _aten.mm.default,
+    _aten.bmm.default,
+    _aten.addmm.default,
+    _aten.baddbmm.default,
+    _aten.mv.default,
+    _aten.dot.default,
+    _aten.linear.default,
+    _aten.convolution.default,
+    _aten.convolution_overrideable.default,
+}
+
+
+class Anchors(TorchDispatchMode):
+    """Hands each anchor's value to `keep`, whose answer takes its place.
+
+    Args:
+        keep: called in the order of the forward.
+
+    Attributes:
+        active: whether anchors are looked for.
+    """
+
+    def __init__(self, keep: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._keep, self.active = keep, True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.active and func in ANCHORS and not is_hooked():
+            return self._keep(result)
+        return result
+
+
+@contextlib.contextmanager
+def no_hooks() -> Iterator[None]:
+    """What autograd saves inside is simply kept, whoever hooks it outside: checkpointing, for one.
+
+    Hooks of our own that did nothing would not do: each saved output would keep itself alive.
+    """
+    hooks = []
+    while is_hooked():
+        hooks.append(_C._top_saved_tensors_default_hooks(False))
+        _C._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            _C._push_saved_tensors_default_hooks(pack, unpack)
+
+
+def is_hooked() -> bool:
+    """Whether somebody hooks what autograd saves."""
+    return _C._top_saved_tensors_default_hooks(False) is not None

@@ -1,0 +1,182 @@
+"""Watches calls of blocks while a forward is traced."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from spmdzero._logging import log_once
+from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend.torch_xla._private.loops import Form
+from spmdzero.backend.torch_xla._random import ReplicaRandom
+from spmdzero.backend.torch_xla.scan._anchors import is_hooked
+from spmdzero.backend.torch_xla.scan._body import Block, Body, trace
+from spmdzero.backend.torch_xla.scan._candidates import (
+    Candidate,
+    candidates,
+    has_hooks,
+)
+from spmdzero.backend.torch_xla.scan._chain import Call, Chain
+from spmdzero.backend.torch_xla.scan._plain import flatten
+from spmdzero.backend.torch_xla.scan._refused import NotALoopError
+from spmdzero.backend.torch_xla.scan._stand_in import made_real
+
+Scan = Literal["auto", "on", "off"]
+
+
+@contextlib.contextmanager
+def equal_blocks_as_loops(
+    model: nn.Module,
+    scan: Scan,
+    *,
+    random: ReplicaRandom,
+    upload: Callable[[torch.Tensor], torch.Tensor],
+    enter: Callable[[torch.Tensor], torch.Tensor],
+) -> Iterator[None]:
+    """Inside, equal blocks of `model` that call each other become one loop.
+
+    Args:
+        model: its parameters are the replica's.
+        scan: "auto" does so in programs for TPUs.
+        random, upload, enter: see `Chain`.
+    """
+    if scan == "off" or (scan == "auto" and runtime.program_platform() != "TPU"):
+        yield
+        return
+    found = candidates(model)
+    classes = {type(part) for part in model.modules() if id(part) in found}
+    calls = _Calls(found, random=random, upload=upload, enter=enter)
+    with contextlib.ExitStack() as stack:
+        for kind in classes:
+            stack.enter_context(calls.of(kind))
+        yield
+
+
+class _Calls:
+    def __init__(self, found: dict[int, Candidate], **given: Any) -> None:
+        self._found, self._given = found, given
+        self._chain: Chain | None = None
+        self._series = 0
+        self._unrolled: set[int] = set()
+        self._tracing = False
+
+    @contextlib.contextmanager
+    def of(self, kind: type[nn.Module]) -> Iterator[None]:
+        """Inside, calls of this class come here."""
+        own = "__call__" in vars(kind)
+        call = kind.__call__
+
+        @functools.wraps(call)
+        def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            candidate = self._found.get(id(module))
+            if candidate is None or self._tracing or candidate.series in self._unrolled:
+                return call(module, *args, **kwargs)
+            return self._call(candidate, call, module, args, kwargs)
+
+        kind.__call__ = watched
+        try:
+            yield
+        finally:
+            if own:
+                kind.__call__ = call
+            else:
+                del kind.__call__
+            self._chain = None
+
+    def _call(
+        self,
+        candidate: Candidate,
+        call: Callable[..., Any],
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        chain = self._chain
+        if not args or not isinstance(args[0], torch.Tensor):
+            return call(module, *args, **kwargs)
+        x, *rest = args
+        follows = (
+            chain is not None
+            and self._series == candidate.series
+            and candidate.place == chain.last + 1
+            and chain.expects(x)
+        )
+        rest, kwargs = made_real((tuple(rest), kwargs))
+        follows = follows and chain is not None and not chain.is_real
+        try:
+            body, shared, checkpointed = self._trace(call, module, x, rest, kwargs)
+        except NotALoopError as reason:
+            self._leave(candidate, str(reason))
+            x = made_real(x)
+            return call(module, x, *rest, **kwargs)
+        if not follows or chain is None or not _continues(chain, body, shared):
+            x = made_real(x)
+            chain = self._chain = Chain(body, x, shared, last=candidate.place - 1, **self._given)
+            self._series = candidate.series
+        chain.last = candidate.place
+        made = chain.add(
+            Call(
+                module=module,
+                call=call,
+                args=rest,
+                kwargs=kwargs,
+                keys=chain.draw(),
+                checkpointed=checkpointed,
+            )
+        )
+        return made_real(made) if self._is_last(candidate) else made
+
+    def _trace(
+        self,
+        call: Callable[..., Any],
+        module: nn.Module,
+        x: torch.Tensor,
+        rest: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[Body, list[torch.Tensor], bool]:
+        if has_hooks(module):
+            raise NotALoopError("a block has hooks")
+        shared, _ = flatten((rest, kwargs))
+        if x.device.type != "xla" or any(t.device.type != "xla" for t in shared):
+            raise NotALoopError("a block is given a tensor on the CPU")
+        if not x.is_floating_point():
+            raise NotALoopError(f"a block is given {x.dtype}")
+        checkpointed = is_hooked()
+        block = Block(
+            module=module,
+            call=call,
+            args=rest,
+            kwargs=kwargs,
+            x=Form(tuple(x.shape), x.dtype),
+            saves=not checkpointed,
+        )
+        self._tracing = True
+        try:
+            return trace(block), shared, checkpointed
+        finally:
+            self._tracing = False
+
+    def _is_last(self, candidate: Candidate) -> bool:
+        return not any(
+            other.series == candidate.series and other.place == candidate.place + 1
+            for other in self._found.values()
+        )
+
+    def _leave(self, candidate: Candidate, reason: str) -> None:
+        """The rest of the row runs block by block."""
+        self._unrolled.add(candidate.series)
+        log_once(
+            f"the equal blocks of {candidate.name!r} are not compiled as one loop "
+            f'("spmd": {{"scan"}}): {reason}'
+        )
+
+
+def _continues(chain: Chain, body: Body, shared: list[torch.Tensor]) -> bool:
+    return (
+        len(shared) == len(chain.shared)
+        and all(one is other for one, other in zip(shared, chain.shared, strict=True))
+        and body.is_same(chain.body)
+    )

@@ -1,0 +1,71 @@
+"""Which modules may be equal blocks, by what can be seen without running them."""
+
+import dataclasses
+import itertools
+from typing import Any
+
+import torch
+from torch import nn
+
+FEWEST = 4
+"""Blocks below which a loop gains little: its forward and backward are compiled once each."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A block.
+
+    Attributes:
+        series: the number of its row of blocks.
+        place: its own in that.
+        name: of the module that holds the row.
+    """
+
+    series: int
+    place: int
+    name: str
+
+
+def candidates(model: nn.Module) -> dict[int, Candidate]:
+    """By the module's id: children of a ModuleList or Sequential that follow each other, of one
+    class, with equal names, shapes and dtypes of parameters and buffers."""
+    found: dict[int, Candidate] = {}
+    series = 0
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.ModuleList | nn.Sequential):
+            continue
+        for form, row in itertools.groupby(module, key=_form):
+            blocks = list(row)
+            if len(blocks) < FEWEST or not form[1]:
+                continue
+            series += 1
+            for place, block in enumerate(blocks):
+                found.setdefault(id(block), Candidate(series, place, name))
+    return found
+
+
+def _form(block: nn.Module) -> tuple[Any, ...]:
+    def of(named: Any) -> tuple[Any, ...]:
+        return tuple((n, tuple(t.shape), t.dtype, t.requires_grad) for n, t in named)
+
+    return type(block), of(block.named_parameters()), of(block.named_buffers()), block.training
+
+
+def has_hooks(block: nn.Module) -> bool:
+    """Whether something else than its forward runs when it is called."""
+    return any(
+        part._forward_hooks
+        or part._forward_pre_hooks
+        or part._backward_hooks
+        or part._backward_pre_hooks
+        for part in block.modules()
+    )
+
+
+def surroundings() -> tuple[Any, ...]:
+    """What decides beside its inputs what a block computes."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled("xla"),
+        torch.get_autocast_dtype("xla"),
+    )

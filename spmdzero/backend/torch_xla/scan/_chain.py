@@ -1,0 +1,169 @@
+"""Calls of blocks that have yet to run."""
+
+import contextlib
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from spmdzero.backend._keys import draw_key
+from spmdzero.backend.torch_xla._random import ReplicaRandom
+from spmdzero.backend.torch_xla.recompute import recomputed
+from spmdzero.backend.torch_xla.scan._body import Body
+from spmdzero.backend.torch_xla.scan._candidates import FEWEST, surroundings
+from spmdzero.backend.torch_xla.scan._loop import Given, run
+from spmdzero.backend.torch_xla.scan._plain import unflatten
+from spmdzero.backend.torch_xla.scan._stand_in import StandIn, followed_error
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Call:
+    """One block's call.
+
+    Attributes:
+        module: the block.
+        call: runs it.
+        args, kwargs: after its first argument.
+        keys: of its draws.
+        checkpointed: whether its activations are to be computed again in backward.
+    """
+
+    module: nn.Module
+    call: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    keys: tuple[int, ...]
+    checkpointed: bool
+
+
+class Chain:
+    """Blocks of which each takes what the one before returns.
+
+    Args:
+        body: the first block, traced.
+        x: what it takes.
+        shared: the tensors that each takes beside.
+        random: of the replicas.
+        upload, enter: a CPU tensor, and one on the devices -> every replica's copy.
+
+    Attributes:
+        last: the number of the latest block in its row.
+        surroundings: under which the blocks are called.
+    """
+
+    def __init__(
+        self,
+        body: Body,
+        x: torch.Tensor,
+        shared: Sequence[torch.Tensor],
+        *,
+        random: ReplicaRandom,
+        upload: Callable[[torch.Tensor], torch.Tensor],
+        enter: Callable[[torch.Tensor], torch.Tensor],
+        last: int,
+    ) -> None:
+        self.body, self.shared, self.last = body, shared, last
+        self._x, self._random = x, random
+        self._upload, self._enter = upload, enter
+        self._calls: list[Call] = []
+        self._made: list[weakref.ref[StandIn]] = []
+        self._values: dict[int, torch.Tensor] = {}
+        self._start = torch.get_rng_state()
+        self.surroundings = surroundings()
+
+    @property
+    def is_real(self) -> bool:
+        """Whether its blocks have run."""
+        return bool(self._values)
+
+    def draw(self) -> tuple[int, ...]:
+        """The keys of one more block."""
+        keys = tuple(draw_key() for _ in range(self.body.draws))
+        self._state = torch.get_rng_state()
+        return keys
+
+    def expects(self, x: Any) -> bool:
+        """Whether `x` is what the latest block returned, and nothing was drawn since."""
+        return (
+            not self.is_real
+            and self._made[-1]() is x
+            and surroundings() == self.surroundings
+            and torch.equal(self._state, torch.get_rng_state())
+        )
+
+    def add(self, call: Call) -> Any:
+        """What the block of one more call returns, to be computed."""
+        self._calls.append(call)
+        number = len(self._calls)
+        made = StandIn.of(self._x.shape, self._x.dtype, lambda: self.value(number))
+        self._made.append(weakref.ref(made))
+        return unflatten(self.body.output, [made])
+
+    def value(self, number: int) -> torch.Tensor:
+        """What the block of call `number`, from 1, returns."""
+        if not self._values:
+            self._run()
+        if number not in self._values:
+            # Nobody but the next block held it when the loop was made.
+            raise followed_error()
+        return self._values[number]
+
+    def _run(self) -> None:
+        end = len(self._calls)
+        kept = [made() for made in self._made[:-2]]
+        with _as_then(self.surroundings):
+            if end < FEWEST or any(made is not None for made in kept):
+                self._run_each()
+            else:
+                self._values[end] = run(self.body, self._given())
+        self._calls.clear()
+
+    def _given(self) -> Given:
+        blocks = [call.module for call in self._calls]
+        return Given(
+            x=self._x,
+            shared=self.shared,
+            replica=self._random.replica,
+            parameters=[dict(block.named_parameters()) for block in blocks],
+            buffers=[dict(block.named_buffers()) for block in blocks],
+            keys=[[self._random.key(key) for key in call.keys] for call in self._calls],
+            uploads=[self._upload(host) for host in self.body.uploads],
+            enter=self._enter,
+        )
+
+    def _run_each(self) -> None:
+        x, after = self._x, torch.get_rng_state()
+        torch.set_rng_state(self._start)
+        for number, call in enumerate(self._calls, 1):
+            function = recomputed if call.checkpointed else _call
+            output = function(call.call, call.module, x, *call.args, **call.kwargs)
+            found: list[torch.Tensor] = []
+            _tensors(output, found)
+            self._values[number] = x = found[0]
+        torch.set_rng_state(after)
+
+
+def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+def _tensors(tree: Any, found: list[torch.Tensor]) -> None:
+    if isinstance(tree, torch.Tensor):
+        found.append(tree)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            _tensors(item, found)
+    elif isinstance(tree, list | tuple):
+        for item in tree:
+            _tensors(item, found)
+
+
+@contextlib.contextmanager
+def _as_then(then: tuple[Any, ...]) -> Iterator[None]:
+    grad, autocasts, dtype = then
+    cast = torch.autocast("xla", dtype=dtype, enabled=autocasts)
+    with torch.set_grad_enabled(grad), cast:
+        yield

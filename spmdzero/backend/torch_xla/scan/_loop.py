@@ -1,0 +1,177 @@
+"""Equal blocks as one operation, and its backward as another."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from spmdzero.backend.torch_xla import _private
+from spmdzero.backend.torch_xla._private.loops import Form, loop
+from spmdzero.backend.torch_xla.folding import FoldedFunction
+from spmdzero.backend.torch_xla.scan._anchors import no_hooks
+from spmdzero.backend.torch_xla.scan._body import Body
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Given:
+    """What the blocks run on, in replica space.
+
+    Attributes:
+        x: the first block's.
+        shared: the same for each block.
+        replica: the replica's number, `[1]` int32.
+        parameters, buffers: of each block, by name.
+        keys: of each block's draws, 0-dim int32 each.
+        uploads: the same for each block.
+        enter: a whole tensor -> every replica's copy.
+    """
+
+    x: torch.Tensor
+    shared: Sequence[torch.Tensor]
+    replica: torch.Tensor
+    parameters: Sequence[dict[str, torch.Tensor]]
+    buffers: Sequence[dict[str, torch.Tensor]]
+    keys: Sequence[Sequence[torch.Tensor]]
+    uploads: Sequence[torch.Tensor]
+    enter: Callable[[torch.Tensor], torch.Tensor]
+
+
+def run(body: Body, given: Given) -> torch.Tensor:
+    """What the last block returns."""
+    parameters = [t for block in given.parameters for t in block.values()]
+    with no_hooks():
+        return _Blocks.apply(body, given, given.x, *given.shared, *parameters)
+
+
+class _Blocks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, body: Body, given: Given, x: torch.Tensor, *tensors: torch.Tensor) -> Any:
+        names = list(given.parameters[0])
+        sliced = _stacks(given.parameters) + _stacks(given.buffers)
+        keys = [torch.stack(list(column)) for column in zip(*given.keys, strict=True)]
+        whole = [*given.shared, given.replica]
+        made = [*([Form.of(x)] if body.saves_x else []), *body.forms]
+        y, *saved = _call(
+            body.forward,
+            times=len(given.parameters),
+            # In the order of the traced block's inputs.
+            kinds=[
+                ("carried", [x]),
+                ("whole", whole),
+                ("sliced", sliced),
+                ("sliced", keys),
+                ("whole", given.uploads),
+            ],
+            made=made,
+            enter=given.enter,
+        )
+        ctx.body, ctx.names, ctx.times = body, names, len(given.parameters)
+        ctx.enter = given.enter
+        ctx.counts = len(given.shared), len(sliced), len(keys), len(given.uploads)
+        ctx.save_for_backward(x, *whole, *sliced, *keys, *given.uploads, *saved)
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        body: Body = ctx.body
+        assert body.backward is not None
+        x, *rest = ctx.saved_tensors
+        shared, sliced, keys, uploads = ctx.counts
+        whole, rest = rest[: shared + 1], rest[shared + 1 :]
+        stacks, rest = rest[:sliced], rest[sliced:]
+        keys, rest = rest[:keys], rest[keys:]
+        uploads, saved = rest[:uploads], rest[uploads:]
+        # A body that doesn't read x is handed what is there.
+        xs = saved.pop(0) if body.saves_x else None
+        sums = [torch.zeros_like(whole[i]) for i in body.shared]
+        parameters = dict(zip(ctx.names, stacks, strict=False))
+        own = [("sliced", [xs])] if xs is not None else [("unread", [x])]
+        outputs = _call(
+            body.backward,
+            times=ctx.times,
+            backwards=True,
+            kinds=[
+                *own,
+                ("whole", whole),
+                ("sliced", stacks),
+                ("carried", [grads[0], *sums]),
+                ("sliced", keys),
+                ("whole", uploads),
+                ("sliced", saved),
+            ],
+            made=[_one(parameters[name]) for name in body.trained],
+            enter=ctx.enter,
+        )
+        dx, *outputs = outputs
+        of_shared = dict(zip(body.shared, outputs, strict=False))
+        found = dict(zip(body.trained, outputs[len(sums) :], strict=True))
+        slices = {name: stack.unbind() for name, stack in found.items()}
+        of_parameters = [
+            slices[name][block] if name in slices else None
+            for block in range(ctx.times)
+            for name in ctx.names
+        ]
+        return None, None, dx, *(of_shared.get(i) for i in range(shared)), *of_parameters
+
+
+def _stacks(blocks: Sequence[dict[str, torch.Tensor]]) -> list[torch.Tensor]:
+    return [torch.stack([block[name] for block in blocks]) for name in blocks[0]]
+
+
+def _one(stack: torch.Tensor) -> Form:
+    return Form(tuple(stack.shape[1:]), stack.dtype)
+
+
+def _call(
+    function: FoldedFunction,
+    *,
+    times: int,
+    kinds: Sequence[tuple[str, Sequence[torch.Tensor]]],
+    made: Sequence[Form],
+    enter: Callable[[torch.Tensor], torch.Tensor],
+    backwards: bool = False,
+) -> list[torch.Tensor]:
+    """The loop's carried values and stacks.
+
+    Args:
+        function: of one iteration.
+        times, backwards, made: see `loop`.
+        enter: see `Given`.
+        kinds: the inputs in the order in which `function` counts them, and how each goes in.
+    """
+    places: dict[str, list[int]] = {"carried": [], "sliced": [], "whole": [], "unread": []}
+    tensors: list[torch.Tensor] = []
+    end = sum(len(some) for _, some in kinds)
+    constants = iter(range(end, end + len(function.constants)))
+    arrangement = [next(constants) if place is None else place for place in function.arrangement]
+    # Numbers that Python made: as parameters of the program they belong to no replica.
+    numbers = [enter(constant.tensor) for constant in function.constants]
+    for kind, some in [*kinds, ("whole", numbers)]:
+        for tensor in some:
+            places[kind].append(len(tensors))
+            tensors.append(tensor)
+    order = [*places["carried"], *places["sliced"], *places["whole"]]
+    # What an iteration doesn't read would only be handed through.
+    read = {*places["carried"], *arrangement}
+    order = [place for place in order if place in read]
+    moved = {place: new for new, place in enumerate(order)}
+    computation = _computation(
+        function.proto,
+        times=times,
+        backwards=backwards,
+        arrangement=tuple(moved[place] for place in arrangement),
+        carried=tuple(Form.of(tensors[place]) for place in places["carried"]),
+        sliced=tuple(_one(tensors[place]) for place in places["sliced"] if place in read),
+        whole=tuple(Form.of(tensors[place]) for place in places["whole"] if place in read),
+        made=tuple(made),
+    )
+    return _private.call(computation, [tensors[place] for place in order])
+
+
+@functools.lru_cache(maxsize=64)
+def _computation(proto: bytes, **form: Any) -> Any:
+    # The same object each time: the compiler knows a program again by it.
+    return loop(_private.computation(proto), **form)

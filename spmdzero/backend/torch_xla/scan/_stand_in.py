@@ -1,0 +1,90 @@
+"""What a block returned that has yet to run."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from spmdzero.backend._tree import map_tensors
+from spmdzero.errors import ReplicaRegionError
+
+# They ask for the form of a tensor, and not for what is in it.
+_FORM = {
+    torch.Tensor.shape.__get__,
+    torch.Tensor.dtype.__get__,
+    torch.Tensor.device.__get__,
+    torch.Tensor.layout.__get__,
+    torch.Tensor.ndim.__get__,
+    torch.Tensor.requires_grad.__get__,
+    torch.Tensor.is_meta.__get__,
+    torch.Tensor.size,
+    torch.Tensor.dim,
+    torch.Tensor.ndimension,
+    torch.Tensor.numel,
+    torch.Tensor.is_floating_point,
+    torch.Tensor.get_device,
+    torch.Tensor.__len__,
+    torch.is_floating_point,
+    torch.numel,
+}
+
+
+class StandIn(torch.Tensor):
+    """A tensor that asks for its value when somebody computes with it.
+
+    It is a leaf that requires a gradient: what gets past torch's functions, an autograd Function
+    of the user's for example, then raises in backward and loses no gradient.
+    """
+
+    _value: Callable[[], torch.Tensor]
+
+    @classmethod
+    def of(
+        cls, shape: torch.Size, dtype: torch.dtype, value: Callable[[], torch.Tensor]
+    ) -> "StandIn":
+        """Of this form; `value` makes it real."""
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, shape, dtype=dtype, device=torch.device("xla:0"), requires_grad=True
+        )
+        made._value = value
+        with torch._C.DisableTorchFunctionSubclass():
+            made.register_hook(_refuse)
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Answers for the form; anything else runs on the value."""
+        if func in _FORM:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        args, kwargs = made_real((args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What got past torch's functions: only a copy of the handle can be had."""
+        if func is torch.ops.aten.detach.default:
+            (given,) = args
+            return cls.of(given.shape, given.dtype, given._value)
+        raise followed_error()
+
+
+def made_real(tree: Any) -> Any:
+    """`tree` with the value of each `StandIn` in it."""
+    return map_tensors(
+        tree, lambda _, found: found._value() if isinstance(found, StandIn) else found
+    )
+
+
+def _refuse(_: torch.Tensor) -> None:
+    raise followed_error()
+
+
+def followed_error() -> ReplicaRegionError:
+    """What is raised where a stand-in's value can't be had any more."""
+    return ReplicaRegionError(
+        "what one of several equal blocks returns, which run as one loop, is used by something "
+        'other than the next block in a way that can\'t be followed. Set "spmd": {"scan": "off"}'
+    )
