@@ -1,12 +1,13 @@
 """The section ``spmd``."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
 from spmdzero.config._errors import RefusedValueError
 from spmdzero.config._types import Natural, Section
 
+RecomputePolicy = Literal["nothing", "dots", "everything"]
 OutputRule = Literal["batch", "mean", "sum", "agree", "stack"]
 
 
@@ -25,6 +26,11 @@ class SpmdConfig(Section):
             for TPUs ("auto").
         fused_loss: whether transformers' causal language models train without logits: their loss
             comes from hidden states, chunk by chunk, and the output's logits are None.
+        recompute: what backward computes again instead of keeping it, of equal blocks that follow
+            each other in a ModuleList or Sequential: "nothing"; "everything", which keeps a
+            block's inputs; "dots", which keeps also what matrix products, convolutions and
+            attention kernels return, and computes all else again. Or an object of these by module
+            name, in which * is anything but a dot.
         min_shard_elements: tensors with fewer elements are replicated.
         xla_flags: the TPU compiler flags with a measured effect on this generation's ledger.
         compile_cache: a folder for compiled programs, which later processes read; "" keeps none.
@@ -45,6 +51,7 @@ class SpmdConfig(Section):
     outputs: dict[str, OutputRule] = Field(default_factory=dict)
     attention: Literal["auto", "kernel", "plain"] = "auto"
     fused_loss: bool = False
+    recompute: RecomputePolicy | dict[str, RecomputePolicy] = "nothing"
     min_shard_elements: Natural = 2048
     xla_flags: Literal["none", "v5e", "v5p", "v6e"] = "none"
     compile_cache: str = ""
@@ -78,6 +85,18 @@ class SpmdConfig(Section):
             )
         return batch_dim
 
+    # As above.
+    @field_validator("recompute", mode="plain")
+    @classmethod
+    def _policies(cls, recompute: object) -> object:
+        policies = list(recompute.values()) if isinstance(recompute, dict) else [recompute]
+        if not all(policy in get_args(RecomputePolicy) for policy in policies):
+            raise RefusedValueError(
+                "what is computed again is one of " + ", ".join(get_args(RecomputePolicy)),
+                fix='Write "dots", or for example {"transformer.h.*": "everything"}.',
+            )
+        return recompute
+
     @model_validator(mode="after")
     def _what_needs_the_region_has_it(self) -> "SpmdConfig":
         if self.forward == "global" and self.reduction == "explicit":
@@ -97,6 +116,12 @@ class SpmdConfig(Section):
                 "with a global forward the rows of a chunk are all on one device, or two",
                 fix='Leave it out, or write "forward": "region".',
                 at=("fused_loss",),
+            )
+        if self.forward == "global" and self.recompute != "nothing":
+            raise RefusedValueError(
+                "blocks run again in the replica region, which a global forward lacks",
+                fix='Write "nothing", or "forward": "region".',
+                at=("recompute",),
             )
         if self.forward == "global" and self.scan == "on":
             raise RefusedValueError(
