@@ -32,6 +32,7 @@ from spmdzero.backend._region import (
     Tracing,
     refuse_gradient_hooks,
 )
+from spmdzero.backend._torus import Torus, scatter_steps, scatters_whole
 from spmdzero.backend._tree import Batch, Replicated, device_types, map_tensors, replicated
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "RegionRules",
     "Replicated",
     "StandInKeptError",
+    "Torus",
     "Tracing",
     "arrays",
     "compiler",
@@ -70,4 +72,6 @@ __all__ = [
     "refuse_gradient_hooks",
     "replicated",
     "runtime",
+    "scatter_steps",
+    "scatters_whole",
 ]

@@ -116,8 +116,12 @@ class Flags(Protocol):
 
     FLAG_SETS: Mapping[str, tuple[XlaFlag, ...]]
 
-    def flags_for(self, name: str) -> Mapping[str, str]:
+    def flags_for(self, name: str, *, chip: str | None = None) -> Mapping[str, str]:
         """The TPU compiler's flags of a named set, name -> value.
+
+        Args:
+            name: a set's, or ``"auto"``.
+            chip: the generation whose set ``"auto"`` is, this machine's by default.
 
         Raises:
             SpmdZeroUsageError: there is no such set.

@@ -5,6 +5,8 @@ from typing import Protocol
 
 import torch
 
+from spmdzero.backend._torus import Torus
+
 
 class Runtime(Protocol):
     """Of this process and of all processes, of which each host has one."""
@@ -61,6 +63,15 @@ class Runtime(Protocol):
         Ask this where a program differs by platform, never what devices there are: `explain` traces
         programs for TPUs on a CPU.
         """
+
+    def program_torus(self) -> Torus | None:
+        """How the chips are joined that the program being traced is for.
+
+        None where nothing tells: on a CPU, and where several slices are joined.
+        """
+
+    def on_torus(self, torus: Torus | None) -> contextlib.AbstractContextManager[None]:
+        """Inside, `program_torus` says `torus`; None leaves it."""
 
     def tracing_only(
         self, *, platform: str | None = None

@@ -10,6 +10,15 @@ from spmdzero.config._types import Natural, Section
 RecomputePolicy = Literal["nothing", "dots", "everything"]
 OutputRule = Literal["batch", "mean", "sum", "agree", "stack"]
 
+# Key -> the values that a global forward can do with, and what else happens in the region only.
+_NEEDS_THE_REGION: dict[str, tuple[tuple[object, ...], str]] = {
+    "reduction": (("annotated", "auto"), "explicit reduction happens in the replica region"),
+    "attention": (("plain", "auto"), "kernels run in the replica region"),
+    "scan": (("off", "auto"), "equal blocks become a loop in the replica region"),
+    "fused_loss": ((False,), "chunks are rows of one device in the replica region"),
+    "recompute": (("nothing",), "blocks run again in the replica region"),
+}
+
 
 class SpmdConfig(Section):
     """What DeepSpeed has no key for.
@@ -99,36 +108,14 @@ class SpmdConfig(Section):
 
     @model_validator(mode="after")
     def _what_needs_the_region_has_it(self) -> "SpmdConfig":
-        if self.forward == "global" and self.reduction == "explicit":
-            raise RefusedValueError(
-                "explicit reduction happens in the replica region, which a global forward lacks",
-                fix='Write "auto", or "forward": "region".',
-                at=("reduction",),
-            )
-        if self.forward == "global" and self.attention == "kernel":
-            raise RefusedValueError(
-                "kernels run in the replica region, which a global forward lacks",
-                fix='Write "auto", or "forward": "region".',
-                at=("attention",),
-            )
-        if self.forward == "global" and self.fused_loss:
-            raise RefusedValueError(
-                "with a global forward the rows of a chunk are all on one device, or two",
-                fix='Leave it out, or write "forward": "region".',
-                at=("fused_loss",),
-            )
-        if self.forward == "global" and self.recompute != "nothing":
-            raise RefusedValueError(
-                "blocks run again in the replica region, which a global forward lacks",
-                fix='Write "nothing", or "forward": "region".',
-                at=("recompute",),
-            )
-        if self.forward == "global" and self.scan == "on":
-            raise RefusedValueError(
-                "equal blocks become a loop in the replica region, which a global forward lacks",
-                fix='Write "auto", or "forward": "region".',
-                at=("scan",),
-            )
+        for key, (without, reason) in _NEEDS_THE_REGION.items():
+            value = getattr(self, key)
+            if self.forward == "global" and value not in without:
+                raise RefusedValueError(
+                    f"{reason}, which a global forward lacks",
+                    fix='Leave it out, or write "forward": "region".',
+                    at=(key,),
+                )
         if self.forward == "global" and self.outputs:
             raise RefusedValueError(
                 "outputs leave no replica region when the forward is global",

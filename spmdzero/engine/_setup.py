@@ -208,12 +208,8 @@ def _forward(
 
 
 def _reduction(settings: SpmdZeroConfig, mesh: Mesh) -> Reduction:
-    method = settings.spmd.reduction
-    if method == "auto":
-        # On a two-axis mesh libtpu turns an annotated sum into an all-reduce of everything.
-        method = "explicit" if mesh.spec.data > 1 else "annotated"
     dtype = PrecisionPolicy.from_config(settings).communicate
-    return current().reduction(mesh=mesh, method=method, dtype=dtype)
+    return current().reduction(mesh=mesh, method=settings.spmd.reduction, dtype=dtype)
 
 
 def _region_rules(settings: SpmdZeroConfig) -> RegionRules:

@@ -22,11 +22,11 @@ from jax.experimental import topologies
 def main(request_path: str, result_path: str) -> None:
     """Reads the request, compiles, writes the result; a failure is a traceback and status 1."""
     request = json.loads(Path(request_path).read_text())
-    devices = list(
-        topologies.get_topology_desc(
-            topology_name=request["topology"], platform="tpu", num_slices=request["slices"]
-        ).devices
+    topology = topologies.get_topology_desc(
+        topology_name=request["topology"], platform="tpu", num_slices=request["slices"]
     )
+    # As torch_xla numbers them: on one slice along x first. libtpu lists them host by host.
+    devices = sorted(topology.devices, key=lambda device: device.id)
     module = as_stablehlo(Path(request["proto"]).read_bytes(), request["input_shardings"])
     try:
         executable = devices[0].client.compile(

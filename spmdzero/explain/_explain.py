@@ -227,6 +227,7 @@ def _put_together(
         rooflines=tuple(_rooflines(plan, own, tokens)),
         attention=attention_uses(found.for_tpu.attention),
         tpu_note=found.for_tpu.note,
+        times=tuple(target.time for target in own if target.topology is not None),
     )
 
 

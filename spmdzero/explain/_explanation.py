@@ -11,6 +11,7 @@ from spmdzero.explain._attention import AttentionUse
 from spmdzero.explain._fit import StageFit
 from spmdzero.explain._moves import Moves
 from spmdzero.explain._roofline import Roofline
+from spmdzero.explain._time import StepTime
 
 # Scalars and vectors reduced whole cost less than this.
 _NEAR_THE_FLOOR = 1.02
@@ -34,6 +35,7 @@ class Explanation(Shown):
         rooflines: compute, memory and network time, on each chip.
         attention: what of it is a kernel in the programs for TPUs, and what isn't and why.
         tpu_note: why those programs are the CPU's, "" where they were traced for TPUs.
+        times: how long a step takes on each TPU that it was compiled for.
     """
 
     stage: int
@@ -49,6 +51,7 @@ class Explanation(Shown):
     rooflines: tuple[Roofline, ...]
     attention: tuple[AttentionUse, ...] = ()
     tpu_note: str = ""
+    times: tuple[StepTime, ...] = ()
 
     def moves_on(self, target: str) -> Moves:
         """The traffic on one target.
@@ -80,6 +83,42 @@ class Explanation(Shown):
             if not moves.target.startswith("cpu") and moves.over_floor > _NEAR_THE_FLOOR:
                 found += [f"{moves.target}: {r.tensor}: {r.reason}" for r in moves.refused]
         return tuple(found)
+
+    def time_on(self, target: str) -> StepTime:
+        """How long a step takes on one TPU.
+
+        Raises:
+            SpmdZeroUsageError: the step was not compiled for that target, or doesn't fit there.
+        """
+        for time in self.times:
+            if time.target == target:
+                return time
+        known = ", ".join(time.target for time in self.times) or "no TPU"
+        raise SpmdZeroUsageError(
+            f"how long a step takes on {target!r} is not known, only on {known}: "
+            f"explain(..., tpu=[{target!r}])"
+        )
+
+    def over_budget(self, seconds: float) -> tuple[str, ...]:
+        """A sentence for each target on which a step takes longer than `seconds`.
+
+        Also for each TPU on which it has no time because it doesn't fit.
+        """
+        fitting = {time.target for time in self.times}
+        return (
+            *(
+                f"{time.target}: a step takes {1e3 * time.seconds:,.3f} ms, "
+                f"{time.seconds / seconds:.2f} x the budget of {1e3 * seconds:,.3f} ms"
+                for time in self.times
+                if time.seconds > seconds
+            ),
+            *(
+                f"{memory.target}: a step has no time to hold against the budget of "
+                f"{1e3 * seconds:,.3f} ms: it doesn't fit"
+                for memory in self.fits[self.stage].compiled
+                if memory.hbm_bytes is not None and memory.target not in fitting
+            ),
+        )
 
     def to_json(self) -> str:
         """The explanation as JSON text that `from_json` reads."""

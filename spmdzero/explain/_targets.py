@@ -13,6 +13,7 @@ from spmdzero.explain._fit import TargetMemory
 from spmdzero.explain._moves import Moves, ProgramLedger, measure_moves
 from spmdzero.explain._progress import Step
 from spmdzero.explain._roofline import Roofline, roofline
+from spmdzero.explain._time import StepTime, step_time
 from spmdzero.explain._trace import TracedProgram
 from spmdzero.plan import ShardingPlan
 
@@ -82,6 +83,17 @@ class Target:
                 communicate=communicate,
                 over_slices=self.topology is not None and self.topology.slices > 1,
             )
+
+    @cached_property
+    def time(self) -> StepTime:
+        """How long one step takes on the target's chip, by the TPU compiler's estimate."""
+        assert self.topology is not None
+        programs = [
+            (made.hlo, traced.runs)
+            for traced, made in zip(self.traced, self.made, strict=True)
+            if made.hlo is not None
+        ]
+        return step_time(programs, self.topology.chip, target=self.name)
 
     def roofline(self, *, matmul_flops: float | None, tokens: int) -> Roofline:
         """The times of one step on the target's chip, by the compiler's own counts.

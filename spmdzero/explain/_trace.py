@@ -10,6 +10,7 @@ from spmdzero.backend import AnnotatedProgram
 from spmdzero.engine import Engine, StepGraph
 from spmdzero.explain._aot import Compiled, CompilerMemory
 from spmdzero.inspect import entry_argument_bytes, peak_temporary_bytes
+from spmdzero.profiling import backward_scopes
 
 Batch = Any
 
@@ -69,8 +70,11 @@ def trace_step(engine: Engine, batch: Batch) -> tuple[TracedProgram, ...]:
 def trace_audited(
     engine: Engine, batch: Batch, *, steps: int
 ) -> tuple[tuple[TracedProgram, ...], AuditReport]:
-    """`trace_step`, and what is wrong with the `steps` steps that it trains, 1 or more."""
-    with auditing(engine) as watched:
+    """`trace_step`, and what is wrong with the `steps` steps that it trains, 1 or more.
+
+    Operations of the programs carry the names of the modules that traced them.
+    """
+    with auditing(engine) as watched, backward_scopes(engine.module):
         programs = trace_step(engine, batch)
         for _ in range(steps - 1):
             engine.train_batch(itertools.repeat(batch))

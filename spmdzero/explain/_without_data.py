@@ -9,7 +9,7 @@ from torch import nn
 from spmdzero.backend import Placeholders, Replicated, map_tensors, programs, runtime
 from spmdzero.engine import Engine, StepGraph, find_loss, inputs_of
 from spmdzero.explain._trace import Batch, TracedProgram
-from spmdzero.profiling import module_scopes
+from spmdzero.profiling import backward_scopes, module_scopes
 
 
 def made_up(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -64,9 +64,10 @@ def trace_without_data(engine: Engine, batch: Batch) -> tuple[TracedProgram, ...
     runs = {"micro": more, "boundary": 1} if more else {"boundary": 1}
     placeholders = programs.placeholders()
     placeholders.stand_for(engine.named_tensors().values())
-    return tuple(
-        _trace(engine, batch, placeholders, kind=kind, runs=count) for kind, count in runs.items()
-    )
+    with module_scopes(engine.module), backward_scopes(engine.module):
+        return tuple(
+            _trace(engine, batch, placeholders, kind=kind, runs=n) for kind, n in runs.items()
+        )
 
 
 def _trace(
@@ -90,7 +91,7 @@ def _trace(
 
     engine.set_gradient_accumulation_boundary(kind == "boundary")
     args, kwargs = inputs_of(batch)
-    with module_scopes(engine.module), engine.observe(read):
+    with engine.observe(read):
         try:
             engine.backward(find_loss(engine(*args, **kwargs)))
             engine.step()

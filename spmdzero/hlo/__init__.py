@@ -4,7 +4,7 @@ from spmdzero.hlo._collectives import Collective, read_collectives
 from spmdzero.hlo._cycles import Kernel, Operation, each_operation, read_schedule
 from spmdzero.hlo._liveness import entry_argument_bytes, peak_temporary_bytes
 from spmdzero.hlo._matmuls import Matmul, read_matmuls
-from spmdzero.hlo._module import Instruction, Module
+from spmdzero.hlo._module import Instruction, Module, Shape
 from spmdzero.hlo._text import parse
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Matmul",
     "Module",
     "Operation",
+    "Shape",
     "each_operation",
     "entry_argument_bytes",
     "parse",

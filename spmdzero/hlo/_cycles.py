@@ -46,8 +46,9 @@ class Operation:
     Attributes:
         name: its name in the text.
         opcode: as HLO spells it.
-        op_names: its own ``op_name``, then those of what is fused into it, matrix products first.
+        op_names: its own ``op_name``, then those of what is fused into it.
         opcodes: its own opcode and those of what is fused into it.
+        products: the ``op_name`` of each dot and convolution among these.
         source: ``file:line`` that traced it, "" if the text doesn't tell.
         cycles: the compiler's estimate of one run; None where it wrote none.
         wire_bytes: what one device sends in one run, bytes, as `Collective` counts them.
@@ -62,6 +63,7 @@ class Operation:
     opcode: str
     op_names: tuple[str, ...]
     opcodes: frozenset[str]
+    products: tuple[str, ...]
     source: str
     cycles: int | None
     wire_bytes: int
@@ -113,7 +115,6 @@ class _Schedule:
     def _operation(self, instruction: Instruction) -> Operation:
         entered = self._entered(instruction)
         fused = [] if entered else list(self._fused(instruction))
-        fused.sort(key=lambda inner: inner.opcode not in _PRODUCTS)
         parts = (instruction, *fused)
         cycles = _CYCLES.search(instruction.attributes)
         asynchronous, ends = self._transfer(instruction, fused)
@@ -122,6 +123,7 @@ class _Schedule:
             opcode=instruction.opcode,
             op_names=tuple(dict.fromkeys(part.op_name for part in parts if part.op_name)),
             opcodes=frozenset(part.opcode for part in parts),
+            products=tuple(part.op_name for part in parts if part.opcode in _PRODUCTS),
             source=instruction.source,
             cycles=int(cycles[1]) if cycles and not entered else None,
             wire_bytes=sum(self._wire.get(part.key, 0) for part in parts),

@@ -16,6 +16,7 @@ from spmdzero.hlo import Matmul
 
 # torch_xla appends a number to each scope.
 _MODULE = re.compile(r"\bmodule/([^/]*)\.\d+/")
+_EITHER = re.compile(r"\bmodule(?:_backward)?/([^/]*)\.\d+/")
 
 
 @contextlib.contextmanager
@@ -49,6 +50,12 @@ def module_scopes(model: nn.Module) -> Iterator[None]:
 def module_of(op_name: str) -> str | None:
     """The innermost module that traced an operation; ``""`` is the model, None is no module."""
     found = _MODULE.findall(op_name)
+    return found[-1] if found else None
+
+
+def traced_in(op_name: str) -> str | None:
+    """`module_of`, also of what backward ran while `backward_scopes` was on."""
+    found = _EITHER.findall(op_name)
     return found[-1] if found else None
 
 

@@ -1,11 +1,13 @@
 """GradientReduction: both ways out of the region give the sum over replicas, placed as planned."""
 
+import dataclasses
 import math
 from typing import Literal
 
 import pytest
 import torch
 
+from spmdzero.backend import Torus
 from spmdzero.backend.torch_xla import (
     DeviceMesh,
     GradientReduction,
@@ -105,6 +107,43 @@ def test_the_explicit_way_is_a_reduce_scatter_over_fsdp(any_mesh: DeviceMesh, na
     # The sum over the data axis is of shards, after the scatter.
     assert text.count(" all-reduce(") == (1 if any_mesh.spec.data > 1 else 0)
     assert " all-gather(" not in text
+
+
+@pytest.mark.parametrize("steps", [(2, 4), (2, 2, 2)])
+@pytest.mark.parametrize("name", ["shard 0", "shard 1", "flat"])
+def test_in_steps_each_device_is_left_the_same_part(
+    mesh: DeviceMesh, name: str, steps: tuple[int, ...]
+) -> None:
+    at_once = GradientReduction(mesh, "explicit")
+    reduction = dataclasses.replace(at_once, steps=steps)
+    rows = ROW_VALUES.repeat(1, 1, 8) if name == "shard 1" else ROW_VALUES
+    reduced, expected = (
+        way.reduce_local(local(mesh, rows), PLACEMENTS[name]) for way in (reduction, at_once)
+    )
+    assert optimized_hlo([reduced]).count(" reduce-scatter(") == len(steps)
+    pairs = zip(local_shards(reduced), local_shards(expected), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert torch.equal(reduced.cpu().flatten(), rows.sum(0).flatten())
+
+
+@pytest.mark.parametrize(
+    ("torus", "data", "method", "steps"),
+    [
+        (None, 1, "annotated", ()),
+        ((2, 4), 1, "annotated", (8,)),
+        ((2, 2, 2), 1, "explicit", (2, 2, 2)),
+        ((2, 2, 2), 2, "explicit", ()),
+        # More chips than the mesh has: nothing is known of how these are joined.
+        ((4, 4), 1, "annotated", ()),
+    ],
+)
+def test_auto_scatters_step_by_step_over_a_torus_that_libtpu_sums_over_whole(
+    mesh: DeviceMesh, torus: Torus | None, data: int, method: str, steps: tuple[int, ...]
+) -> None:
+    where = mesh if data == 1 else DeviceMesh(MeshSpec((("data", data), ("fsdp", 8 // data))))
+    with runtime.on_torus(torus):
+        chosen = GradientReduction.over(mesh=where, method="auto")
+    assert (chosen.method, chosen.steps) == (method, steps)
 
 
 @pytest.mark.parametrize("method", ["annotated", "explicit"])

@@ -200,10 +200,16 @@ def test_an_annotation_is_built_once(mesh: DeviceMesh) -> None:
 
 
 def test_groups_hold_the_devices_that_differ_on_one_axis(mesh: DeviceMesh) -> None:
-    assert mesh.groups("fsdp") == [[0, 1, 2, 3, 4, 5, 6, 7]]
+    assert mesh.groups("fsdp") == [[[0, 1, 2, 3, 4, 5, 6, 7]]]
     two = DeviceMesh(TWO_AXES)
-    assert two.groups("fsdp") == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert two.groups("data") == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert two.groups("fsdp") == [[[0, 1, 2, 3], [4, 5, 6, 7]]]
+    assert two.groups("data") == [[[0, 4], [1, 5], [2, 6], [3, 7]]]
+
+
+def test_in_steps_the_groups_are_the_factors_of_an_axis_slowest_first(mesh: DeviceMesh) -> None:
+    by_column, by_row = mesh.groups("fsdp", (2, 4))
+    assert by_column == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert by_row == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 # -- the global norm -------------------------------------------------------------------------

@@ -145,8 +145,21 @@ class DeviceMesh:
         stored = placement.stored_shape(shape, self.spec)
         return self.zeros(stored, dtype, placement.partition_spec(shape, self.spec))
 
-    def groups(self, axis: str) -> list[list[int]]:
-        """Device ids that differ only in their place on `axis`."""
-        ids = np.arange(self.size).reshape(self.spec.shape)
+    def groups(self, axis: str, steps: tuple[int, ...] = ()) -> list[list[list[int]]]:
+        """Device ids that differ only in their place on `axis`, in one step or in several.
+
+        Args:
+            axis: a name of the spec.
+            steps: factors of the axis's length; none for all of it at once.
+
+        Returns for each step its groups. Reduce-scatters over them, one after another, leave each
+        device the part that one over the whole axis would.
+        """
         place = self.spec.names.index(axis)
-        return np.moveaxis(ids, place, -1).reshape(-1, self.spec.shape[place]).tolist()
+        shape = self.spec.shape
+        steps = steps or (shape[place],)
+        ids = np.arange(self.size).reshape(*shape[:place], *steps, *shape[place + 1 :])
+        return [
+            np.moveaxis(ids, place + step, -1).reshape(-1, length).tolist()
+            for step, length in enumerate(steps)
+        ]

@@ -1,11 +1,13 @@
 """How a gradient leaves the replica region: kept Partial, or reduced to the plan's placement."""
 
 import dataclasses
+import math
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 
+from spmdzero.backend._torus import scatter_steps
 from spmdzero.backend.torch_xla import _manual, _private, runtime
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
 from spmdzero.plan import Placement
@@ -21,11 +23,35 @@ class GradientReduction:
             chooses the collective; ``"explicit"`` calls reduce-scatter inside the region.
         dtype: the dtype that crosses the wire, None for the gradient's own; each call may name
             another for its tensor.
+        steps: the lengths of the groups that reduce-scatter one after another over the axis fsdp;
+            none for all of it at once.
     """
 
     mesh: DeviceMesh
     method: Literal["annotated", "explicit"]
     dtype: torch.dtype | None = None
+    steps: tuple[int, ...] = ()
+
+    @classmethod
+    def over(
+        cls,
+        *,
+        mesh: DeviceMesh,
+        method: Literal["annotated", "explicit", "auto"],
+        dtype: torch.dtype | None = None,
+    ) -> "GradientReduction":
+        """The one that fits the chips: ``"auto"`` is the method that keeps a reduce-scatter.
+
+        The TPU's compiler makes an all-reduce of an annotated sum over two mesh axes, and of any
+        sum over all of a torus that it does not scatter over: that one goes in steps.
+        """
+        torus, spec = runtime.program_torus(), mesh.spec
+        steps: tuple[int, ...] = ()
+        if torus is not None and spec.data == 1 and math.prod(torus) == spec.fsdp:
+            steps = scatter_steps(torus)
+        if method == "auto":
+            method = "explicit" if spec.data > 1 or len(steps) > 1 else "annotated"
+        return cls(mesh, method, dtype, steps)
 
     def partial(self, local: torch.Tensor) -> torch.Tensor:
         """`[n, *shape]` in global space, row i being device i's own gradient: nothing moves."""
@@ -39,26 +65,24 @@ class GradientReduction:
         Returns a global tensor of the placement's stored shape: the parameter's shape, or
         `[padded]` where the plan flattens.
         """
-        if self.method == "annotated":
-            return self.reduce_partial(self.partial(local), placement, dtype=dtype)
+        if self.method == "annotated" or placement.kind == "replicate":
+            # The compiler combines the sums of small tensors only where they are annotated.
+            return self._annotated(self.partial(local), placement, dtype=dtype)
         spec, dtype = self.mesh.spec, dtype or self.dtype
         moved = local if dtype is None else local.to(dtype)
         shape = tuple(local.shape)
         stored = placement.stored_shape(shape, spec)
-        if placement.kind == "replicate":
-            everybody = [list(range(self.mesh.size))]
-            total = _private.all_reduce(moved, groups=everybody)
-        else:
-            dim = placement.dim if placement.dim is not None else 0
-            if placement.kind == "flat":
-                moved = F.pad(moved.reshape(-1), (0, stored[0] - moved.numel()))
-            total = _private.reduce_scatter(
-                moved, dim=dim, count=spec.fsdp, groups=self.mesh.groups("fsdp")
-            )
-            if spec.data > 1:
-                total = _private.all_reduce(total, groups=self.mesh.groups("data"))
+        dim = placement.dim if placement.dim is not None else 0
+        if placement.kind == "flat":
+            moved = F.pad(moved.reshape(-1), (0, stored[0] - moved.numel()))
+        for groups in self.mesh.groups("fsdp", self.steps):
+            count = len(groups[0])
+            moved = _private.reduce_scatter(moved, dim=dim, count=count, groups=groups)
+        if spec.data > 1:
+            (groups,) = self.mesh.groups("data")
+            moved = _private.all_reduce(moved, groups=groups)
         placed = placement.partition_spec(shape, spec)
-        return _manual.leave(total.to(local.dtype), self.mesh, placed, stored)
+        return _manual.leave(moved.to(local.dtype), self.mesh, placed, stored)
 
     def let_go_of_whole(self, gradient: torch.Tensor, placement: Placement) -> torch.Tensor:
         """See the function of this name."""
@@ -68,9 +92,14 @@ class GradientReduction:
         self, partial: torch.Tensor, placement: Placement, *, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         """The sum over dim 0 of a Partial `[n, *shape]`, placed as planned."""
-        if self.method == "explicit":
-            entered = _manual.enter(partial, self.mesh, self.mesh.batch_spec(partial.dim()))
-            return self.reduce_local(entered.squeeze(0), placement, dtype=dtype)
+        if self.method == "annotated" or placement.kind == "replicate":
+            return self._annotated(partial, placement, dtype=dtype)
+        entered = _manual.enter(partial, self.mesh, self.mesh.batch_spec(partial.dim()))
+        return self.reduce_local(entered.squeeze(0), placement, dtype=dtype)
+
+    def _annotated(
+        self, partial: torch.Tensor, placement: Placement, *, dtype: torch.dtype | None
+    ) -> torch.Tensor:
         spec, dtype = self.mesh.spec, dtype or self.dtype
         shape = tuple(partial.shape[1:])
         moved = partial if dtype is None else partial.to(dtype)

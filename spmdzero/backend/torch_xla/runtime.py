@@ -8,10 +8,12 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 
+from spmdzero.backend._torus import Torus
 from spmdzero.backend.torch_xla import _private, counters, memory_maps
 from spmdzero.backend.torch_xla._cpu_flags import in_force as cpu_flags
 from spmdzero.backend.torch_xla._cpu_flags import start_as_torch_computes
 from spmdzero.backend.torch_xla._environment import has_tpu_chips
+from spmdzero.backend.torch_xla._torus import torus_of
 from spmdzero.backend.torch_xla.counters import aliased_inputs
 from spmdzero.errors import SpmdZeroRuntimeError
 
@@ -109,6 +111,27 @@ def platform() -> str:
 def program_platform() -> str:
     """The platform that the program being traced is for: `platform`, or what is only traced for."""
     return _traced_for or platform()
+
+
+def program_torus() -> Torus | None:
+    """How the chips are joined that the program being traced is for; None where nothing tells."""
+    if _torus is not None or platform() != "TPU":
+        return _torus
+    return torus_of(xr.global_runtime_device_attributes())
+
+
+_torus: Torus | None = None
+
+
+@contextlib.contextmanager
+def on_torus(torus: Torus | None) -> Iterator[None]:
+    """Inside, `program_torus` says `torus`; None leaves it."""
+    global _torus
+    before, _torus = _torus, torus or _torus
+    try:
+        yield
+    finally:
+        _torus = before
 
 
 _tracing_only = False

@@ -47,7 +47,13 @@ class Way:
 
 
 def measure(
-    *, devices: int, root: str, size: str, case: str, options: dict[str, Any], requests: dict[str, Any]
+    *,
+    devices: int,
+    root: str,
+    size: str,
+    case: str,
+    options: dict[str, Any],
+    requests: dict[str, Any],
 ) -> dict[str, Any]:
     """Lowers the step and keeps the program, with how each of the topologies is asked for."""
     # An equal program is compiled once, wherever the lines are that wrote it.
@@ -145,11 +151,12 @@ class _Step:
             loss_of = self._loss_of(gathered)
             (loss, aux), g = jax.value_and_grad(loss_of, has_aux=True)(master, x, y)
             # The gradient of a gather is a reduce-scatter.
-            g = {n: a if self.dims[n] is not None else jax.lax.psum(a, "fsdp") for n, a in g.items()}
+            g |= _summed_together({n: a for n, a in g.items() if self.dims[n] is None})
         else:
             loss_of = self._loss_of(lambda _, w: w)
             (loss, aux), g = jax.value_and_grad(loss_of, has_aux=True)(p, x, y)
-            g = {n: self._reduced(n, a).astype(jnp.float32) for n, a in g.items()}
+            small = _summed_together({n: a for n, a in g.items() if self.dims[n] is None})
+            g = {n: self._reduced(n, a) if n not in small else small[n] for n, a in g.items()}
         g = {n: a / self.devices for n, a in g.items()}
         shards = [jnp.sum(a * a) for n, a in g.items() if self.dims[n] is not None]
         wholes = [jnp.sum(a * a) for n, a in g.items() if self.dims[n] is None]
@@ -164,9 +171,8 @@ class _Step:
 
     def _reduced(self, name: str, g: jax.Array) -> jax.Array:
         dim = self.dims[name]
-        if dim is None:
-            return jax.lax.psum(g, "fsdp")
-        return jax.lax.psum_scatter(g, "fsdp", scatter_dimension=dim, tiled=True)
+        part = jax.lax.psum_scatter(g, "fsdp", scatter_dimension=dim, tiled=True)
+        return part.astype(jnp.float32)
 
     def _loss_of(self, gathered: Callable[[str, jax.Array], jax.Array]) -> LossOf:
         case, way = self.case, self.way
@@ -195,10 +201,20 @@ class _Step:
                 hidden, _ = jax.lax.scan(lambda h, q: (block(q, h), None), hidden, stacked)
             else:
                 for i in range(case.layers):
-                    hidden = block({f"layers.{i}/{n}": p[f"layers.{i}/{n}"] for n in model.layer}, hidden)
+                    hidden = block(
+                        {f"layers.{i}/{n}": p[f"layers.{i}/{n}"] for n in model.layer}, hidden
+                    )
             return model.leave(outer, hidden, y, last), {}
 
         return loss
+
+
+def _summed_together(small: Tree) -> Tree:
+    """The sums of small gradients over all devices, in fp32, by one all-reduce."""
+    joined = jnp.concatenate([a.astype(jnp.float32).ravel() for a in small.values()])
+    ends = np.cumsum([a.size for a in small.values()])[:-1]
+    parts = jnp.split(jax.lax.psum(joined, "fsdp"), ends)
+    return {n: part.reshape(a.shape) for (n, a), part in zip(small.items(), parts, strict=True)}
 
 
 def gathered_whole(shard: jax.Array, dim: int | None) -> jax.Array:
@@ -207,6 +223,7 @@ def gathered_whole(shard: jax.Array, dim: int | None) -> jax.Array:
     return lean if dim is None else jax.lax.all_gather(lean, "fsdp", axis=dim, tiled=True)
 
 
+@jax.named_scope("zero.update")
 def _adamw(master: Tree, m: Tree, v: Tree, t: jax.Array, g: Tree, squares: jax.Array) -> Any:
     scale = jnp.minimum(1.0, CLIP / (jnp.sqrt(squares) + 1e-6))
     t, (b1, b2) = t + 1, BETAS

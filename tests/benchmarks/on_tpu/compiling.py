@@ -27,7 +27,9 @@ def compile_all(root: Path, digests: Collection[str], *, jobs: int, timeout: int
         timeout: seconds, of one.
     """
     missing = [d for d in dict.fromkeys(digests) if folder.result_of(root, d) is None]
-    print(f"{len(missing)} programs to compile, {len(digests) - len(missing)} are there", flush=True)
+    print(
+        f"{len(missing)} programs to compile, {len(digests) - len(missing)} are there", flush=True
+    )
     with ThreadPoolExecutor(max_workers=jobs) as pool:
         for _ in pool.map(lambda digest: _compile(root, digest, timeout=timeout), missing):
             pass

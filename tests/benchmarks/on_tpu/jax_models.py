@@ -146,6 +146,7 @@ def _linear(p: Weights, name: str, x: jax.Array) -> jax.Array:
     return x @ p[name + ".weight"] + p[name + ".bias"]
 
 
+@jax.named_scope("aten__layer_norm")
 def _norm(p: Weights, name: str, x: jax.Array) -> jax.Array:
     wide = x.astype(jnp.float32)
     centred = wide - wide.mean(-1, keepdims=True)
@@ -153,6 +154,7 @@ def _norm(p: Weights, name: str, x: jax.Array) -> jax.Array:
     return scaled.astype(x.dtype) * p[name + ".weight"] + p[name + ".bias"]
 
 
+@jax.named_scope("aten__rms_norm")
 def _rms_norm(x: jax.Array, weight: jax.Array) -> jax.Array:
     wide = x.astype(jnp.float32)
     scaled = wide * jax.lax.rsqrt((wide**2).mean(-1, keepdims=True) + 1e-5)
@@ -183,8 +185,11 @@ def attention(way: str) -> Attend:
         if way.endswith("repeated"):
             k, v = (jnp.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
         made = _splash if way.startswith("splash") else _plain
+        # `explain` reads these names: what is counted for attention, and which masks skip half.
+        with jax.named_scope("causal_attention" if causal else "attention"):
+            mixed = made(q, k, v, causal=causal)
         # MaxText's name for what its policies keep.
-        return checkpoint_name(made(q, k, v, causal=causal), "context")
+        return checkpoint_name(mixed, "context")
 
     return attend
 
@@ -237,6 +242,7 @@ def chunked_loss(x: jax.Array, head: jax.Array, bias: Any, y: jax.Array) -> jax.
     return jax.lax.scan(more, jnp.zeros((), jnp.float32), parts)[0] / y.size
 
 
+@jax.named_scope("cross_entropy")
 def _summed(x: jax.Array, head: jax.Array, bias: Any, y: jax.Array) -> jax.Array:
     logits = x @ head.T
     logits = (logits if bias is None else logits + bias).astype(jnp.float32)

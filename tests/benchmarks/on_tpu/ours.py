@@ -46,21 +46,29 @@ def measure(
         "gradient_clipping": CLIP,
         "spmd": spmd,
     }
+    return {
+        topology: _traced(
+            Path(root), model, config, what, topology, devices, request["environment"]
+        )
+        for topology, request in requests.items()
+    }
+
+
+def _traced(root, model, config, what, topology, devices, environment) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         os.environ[_passes.FOLDER] = scratch
         try:
             batch = batch_of(what, devices=devices)
-            spmdzero.explain(model, config, batch, tpu=requests, stages=(2,))
+            spmdzero.explain(model, config, batch, tpu=[topology], stages=(2,))
         except WaitingError:
             pass
-        kept = [_kept(Path(root), path, requests) for path in sorted(Path(scratch).iterdir())]
-    return {t: {"programs": [digest for topology, digest in kept if topology == t]} for t in requests}
+        paths = sorted(Path(scratch).iterdir())
+        return {"programs": [_kept(root, path, environment) for path in paths]}
 
 
-def _kept(root: Path, ordered: Path, requests: dict[str, Any]) -> tuple[str, str]:
+def _kept(root: Path, ordered: Path, environment: dict[str, str]) -> str:
     request = json.loads((ordered / "request").read_text())
-    topology = json.loads((ordered / "order").read_text())["name"]
     # The paths of this machine.
     del request["proto"], request["hlo"]
-    request["environment"] = requests[topology]["environment"]
-    return topology, folder.keep_program(root, (ordered / "proto").read_bytes(), request)
+    request["environment"] = environment
+    return folder.keep_program(root, (ordered / "proto").read_bytes(), request)

@@ -1,7 +1,5 @@
 """The models in torch, as a user would write them; on the meta device."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from harness.workload import GPT, Size
@@ -9,11 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from on_tpu.cases import Case
-
-try:
-    from spmdzero.nn import LinearCrossEntropy
-except ImportError:
-    LinearCrossEntropy = None
+from spmdzero.nn import linear_cross_entropy
 
 
 def build(case: Case, *, fused_loss: bool) -> nn.Module:
@@ -21,8 +15,7 @@ def build(case: Case, *, fused_loss: bool) -> nn.Module:
     made = {"gpt": _gpt, "llama": Llama, "bert": Bert, "resnet": ResNet}[case.model]
     with torch.device("meta"):
         model = made(case)
-        if case.model != "resnet" and fused_loss and LinearCrossEntropy is not None:
-            model.fused = LinearCrossEntropy()
+    model.fused = fused_loss
     return model
 
 
@@ -37,14 +30,14 @@ def batch_of(case: Case, *, devices: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class _WithLoss(nn.Module):
-    """Mean cross-entropy over `head`, fused where a module was put in for it."""
+    """Mean cross-entropy over `head`, without its logits where it is `fused`."""
 
-    fused: Any = None
+    fused = False
 
     def loss(self, hidden: torch.Tensor, head: nn.Linear, targets: torch.Tensor) -> torch.Tensor:
         hidden, targets = hidden.flatten(0, 1), targets.flatten()
-        if self.fused is not None:
-            return self.fused(hidden, head.weight, targets, bias=head.bias)
+        if self.fused:
+            return linear_cross_entropy(hidden, head.weight, targets, bias=head.bias)
         return F.cross_entropy(head(hidden).float(), targets)
 
 
@@ -58,7 +51,7 @@ def _gpt(case: Case) -> nn.Module:
 
 class _Gpt(GPT, _WithLoss):
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        if self.fused is None:
+        if not self.fused:
             return super().forward(tokens, targets)
         hidden = self.blocks(self.token(tokens) + self.position.weight)
         return self.loss(self.norm(hidden), self.head, targets)
@@ -86,7 +79,11 @@ class LlamaBlock(nn.Module):
         y = self.norm_1(x)
         q, k, v = (
             to(y).view(rows, length, heads, self.size).transpose(1, 2)
-            for to, heads in ((self.q, self.heads), (self.k, self.kv_heads), (self.v, self.kv_heads))
+            for to, heads in (
+                (self.q, self.heads),
+                (self.k, self.kv_heads),
+                (self.v, self.kv_heads),
+            )
         )
         q, k = _turned(q, cos, sin), _turned(k, cos, sin)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)

@@ -8,15 +8,10 @@ import torch
 from spmdzero.backend._tree import map_tensors
 from spmdzero.errors import ReplicaRegionError
 
+_GETTERS = ("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_meta")
 # They ask for the form of a tensor, and not for what is in it.
 _FORM = {
-    torch.Tensor.shape.__get__,
-    torch.Tensor.dtype.__get__,
-    torch.Tensor.device.__get__,
-    torch.Tensor.layout.__get__,
-    torch.Tensor.ndim.__get__,
-    torch.Tensor.requires_grad.__get__,
-    torch.Tensor.is_meta.__get__,
+    *(vars(torch._C.TensorBase)[name].__get__ for name in _GETTERS),
     torch.Tensor.size,
     torch.Tensor.dim,
     torch.Tensor.ndimension,
@@ -63,7 +58,9 @@ class StandIn(torch.Tensor):
         return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # pyrefly: ignore[bad-override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """What got past torch's functions: only a copy of the handle can be had."""
         if func is torch.ops.aten.detach.default:
             (given,) = args

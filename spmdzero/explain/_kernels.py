@@ -1,0 +1,83 @@
+"""The least time of a Pallas kernel, by a model: the TPU's compiler estimates none.
+
+It is the larger of two: its matrix products at the chip's peak rate, and what it reads and writes
+at the memory's rate. What the vector unit does meanwhile (attention's exponentials), filling the
+matrix units, and moving blocks are left out, so a real kernel takes longer.
+
+- What its author counted (`cost_estimate` of `pallas_call`) goes before what is modelled here.
+- Attention's products follow from shapes: with S scores, [heads x queries x keys], each product is
+  2 x S x head dim operations. A forward has 2 products; of a backward in two kernels the one for
+  queries has 3 and the one for keys and values 4, since both make the scores again; a fused
+  backward has 5.
+- Time is that of padded head dims: a matrix unit is 128 (v6e: 256) wide, and a head dim of 64
+  leaves half of it idle. libtpu's own estimate of a batched product says the same.
+- All scores count, unless the kernel was traced in a scope that says `causal`: then its mask skips
+  what is hidden, and half of them count.
+- Of any other kernel only the bytes are known.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spmdzero.explain._chips import Chip
+from spmdzero.hlo import Kernel, Operation, Shape
+
+_ATTENTION = re.compile(r"attention|flash|splash|mha|mqa", re.IGNORECASE)
+_FLOATS = ("bf16", "f16", "f32")
+# Name of the kernel -> matrix products of one call, the first that it contains.
+_PRODUCTS = (("dkv", 4), ("dq", 3), ("backward", 5), ("bwd", 5))
+_FORWARD, _FUSED_BACKWARD = 2, 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelCost:
+    """What one call of a kernel costs at least.
+
+    Attributes:
+        flops: operations of its matrix products, without padding.
+        seconds: on one chip.
+    """
+
+    flops: float
+    seconds: float
+
+
+def kernel_cost(operation: Operation, chip: Chip) -> KernelCost:
+    """The model above; `operation` is one that calls a kernel."""
+    kernel = operation.kernel
+    assert kernel is not None, operation.name
+    moved = kernel.bytes_accessed or sum(s.bytes for s in (*kernel.operands, *kernel.results))
+    if kernel.flops is not None:
+        flops = padded = float(kernel.flops)
+    else:
+        flops, padded = _attention_flops(kernel, operation.op_names, chip.matrix_width)
+    return KernelCost(flops=flops, seconds=max(padded / chip.bf16_flops, moved / chip.hbm_rate))
+
+
+def _attention_flops(kernel: Kernel, op_names: Sequence[str], width: int) -> tuple[float, float]:
+    """Operations of an attention kernel, without and with padding; zeros for another kernel."""
+    said = " ".join((kernel.name, *op_names))
+    arrays = [s for s in kernel.operands if s.dtype in _FLOATS and len(s.dims) > 2]
+    if not _ATTENTION.search(said) or len(arrays) < 3:
+        return 0.0, 0.0
+    query, key, value = (array.dims for array in arrays[:3])
+    scores = math.prod(query[:-1]) * key[-2] / (2 if "causal" in said else 1)
+    products = _products(kernel, said, arrays[0])
+    # Half of the products contract or make the queries' head dim, half the values'.
+    head = (query[-1] + value[-1]) / 2
+    wide = (_padded(query[-1], width) + _padded(value[-1], width)) / 2
+    return 2 * products * scores * head, 2 * products * scores * wide
+
+
+def _products(kernel: Kernel, said: str, query: Shape) -> int:
+    found = next((count for word, count in _PRODUCTS if word in kernel.name), None)
+    found = found or next((count for word, count in _PRODUCTS if word in said), _FORWARD)
+    gradients = [s for s in kernel.results if s.dtype == query.dtype and len(s.dims) > 2]
+    # A kernel for keys and values that also hands out the queries' gradient is a fused one.
+    return _FUSED_BACKWARD if found == 4 and len(gradients) > 2 else found
+
+
+def _padded(length: int, width: int) -> int:
+    return math.ceil(length / width) * width

@@ -1,0 +1,248 @@
+"""How long a step takes on a TPU, by its compiler's own estimate."""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from spmdzero.explain._chips import Chip
+from spmdzero.explain._kinds import KINDS, kind_of
+from spmdzero.explain._timeline import Spent, timeline
+from spmdzero.hlo import Operation, read_matmuls, read_schedule
+from spmdzero.profiling import traced_in
+
+_DEAREST = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """A part of a step's time.
+
+    Attributes:
+        name: of a kind of operation, or a module's: ``""`` is the model itself, beside its modules,
+            None what no module traced: the update, and most of the wire.
+        seconds: of one step.
+        operations: how many run in one step.
+    """
+
+    name: str | None
+    seconds: float
+    operations: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DearOperation:
+    """One operation, with those of the same kind and name that the same line traced in siblings.
+
+    Attributes:
+        name: of the first one, in the program's text.
+        kind: what they are for, see `StepTime.kinds`.
+        module: the innermost module that traced them, forward or backward, ``blocks.*.up`` for all
+            of ``blocks.0.up``, ``blocks.1.up``, ...; None where no module did.
+        traced_as: the operation that they came from, such as ``aten::mm``; "" if unknown.
+        source: ``file:line`` of yours that traced them, "" if unknown.
+        runs: how often they run in one step, together.
+        seconds: of all of these.
+        modelled: whether that is a model's and not the compiler's estimate.
+    """
+
+    name: str
+    kind: str
+    module: str | None
+    traced_as: str
+    source: str
+    runs: int
+    seconds: float
+    modelled: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """The estimated time of one step on one TPU, seconds.
+
+    Good for comparing programs: a real chip takes longer where a kernel or the network is slower
+    than its model, and libtpu's estimates of what waits for memory are about half of its peak rate.
+
+    Attributes:
+        target: ``v5e:2x4``, ...
+        cycles: what the compiler estimates, of all operations but kernels and collectives.
+        clock: the chip's cycles per second.
+        compiled: the time of these cycles.
+        kernels: the least time of Pallas kernels, modelled.
+        wire: the least time of all transfers over ICI, modelled.
+        exposed: what of it nothing hides: the chip waits so long.
+        flops: operations of matrix products of one device, kernels' and recomputed ones included.
+        peak_flops: what the chip could do per second.
+        kinds: the step's time by kind of operation: attention's batched products and softmax, other
+            products, normalisation, loss, optimizer, copies, kernels, wire (exposed), other.
+        modules: the same time by the innermost module that traced it, forward or backward, longest
+            first.
+        dearest: the ten operations that take longest.
+        uncounted: fusions of which the compiler estimates nothing, such as gathers: they count as
+            no time.
+    """
+
+    target: str
+    cycles: int
+    clock: float
+    compiled: float
+    kernels: float
+    wire: float
+    exposed: float
+    flops: float
+    peak_flops: float
+    kinds: tuple[Share, ...]
+    modules: tuple[Share, ...]
+    dearest: tuple[DearOperation, ...]
+    uncounted: int
+
+    @property
+    def seconds(self) -> float:
+        """Of one step."""
+        return self.compiled + self.kernels + self.exposed
+
+    @property
+    def hidden(self) -> float:
+        """What of the wire's time other operations hide."""
+        return self.wire - self.exposed
+
+    @property
+    def mfu(self) -> float:
+        """The share of the chip's peak that the matrix products of the step come to."""
+        return self.flops / (self.seconds * self.peak_flops) if self.seconds else 0.0
+
+
+def step_time(programs: Iterable[tuple[str, int]], chip: Chip, *, target: str) -> StepTime:
+    """The time of a step of several programs.
+
+    Args:
+        programs: optimised HLO as libtpu wrote it, and how often one step runs it.
+        chip: what each device is.
+        target: the topology's name.
+
+    Raises:
+        SpmdZeroUsageError: a text is not a whole HLO module.
+    """
+    spent: list[Spent] = []
+    flops = 0.0
+    for hlo, runs in programs:
+        spent += timeline(read_schedule(hlo), chip, runs=runs)
+        flops += sum(2 * runs * product.macs for product in read_matmuls(hlo, exact=True))
+    parts = list(_parts(spent))
+    compiled = [s for s in spent if s.operation.kernel is None]
+    kernels = [s for s in spent if s.operation.kernel is not None]
+    return StepTime(
+        target=target,
+        cycles=sum(s.runs * (s.operation.cycles or 0) for s in compiled),
+        clock=chip.clock,
+        compiled=sum(s.runs * s.compute for s in compiled),
+        kernels=sum(s.runs * s.compute for s in kernels),
+        wire=sum(s.runs * s.transfer for s in spent),
+        exposed=sum(s.runs * s.waiting for s in spent),
+        flops=flops + sum(s.runs * s.flops for s in kernels),
+        peak_flops=chip.bf16_flops,
+        kinds=_kinds(parts),
+        modules=_modules(parts),
+        dearest=_dearest(parts),
+        uncounted=sum(s.runs for s in spent if _is_uncounted(s)),
+    )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Compute or waiting of an operation, in all of its runs."""
+
+    operation: Operation
+    kind: str
+    runs: int
+    seconds: float
+    modelled: bool
+
+    @property
+    def module(self) -> str | None:
+        """The innermost module that any of its names tells."""
+        return next((m for m in map(traced_in, self.operation.op_names) if m is not None), None)
+
+
+def _parts(spent: Iterable[Spent]) -> Iterator[_Part]:
+    for s in spent:
+        if s.compute:
+            modelled = s.operation.kernel is not None
+            yield _Part(s.operation, kind_of(s.operation), s.runs, s.runs * s.compute, modelled)
+        if s.waiting:
+            yield _Part(s.operation, "wire", s.runs, s.runs * s.waiting, True)
+
+
+def _grouped(
+    parts: Iterable[_Part], key: Callable[[_Part], Hashable]
+) -> list[tuple[list[_Part], float, int]]:
+    """Parts with the same key, their seconds and runs; longest first."""
+    groups: dict[Hashable, list[_Part]] = defaultdict(list)
+    for part in parts:
+        groups[key(part)].append(part)
+    sums = [(g, sum(p.seconds for p in g), sum(p.runs for p in g)) for g in groups.values()]
+    return sorted(sums, key=lambda found: -found[1])
+
+
+def _kinds(parts: Sequence[_Part]) -> tuple[Share, ...]:
+    found = {
+        group[0].kind: Share(name=group[0].kind, seconds=seconds, operations=runs)
+        for group, seconds, runs in _grouped(parts, lambda part: part.kind)
+    }
+    return tuple(found.get(k, Share(name=k, seconds=0.0, operations=0)) for k in KINDS)
+
+
+def _modules(parts: Sequence[_Part]) -> tuple[Share, ...]:
+    return tuple(
+        Share(name=group[0].module, seconds=seconds, operations=runs)
+        for group, seconds, runs in _grouped(parts, lambda part: part.module)
+    )
+
+
+def _dearest(parts: Sequence[_Part]) -> tuple[DearOperation, ...]:
+    return tuple(
+        DearOperation(
+            name=group[0].operation.name,
+            kind=group[0].kind,
+            module=siblings(group[0].module),
+            traced_as=_traced_as(group[0].operation),
+            source=_users(group[0].operation.source),
+            runs=runs,
+            seconds=seconds,
+            modelled=group[0].modelled,
+        )
+        for group, seconds, runs in _grouped(parts, _alike)[:_DEAREST]
+    )
+
+
+def _alike(part: _Part) -> Hashable:
+    operation = part.operation
+    return part.kind, siblings(part.module), _traced_as(operation), operation.source
+
+
+def siblings(module: str | None) -> str | None:
+    """A module's name without the numbers in it: ``blocks.*.up`` for ``blocks.0.up``."""
+    return None if module is None else re.sub(r"(?<![^.])\d+(?![^.])", "*", module)
+
+
+def _traced_as(operation: Operation) -> str:
+    """The last part of its name: ``aten::mm``; of what ZeRO does, ``zero.update``."""
+    if not operation.op_names:
+        return operation.opcode
+    name = operation.op_names[0]
+    zero = re.search(r"\bzero\.\w+", name)
+    return zero[0] if zero else name.rpartition("/")[2].replace("__", "::", 1)
+
+
+def _users(source: str) -> str:
+    """A source, unless it is a line of torch, torch_xla or spmdzero, which says nothing of a model.
+
+    Every operation in the replica region has such a one: the line that dispatches it.
+    """
+    return "" if re.search(r"(?:^|/)(?:torch|torch_xla|spmdzero)/", source) else source
+
+
+def _is_uncounted(spent: Spent) -> bool:
+    operation = spent.operation
+    free = operation.cycles is not None or operation.kernel is not None or operation.wire_bytes
+    return operation.opcode == "fusion" and not free and not operation.ends
