@@ -82,6 +82,15 @@ def test_memory_falls_with_what_is_recomputed(trained: Any) -> None:
 
 
 @pytest.mark.slow
+def test_a_loop_over_blocks_recomputes_too(trained: Any) -> None:
+    dots, everything = (train(policy, scan="on") for policy in POLICIES[1:])
+    for losses, *_ in (dots, everything):
+        assert losses == pytest.approx(trained["nothing"][0], rel=1e-5)
+    # Of each block two products.
+    assert dots[2] > everything[2] + 2 * BLOCKS * ROWS * WIDTH * 4 * 0.9
+
+
+@pytest.mark.slow
 def test_policies_by_name(trained: Any) -> None:
     losses, _, memory = train({"blocks.0": "nothing", "blocks.*": "everything"})
     assert losses == pytest.approx(trained["nothing"][0], rel=1e-5)
