@@ -69,7 +69,7 @@ TINY: Mapping[str, Case] = {
         vocabulary=1024,
     ),
     "llama-2k": Case(
-        model="llama", rows=1, length=256, layers=2, width=256, heads=4, kv_heads=2, inner=512,
+        model="llama", rows=1, length=256, layers=4, width=256, heads=4, kv_heads=2, inner=512,
         vocabulary=1024, recompute=True,
     ),
     "llama-8k": Case(
@@ -147,6 +147,12 @@ ROWS: Mapping[str, Row] = {
     "ours-plain-loss": _ours("without the fused loss", models=_TOKENS, loss="plain"),
     "ours-no-scan": _ours("without scan", models=_TOKENS, spmd={"scan": "off"}),
     "ours-no-wire": _ours("without what hides the wire", flags=False, spmd=_PLAIN_WIRE),
+    "ours-dots": _ours(
+        "with matrix products kept for the backward", models=("llama",), spmd={"recompute": "dots"}
+    ),
+    "ours-nothing": _ours(
+        "with nothing computed again", models=("llama",), spmd={"recompute": "nothing"}
+    ),
     "ours-none": _ours(
         "without any of them", models=_TOKENS, flags=False, loss="plain", spmd=_PLAIN
     ),

@@ -47,7 +47,9 @@ def measure(
 class _Step:
     def __init__(self, case: Case, devices: int) -> None:
         self._mesh = xs.Mesh(np.arange(devices), (devices,), ("fsdp",))
-        model = build(case, fused_loss=False).to_empty(device=torch_xla.device())
+        model = build(case, fused_loss=False, checkpointed=case.recompute).to_empty(
+            device=torch_xla.device()
+        )
         with torch.no_grad():
             for tensor in {*model.parameters(), *model.buffers()}:
                 tensor.zero_()

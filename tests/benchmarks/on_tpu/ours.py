@@ -40,10 +40,11 @@ def measure(
         "bf16": {"enabled": True},
         "gradient_clipping": CLIP,
     }
+    again = "everything" if what.recompute else "nothing"
     found = {}
     for topology, request in requests.items():
         flags = topology.partition(":")[0] if options["flags"] else "none"
-        config["spmd"] = {"xla_flags": flags, **options.get("spmd", {})}
+        config["spmd"] = {"xla_flags": flags, "recompute": again, **options.get("spmd", {})}
         with tempfile.TemporaryDirectory() as scratch:
             os.environ[_passes.FOLDER] = scratch
             with contextlib.suppress(WaitingError):

@@ -10,12 +10,18 @@ from on_tpu.cases import Case
 from spmdzero.nn import linear_cross_entropy
 
 
-def build(case: Case, *, fused_loss: bool) -> nn.Module:
-    """`model(inputs, targets)` is the mean loss."""
+def build(case: Case, *, fused_loss: bool, checkpointed: bool = False) -> nn.Module:
+    """`model(inputs, targets)` is the mean loss.
+
+    Args:
+        case: which.
+        fused_loss: whether it is spmdzero's, which holds no logits.
+        checkpointed: whether the model itself has its blocks computed again; Llama's can.
+    """
     made = {"gpt": _gpt, "llama": Llama, "bert": Bert, "resnet": ResNet}[case.model]
     with torch.device("meta"):
         model = made(case)
-    model.fused = fused_loss
+    model.fused, model.checkpointed = fused_loss, checkpointed
     return model
 
 
@@ -102,7 +108,7 @@ class Llama(_WithLoss):
 
     def __init__(self, case: Case) -> None:
         super().__init__()
-        self.size, self.recompute = case.width // case.heads, case.recompute
+        self.size, self.checkpointed = case.width // case.heads, False
         self.token = nn.Embedding(case.vocabulary, case.width)
         self.blocks = nn.ModuleList(LlamaBlock(case) for _ in range(case.layers))
         self.norm = nn.RMSNorm(case.width)
@@ -113,7 +119,7 @@ class Llama(_WithLoss):
         hidden = self.token(tokens)
         cos, sin = self._turns(tokens.shape[1], hidden)
         for block in self.blocks:
-            if self.recompute:
+            if self.checkpointed:
                 hidden = checkpoint(block, hidden, cos, sin, use_reentrant=False)
             else:
                 hidden = block(hidden, cos, sin)

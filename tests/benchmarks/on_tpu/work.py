@@ -13,7 +13,6 @@ def model_flops(case: Case) -> float:
     its mask.
     """
     model = build(case, fused_loss=False).bfloat16()
-    model.recompute = False
     with FlopCounterMode(display=False) as counter:
         model(*batch_of(case, devices=1))
     forward = float(counter.get_total_flops())
