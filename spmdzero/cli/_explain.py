@@ -1,4 +1,4 @@
-"""`spmdzero explain`: whether a step fits, what it moves, what is wrong, what it waits for."""
+"""`spmdzero explain`: whether a step fits, what it moves, what is wrong, how long it takes."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def explain(
         typer.Option("--meta", help="build the model on the meta device: it takes no memory"),
     ] = False,
 ) -> None:
-    """Does a step fit, what does it move, what is wrong, what does it wait for? No TPU needed."""
+    """Does a step fit, what does it move, what is wrong, how long does it take? No TPU needed."""
     most = None if budget is None else _seconds(budget, tpu)
     if meta and tpu and _passes.FOLDER not in os.environ:
         _start_again()

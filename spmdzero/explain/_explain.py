@@ -49,7 +49,7 @@ def explain(
     tpu: Iterable[str] = (),
     stages: Sequence[int] = (0, 1, 2),
 ) -> Explanation:
-    """Whether a step fits, what it moves, what is wrong with it, what it waits for.
+    """Whether a step fits, what it moves, what is wrong, what it waits for, how long it takes.
 
     A copy of the model trains a step at each of the stages (three at the config's, for the
     audit), on this process's devices; 8 virtual ones on the CPU, say, by ``CPU_NUM_DEVICES=8``.
@@ -106,7 +106,7 @@ def explain(
 def explain_engine(
     engine: Engine, *inputs: Any, tpu: Iterable[str] = (), **named: Any
 ) -> Explanation:
-    """Whether this engine's step fits, what it moves, what is wrong, what it waits for.
+    """Whether this engine's step fits, what it moves, what is wrong, how long it takes.
 
     Trains one step: `gradient_accumulation_steps` micro-batches of these inputs. Only the
     engine's own stage is compiled; `spmdzero.explain` compiles all three and trains nothing.

@@ -19,7 +19,7 @@ _NEAR_THE_FLOOR = 1.02
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation(Shown):
-    """Whether a training step fits, what it moves, what is wrong, what it waits for.
+    """Whether a training step fits, what it moves, what is wrong, how long it takes.
 
     Attributes:
         stage: the ZeRO stage of the config.

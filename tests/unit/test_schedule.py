@@ -155,3 +155,18 @@ def test_a_steps_time_is_the_sum_of_its_kinds_and_of_its_modules() -> None:
 def test_a_chips_clock_follows_from_its_peak_and_its_matrix_units(name: str, clock: float) -> None:
     # v4 runs at 1,050 MHz (arXiv 2304.01433, table 4); of v5p and v6e nothing is published.
     assert CHIPS[name].clock == pytest.approx(clock, rel=3e-3)
+
+
+def test_a_time_is_drawn_as_one_bar_with_a_legend_and_as_lines() -> None:
+    time = step_time([(text(), 1)], V6E, target="v6e:2x4")
+    drawn, lines = time._repr_html_(), str(time)
+    assert "<script" not in drawn
+    for kind in time.kinds:
+        assert f"width:{100 * kind.seconds / time.seconds:.3f}%" in drawn
+        assert f"{kind.name}" in lines
+    # Of the same length as the shares are, the longest 40.
+    (longest,) = {line.count("█") for line in lines.splitlines() if " matmul " in line} - {0}
+    assert longest == 40 == max(line.count("█") for line in lines.splitlines())
+    assert "wire (modelled)" in lines
+    # Where they come from, without the folders of the machine that compiled.
+    assert "pallas_call" in lines
