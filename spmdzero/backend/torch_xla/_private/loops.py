@@ -35,8 +35,7 @@ def loop(
     """A computation that calls `body` `times` times.
 
     Args:
-        body: a computation of one iteration. It returns what is carried on, and what it makes.
-        times: iterations; the compiler knows them.
+        body: of one iteration; returns what is carried on, and what it makes.
         backwards: the iterations run from the last slice to the first.
         arrangement: for each parameter of `body` its place among carried, sliced and whole inputs.
         carried: inputs of the first iteration, which each iteration replaces.
