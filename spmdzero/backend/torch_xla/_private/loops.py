@@ -43,8 +43,7 @@ def loop(
         whole: inputs that are the same in each iteration.
         made: what an iteration makes; the loop returns it stacked.
 
-    Returns a computation of carried, stacked and whole inputs, which returns the last carried
-    values and the stacks.
+    Returns a computation of carried, stacked and whole inputs: the last carried, and the stacks.
     """
     builder = xb.create_builder("loop")
     stacks = [Form((times, *form.shape), form.dtype) for form in sliced]
