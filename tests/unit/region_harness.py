@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from spmdzero.backend import Batch, RegionRules
+from spmdzero.backend._region import AttentionChoice
 from spmdzero.backend.torch_xla import DeviceMesh, ReplicaRegion, runtime
 from spmdzero.backend.torch_xla._manual import leave_stacked
 from spmdzero.state._placed_module import move_module
@@ -26,6 +27,7 @@ class Probe:
         *,
         dtype: torch.dtype = torch.float32,
         scan: Literal["on", "off"] = "off",
+        attention: AttentionChoice = "auto",
         **rules: Any,
     ) -> None:
         self.module, self.mesh = copy.deepcopy(module), mesh
@@ -38,6 +40,7 @@ class Probe:
             sink=self._sink,
             rules=RegionRules(**rules),
             scan=scan,
+            attention=attention,
         )
 
     def _sink(self, name: str, local: torch.Tensor) -> None:
