@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.checkpoint import checkpoint
 
 from spmdzero.backend import programs
@@ -173,6 +174,17 @@ def test_a_block_with_a_hook_is_no_loop(mesh: DeviceMesh) -> None:
     probe.module.blocks[1].register_forward_hook(lambda *_: calls.append(1))
     assert programs.text([probe(probe.batch(X))]).count(" while(") == 0
     assert calls == [1]
+
+
+def test_hooks_on_all_modules_leave_a_loop_a_loop(mesh: DeviceMesh) -> None:
+    # `explain` names what a module's backward computes by such a hook, which keeps its nodes.
+    nodes: list[object] = []
+    hook = register_module_forward_hook(lambda _, __, made: nodes.append(made.grad_fn))
+    try:
+        probe = Probe(Model(), mesh, scan="on")
+        assert programs.text([probe(probe.batch(X))]).count(" while(") == 1
+    finally:
+        hook.remove()
 
 
 def _uses_the_last_but_one(blocks: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,6 @@ still in replica space. There is no collective inside, by construction.
 """
 
 import contextlib
-import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -45,8 +44,6 @@ from spmdzero.backend.torch_xla.mesh import DeviceMesh
 from spmdzero.backend.torch_xla.scan import FollowError, Scan, equal_blocks_as_loops, made_real
 from spmdzero.backend.torch_xla.strangers import is_fixed
 from spmdzero.errors import ReplicaRegionError
-
-logger = logging.getLogger("spmdzero")
 
 
 class ReplicaRegion:
@@ -138,13 +135,13 @@ class ReplicaRegion:
         state = {**parameters, **buffers}
         entered = dict(state)
         kept = kept_tensors(self._module)
-        generator = torch.get_rng_state()
+        generator, given = torch.get_rng_state(), (state, entered_args, entered_kwargs, own)
         try:
-            output, dispatch = self._run(state, entered_args, entered_kwargs, own, self._scan)
+            output, dispatch = self._run(*given, self._scan)
         except FollowError as error:
             log_once(f"the forward is traced again, block by block: {error}")
             torch.set_rng_state(generator)
-            output, dispatch = self._run(state, entered_args, entered_kwargs, own, "off")
+            output, dispatch = self._run(*given, "off")
         self.recomputes, self.read_at = dispatch.recomputes, dispatch.read_at
         refuse_new(kept, kept_tensors(self._module))
         changed = {
@@ -162,9 +159,7 @@ class ReplicaRegion:
             whole = self._outputs.leave(output, replica_rows, flags)
         return Passage(output=whole, buffers=written, flags=flags, state=entered)
 
-    def _run(
-        self, state: dict[str, torch.Tensor], args: Any, kwargs: Any, own: Tracing, scan: Scan
-    ) -> tuple[Any, RegionDispatch]:
+    def _run(self, state: Any, args: Any, kwargs: Any, own: Tracing, scan: Scan) -> Any:
         with (
             self._dispatch(own.key, own.read) as dispatch,
             TorchsNorms(),
@@ -267,8 +262,7 @@ class ReplicaRegion:
                 parameters[name] = enter_parameter(parameter, name, self._mesh, own.sink)
             else:
                 parameters[name] = self._enter_whole(parameter.detach())
-        buffers = {name: self._enter_whole(buffer) for name, buffer in own.buffers.items()}
-        return parameters, buffers
+        return parameters, {name: self._enter_whole(each) for name, each in own.buffers.items()}
 
     def _enter_whole(self, tensor: torch.Tensor) -> torch.Tensor:
         return _manual.enter(tensor, self._mesh, (None,) * tensor.dim())
@@ -300,8 +294,7 @@ class ReplicaRegion:
         return self._read(tensor) if is_fixed(tensor) else None
 
     def _make_key(self, value: int) -> torch.Tensor:
-        host = torch.tensor(value, dtype=torch.int64).to(torch.int32)
-        return self._mesh.place(host)
+        return self._mesh.place(torch.tensor(value, dtype=torch.int64).to(torch.int32))
 
     def _upload(self, host: torch.Tensor) -> torch.Tensor:
         return self._enter_whole(self._mesh.place(host.detach().contiguous()))

@@ -35,8 +35,7 @@ def loop(
     """A computation that calls `body` `times` times.
 
     Args:
-        body: a computation of one iteration. It returns what is carried on, and what it makes.
-        times: iterations; the compiler knows them.
+        body: of one iteration; returns what is carried on, and what it makes.
         backwards: the iterations run from the last slice to the first.
         arrangement: for each parameter of `body` its place among carried, sliced and whole inputs.
         carried: inputs of the first iteration, which each iteration replaces.
@@ -44,8 +43,7 @@ def loop(
         whole: inputs that are the same in each iteration.
         made: what an iteration makes; the loop returns it stacked.
 
-    Returns a computation of carried, stacked and whole inputs, which returns the last carried
-    values and the stacks.
+    Returns a computation of carried, stacked and whole inputs: the last carried, and the stacks.
     """
     builder = xb.create_builder("loop")
     stacks = [Form((times, *form.shape), form.dtype) for form in sliced]

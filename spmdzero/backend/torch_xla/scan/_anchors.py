@@ -53,7 +53,10 @@ _entered: list[Anchors] = []
 
 def kept(values: list[torch.Tensor]) -> list[torch.Tensor]:
     """What takes the place of values that no operation of torch's made, such as a kernel's."""
-    return [_entered[-1].kept(value) for value in values] if _entered else values
+    if not _entered:
+        return values
+    # What stands for a value is kept elsewhere too: what autograd notes on it would live as long.
+    return [_entered[-1].kept(value).detach() for value in values]
 
 
 @contextlib.contextmanager

@@ -4,8 +4,10 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
+from torch import nn
 from torch.nn.utils.stateless import _reparametrize_module
 
 from spmdzero.backend._compiler import StandInKeptError
@@ -184,6 +186,7 @@ class _Tracer:
                 nothing_else_drawn(lambda: len(run.keys)),
                 folding.no_stand_in_left(),
                 _autocast_keeps_nothing(),
+                _no_global_hooks(),
             ):
                 folded = folding.fold(function, inputs, more=run.more)
         except StandInKeptError:
@@ -282,6 +285,15 @@ def _autocast_keeps_nothing() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
+
+
+@contextlib.contextmanager
+def _no_global_hooks() -> Iterator[None]:
+    """Hooks on all modules, which name what they compute, would hold on to autograd's nodes."""
+    hooks = nn.modules.module._global_forward_hooks
+    before = nn.modules.module._global_forward_pre_hooks
+    with mock.patch.dict(hooks, clear=True), mock.patch.dict(before, clear=True):
+        yield
 
 
 def _refuse_read(_: torch.Tensor) -> torch.Tensor:
