@@ -10,7 +10,9 @@ from typing import Annotated
 
 import typer
 
+from spmdzero.cli._duration import duration
 from spmdzero.cli._options import AsJson, Html, Strict
+from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.explain import Explanation, Topology, _passes, require_tpu_compiler
 from spmdzero.show import together
 
@@ -42,12 +44,20 @@ def explain(
     own_stage: Annotated[
         bool, typer.Option("--own-stage", help="compile the config's stage only: faster")
     ] = False,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="such as 30ms or 0.03s: exit with status 1 if the estimated time of a step on a "
+            "--tpu is above it"
+        ),
+    ] = None,
     meta: Annotated[
         bool,
         typer.Option("--meta", help="build the model on the meta device: it takes no memory"),
     ] = False,
 ) -> None:
     """Does a step fit, what does it move, what is wrong, what does it wait for? No TPU needed."""
+    most = None if budget is None else _seconds(budget, tpu)
     if meta and tpu and _passes.FOLDER not in os.environ:
         _start_again()
     explanations = [
@@ -65,8 +75,20 @@ def explain(
         for count, names in _by_devices(tpu or [], devices).items()
     ]
     _print(explanations, as_json=as_json, html=html)
-    if strict and any(e.problems for e in explanations):
+    over = [] if most is None else [line for e in explanations for line in e.over_budget(most)]
+    for line in over:
+        typer.echo(f"over budget: {line}", err=True)
+    if over or (strict and any(e.problems for e in explanations)):
         raise typer.Exit(1)
+
+
+def _seconds(budget: str, tpu: list[str] | None) -> float:
+    if not tpu:
+        raise SpmdZeroUsageError(
+            f"--budget {budget}: the time of a step is the TPU compiler's estimate, and no TPU is "
+            "named. Add one, such as --tpu v5e:2x4"
+        )
+    return duration(budget)
 
 
 def _print(explanations: list[Explanation], *, as_json: bool, html: Path | None) -> None:

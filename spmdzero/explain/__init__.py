@@ -15,7 +15,7 @@ from spmdzero.explain._fit import StageFit, TargetMemory
 from spmdzero.explain._moves import Moves, ProgramLedger
 from spmdzero.explain._refused_scatters import RefusedScatter
 from spmdzero.explain._roofline import Roofline
-from spmdzero.explain._time import DearOperation, Share, StepTime, step_time
+from spmdzero.explain._time import DearOperation, Share, StepTime, siblings, step_time
 from spmdzero.explain._without_data import made_up
 
 __all__ = [
@@ -41,5 +41,6 @@ __all__ = [
     "explain_engine",
     "made_up",
     "require_tpu_compiler",
+    "siblings",
     "step_time",
 ]

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from spmdzero._display import Shown
 from spmdzero.explain._chips import Chip
 from spmdzero.explain._kinds import KINDS, kind_of
 from spmdzero.explain._timeline import Spent, timeline
@@ -40,7 +41,7 @@ class DearOperation:
         module: the innermost module that traced them, forward or backward, ``blocks.*.up`` for all
             of ``blocks.0.up``, ``blocks.1.up``, ...; None where no module did.
         traced_as: the operation that they came from, such as ``aten::mm``; "" if unknown.
-        source: ``file:line`` that traced them, "" if unknown.
+        source: ``file:line`` of yours that traced them, "" if unknown.
         runs: how often they run in one step, together.
         seconds: of all of these.
         modelled: whether that is a model's and not the compiler's estimate.
@@ -57,7 +58,7 @@ class DearOperation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTime:
+class StepTime(Shown):
     """The estimated time of one step on one TPU, seconds.
 
     Good for comparing programs: a real chip takes longer where a kernel or the network is slower
@@ -204,9 +205,9 @@ def _dearest(parts: Sequence[_Part]) -> tuple[DearOperation, ...]:
         DearOperation(
             name=group[0].operation.name,
             kind=group[0].kind,
-            module=_siblings(group[0].module),
+            module=siblings(group[0].module),
             traced_as=_traced_as(group[0].operation),
-            source=group[0].operation.source,
+            source=_users(group[0].operation.source),
             runs=runs,
             seconds=seconds,
             modelled=group[0].modelled,
@@ -217,10 +218,11 @@ def _dearest(parts: Sequence[_Part]) -> tuple[DearOperation, ...]:
 
 def _alike(part: _Part) -> Hashable:
     operation = part.operation
-    return part.kind, _siblings(part.module), _traced_as(operation), operation.source
+    return part.kind, siblings(part.module), _traced_as(operation), operation.source
 
 
-def _siblings(module: str | None) -> str | None:
+def siblings(module: str | None) -> str | None:
+    """A module's name without the numbers in it: ``blocks.*.up`` for ``blocks.0.up``."""
     return None if module is None else re.sub(r"(?<![^.])\d+(?![^.])", "*", module)
 
 
@@ -231,6 +233,14 @@ def _traced_as(operation: Operation) -> str:
     name = operation.op_names[0]
     zero = re.search(r"\bzero\.\w+", name)
     return zero[0] if zero else name.rpartition("/")[2].replace("__", "::", 1)
+
+
+def _users(source: str) -> str:
+    """A source, unless it is a line of torch, torch_xla or spmdzero, which says nothing of a model.
+
+    Every operation in the replica region has such a one: the line that dispatches it.
+    """
+    return "" if re.search(r"(?:^|/)(?:torch|torch_xla|spmdzero)/", source) else source
 
 
 def _is_uncounted(spent: Spent) -> bool:

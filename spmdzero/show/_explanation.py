@@ -1,4 +1,4 @@
-"""Explanations: four questions, each answered by a table."""
+"""Explanations: questions, each answered by a table."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -10,6 +10,7 @@ from spmdzero.plan import Role
 from spmdzero.show._audit import findings
 from spmdzero.show._ledger import grouped, yes_no
 from spmdzero.show._page import Lines, Page, Part, Table
+from spmdzero.show._time import time_parts
 
 _ONLY_IN_A_RUN = (
     "Nothing was trained: replicated states, parameter drift, missing donation, recompilation, "
@@ -19,7 +20,7 @@ _ONLY_IN_A_RUN = (
 
 @page_of.register
 def explanation_page(explanation: Explanation) -> Page:
-    """The four answers below a heading."""
+    """The answers below a heading."""
     return Page(tuple(_parts(explanation)))
 
 
@@ -45,7 +46,9 @@ def _parts(explanation: Explanation) -> Iterator[Part]:
     audit = explanation.audit
     below = "" if audit.steps else _ONLY_IN_A_RUN
     yield findings(audit, above="3. What is wrong?", below=below)
-    yield _time_table(explanation)
+    yield _roofline_table(explanation)
+    for time in explanation.times:
+        yield from time_parts(time, number="5. ")
 
 
 def _attention(explanation: Explanation) -> Iterator[str]:
@@ -147,7 +150,7 @@ def _refused_table(moves: Moves) -> Table:
     )
 
 
-def _time_table(explanation: Explanation) -> Table:
+def _roofline_table(explanation: Explanation) -> Table:
     """One row for each chip."""
     rows = [
         (

@@ -23,7 +23,13 @@ _BLOCKS = {Block, LlamaBlock, BertBlock, Bottleneck}
 
 
 def measure(
-    *, devices: int, root: str, size: str, case: str, options: dict[str, Any], requests: dict[str, Any]
+    *,
+    devices: int,
+    root: str,
+    size: str,
+    case: str,
+    options: dict[str, Any],
+    requests: dict[str, Any],
 ) -> dict[str, Any]:
     """Traces the step and keeps the program, with how each of the topologies is asked for."""
     runtime.start()
@@ -48,9 +54,7 @@ class _Step:
         for module in list(model.modules()):
             for name, _ in list(module.named_parameters(recurse=False)):
                 parametrize.register_parametrization(module, name, _Lean(), unsafe=True)
-        wrapped = functools.partial(
-            transformer_auto_wrap_policy, transformer_layer_cls=_BLOCKS
-        )
+        wrapped = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls=_BLOCKS)
         self._model = SpmdFullyShardedDataParallel(
             model, mesh=self._mesh, shard_output=_shard_output, auto_wrap_policy=wrapped
         )
@@ -69,7 +73,9 @@ class _Step:
             state = {"step": torch.tensor(10.0), **dict(zip(names, pair, strict=True))}
             self._optimizer.state[parameter] = state
             moments += pair
-        self._batch = [torch.zeros_like(t, device=torch_xla.device()) for t in batch_of(case, devices=devices)]
+        self._batch = [
+            torch.zeros_like(t, device=torch_xla.device()) for t in batch_of(case, devices=devices)
+        ]
         for tensor in self._batch:
             self._mark(tensor, 0)
         self.states = [*self._parameters, *moments, *self._model.buffers()]

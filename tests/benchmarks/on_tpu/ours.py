@@ -1,19 +1,16 @@
 """spmdzero's own step: `explain` traces it, and here is kept what it would compile."""
 
+import contextlib
 import json
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import spmdzero
 from on_tpu import folder
 from on_tpu.cases import CLIP, LEARNING_RATE, SIZES, WEIGHT_DECAY
 from on_tpu.torch_models import batch_of, build
-from spmdzero.backend import runtime
-from spmdzero.config._spmd import SpmdConfig
 from spmdzero.explain import WaitingError, _passes
 
 
@@ -26,16 +23,13 @@ def measure(
     options: dict[str, Any],
     requests: dict[str, Any],
 ) -> dict[str, Any]:
-    """Traces the step and keeps its programs; `{"lacks": ...}` where this version has no such.
+    """Traces the step for each topology and keeps its programs.
 
-    How they are compiled is `explain`'s to say; of `requests` the environment is kept.
+    How they are compiled is `explain`'s to say: of `requests` the environment is kept.
     """
     what = SIZES[size][case]
-    spmd = options.get("spmd", {})
-    lacks = [key for key in spmd if key not in SpmdConfig.model_fields]
-    if lacks:
-        return dict.fromkeys(requests, {"lacks": f"spmd.{lacks[0]}"})
     model = build(what, fused_loss=options.get("loss", "fused") == "fused")
+    batch = batch_of(what, devices=devices)
     config = {
         "train_micro_batch_size_per_gpu": what.rows,
         "optimizer": {
@@ -45,24 +39,24 @@ def measure(
         "zero_optimization": {"stage": 2},
         "bf16": {"enabled": True},
         "gradient_clipping": CLIP,
-        "spmd": spmd,
     }
-    with tempfile.TemporaryDirectory() as scratch:
-        os.environ[_passes.FOLDER] = scratch
-        try:
-            batch = batch_of(what, devices=devices)
-            with runtime.tracing_only(platform="TPU"):
-                spmdzero.explain(model, config, batch, tpu=requests, stages=(2,))
-        except WaitingError:
-            pass
-        kept = [_kept(Path(root), path, requests) for path in sorted(Path(scratch).iterdir())]
-    return {t: {"programs": [digest for topology, digest in kept if topology == t]} for t in requests}
+    found = {}
+    for topology, request in requests.items():
+        flags = topology.partition(":")[0] if options["flags"] else "none"
+        config["spmd"] = {"xla_flags": flags, **options.get("spmd", {})}
+        with tempfile.TemporaryDirectory() as scratch:
+            os.environ[_passes.FOLDER] = scratch
+            with contextlib.suppress(WaitingError):
+                spmdzero.explain(model, config, batch, tpu=[topology], stages=(2,))
+            ordered = sorted(Path(scratch).iterdir())
+            kept = [_kept(Path(root), program, request["environment"]) for program in ordered]
+        found[topology] = {"programs": kept}
+    return found
 
 
-def _kept(root: Path, ordered: Path, requests: dict[str, Any]) -> tuple[str, str]:
+def _kept(root: Path, ordered: Path, environment: dict[str, str]) -> str:
     request = json.loads((ordered / "request").read_text())
-    topology = json.loads((ordered / "order").read_text())["name"]
     # The paths of this machine.
     del request["proto"], request["hlo"]
-    request["environment"] = requests[topology]["environment"]
-    return topology, folder.keep_program(root, (ordered / "proto").read_bytes(), request)
+    request["environment"] = environment
+    return folder.keep_program(root, (ordered / "proto").read_bytes(), request)

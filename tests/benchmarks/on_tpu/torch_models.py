@@ -79,7 +79,11 @@ class LlamaBlock(nn.Module):
         y = self.norm_1(x)
         q, k, v = (
             to(y).view(rows, length, heads, self.size).transpose(1, 2)
-            for to, heads in ((self.q, self.heads), (self.k, self.kv_heads), (self.v, self.kv_heads))
+            for to, heads in (
+                (self.q, self.heads),
+                (self.k, self.kv_heads),
+                (self.v, self.kv_heads),
+            )
         )
         q, k = _turned(q, cos, sin), _turned(k, cos, sin)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)

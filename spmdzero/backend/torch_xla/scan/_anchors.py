@@ -8,20 +8,11 @@ import torch
 from torch._C import _autograd as _C
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_aten = torch.ops.aten
+from spmdzero.backend.torch_xla._products import PRODUCTS
+
 # The rest is cheap beside them: elementwise, or a sum over a row. XLA would compute it again in a
 # backward fusion too, unless memory is plenty.
-ANCHORS = {
-    _aten.mm.default,
-    _aten.bmm.default,
-    _aten.addmm.default,
-    _aten.baddbmm.default,
-    _aten.mv.default,
-    _aten.dot.default,
-    _aten.linear.default,
-    _aten.convolution.default,
-    _aten.convolution_overrideable.default,
-}
+ANCHORS = PRODUCTS
 
 
 class Anchors(TorchDispatchMode):
@@ -38,13 +29,31 @@ class Anchors(TorchDispatchMode):
         super().__init__()
         self._keep, self.active = keep, True
 
+    def __enter__(self) -> "Anchors":
+        _entered.append(self)
+        return super().__enter__()
+
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+        super().__exit__(exc_type, exc_val, exc_tb)
+        _entered.pop()
+
+    def kept(self, value: torch.Tensor) -> torch.Tensor:
+        """What takes the place of an anchor's value."""
+        return self._keep(value) if self.active and not is_hooked() else value
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if self.active and func in ANCHORS and not is_hooked():
-            return self._keep(result)
-        return result
+        return self.kept(result) if func in ANCHORS else result
+
+
+_entered: list[Anchors] = []
+
+
+def kept(values: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What takes the place of values that no operation of torch's made, such as a kernel's."""
+    return [_entered[-1].kept(value) for value in values] if _entered else values
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from spmdzero.backend.torch_xla import runtime
 from spmdzero.backend.torch_xla._private.loops import Form
 from spmdzero.backend.torch_xla._random import ReplicaRandom
 from spmdzero.backend.torch_xla.scan._anchors import is_hooked
-from spmdzero.backend.torch_xla.scan._body import Block, Body, trace
+from spmdzero.backend.torch_xla.scan._body import Block, Body
 from spmdzero.backend.torch_xla.scan._candidates import (
     Candidate,
     candidates,
@@ -23,6 +23,7 @@ from spmdzero.backend.torch_xla.scan._chain import Call, Chain
 from spmdzero.backend.torch_xla.scan._plain import flatten
 from spmdzero.backend.torch_xla.scan._refused import NotALoopError
 from spmdzero.backend.torch_xla.scan._stand_in import made_real
+from spmdzero.backend.torch_xla.scan._trace import trace
 
 Scan = Literal["auto", "on", "off"]
 
@@ -31,7 +32,6 @@ Scan = Literal["auto", "on", "off"]
 def equal_blocks_as_loops(
     model: nn.Module,
     scan: Scan,
-    *,
     random: ReplicaRandom,
     upload: Callable[[torch.Tensor], torch.Tensor],
     enter: Callable[[torch.Tensor], torch.Tensor],

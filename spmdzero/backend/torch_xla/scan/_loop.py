@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -42,7 +42,10 @@ def run(body: Body, given: Given) -> torch.Tensor:
     """What the last block returns."""
     parameters = [t for block in given.parameters for t in block.values()]
     with no_hooks():
-        return _Blocks.apply(body, given, given.x, *given.shared, *parameters)
+        return cast(
+            torch.Tensor,
+            _Blocks.apply(body, given, given.x, *given.shared, *parameters),
+        )
 
 
 class _Blocks(torch.autograd.Function):
@@ -75,7 +78,7 @@ class _Blocks(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyrefly: ignore[bad-override]
         body: Body = ctx.body
         assert body.backward is not None
         x, *rest = ctx.saved_tensors
@@ -97,7 +100,7 @@ class _Blocks(torch.autograd.Function):
                 *own,
                 ("whole", whole),
                 ("sliced", stacks),
-                ("carried", [grads[0], *sums]),
+                ("carried", [grad_outputs[0], *sums]),
                 ("sliced", keys),
                 ("whole", uploads),
                 ("sliced", saved),

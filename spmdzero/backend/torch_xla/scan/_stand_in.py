@@ -8,15 +8,10 @@ import torch
 from spmdzero.backend._tree import map_tensors
 from spmdzero.errors import ReplicaRegionError
 
+_GETTERS = ("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_meta")
 # They ask for the form of a tensor, and not for what is in it.
 _FORM = {
-    torch.Tensor.shape.__get__,
-    torch.Tensor.dtype.__get__,
-    torch.Tensor.device.__get__,
-    torch.Tensor.layout.__get__,
-    torch.Tensor.ndim.__get__,
-    torch.Tensor.requires_grad.__get__,
-    torch.Tensor.is_meta.__get__,
+    *(vars(torch._C.TensorBase)[name].__get__ for name in _GETTERS),
     torch.Tensor.size,
     torch.Tensor.dim,
     torch.Tensor.ndimension,
@@ -27,6 +22,10 @@ _FORM = {
     torch.is_floating_point,
     torch.numel,
 }
+
+
+class FollowError(ReplicaRegionError):
+    """A value that a loop leaves no trace of is asked for."""
 
 
 class StandIn(torch.Tensor):
@@ -63,7 +62,9 @@ class StandIn(torch.Tensor):
         return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # pyrefly: ignore[bad-override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """What got past torch's functions: only a copy of the handle can be had."""
         if func is torch.ops.aten.detach.default:
             (given,) = args
@@ -82,9 +83,9 @@ def _refuse(_: torch.Tensor) -> None:
     raise followed_error()
 
 
-def followed_error() -> ReplicaRegionError:
+def followed_error() -> FollowError:
     """What is raised where a stand-in's value can't be had any more."""
-    return ReplicaRegionError(
+    return FollowError(
         "what one of several equal blocks returns, which run as one loop, is used by something "
         'other than the next block in a way that can\'t be followed. Set "spmd": {"scan": "off"}'
     )

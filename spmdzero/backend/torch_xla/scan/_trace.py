@@ -1,0 +1,288 @@
+"""One block, traced with stand-ins: its forward, and its backward, as functions of tensors."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.nn.utils.stateless import _reparametrize_module
+
+from spmdzero.backend._compiler import StandInKeptError
+from spmdzero.backend.torch_xla import folding
+from spmdzero.backend.torch_xla._dispatch import RegionDispatch
+from spmdzero.backend.torch_xla._kept import kept_tensors
+from spmdzero.backend.torch_xla._private.loops import Form
+from spmdzero.backend.torch_xla._random import ReplicaRandom
+from spmdzero.backend.torch_xla.folding import FoldedFunction
+from spmdzero.backend.torch_xla.scan._anchors import Anchors, no_hooks
+from spmdzero.backend.torch_xla.scan._body import Block, Body
+from spmdzero.backend.torch_xla.scan._draws import nothing_else_drawn
+from spmdzero.backend.torch_xla.scan._plain import flatten, unflatten
+from spmdzero.backend.torch_xla.scan._refused import NotALoopError
+from spmdzero.backend.torch_xla.strangers import record_uploads, strangers
+from spmdzero.errors import SpmdZeroError
+
+
+def trace(block: Block) -> Body:
+    """Traces `block`; draws nothing.
+
+    Raises:
+        NotALoopError: it can't be the body of a loop.
+    """
+    tracer = _Tracer(block)
+    if not torch.is_grad_enabled():
+        return tracer.forward(None, saves_x=False)
+    backward = tracer.backward()
+    return tracer.forward(backward, saves_x=0 in backward.function.reads)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _Backward:
+    function: FoldedFunction
+    run: "_Run"
+    saved: tuple[int, ...]
+    shared: tuple[int, ...]
+    trained: tuple[str, ...]
+
+
+class _Run:
+    """What a trace of the block found out: it appends inputs to `more`."""
+
+    def __init__(self) -> None:
+        self.more: list[torch.Tensor] = []
+        self.keys: dict[int, int] = {}
+        self.uploads: list[int] = []
+        self.hosts: list[torch.Tensor] = []
+        self.products: list[Form] = []
+        self.anchors: list[int] = []
+        self.output: Any = None
+
+    def input(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        self.more.append(folding.stand_in(shape, dtype))
+        return len(self.more) - 1
+
+    def key(self, value: int) -> torch.Tensor:
+        # What a block checkpoints inside of it draws its keys again, from a generator set back.
+        if value not in self.keys:
+            self.keys[value] = self.input((), torch.int32)
+        return self.more[self.keys[value]]
+
+    def upload(self, host: torch.Tensor) -> torch.Tensor:
+        for known, place in zip(self.hosts, self.uploads, strict=True):
+            if known.dtype == host.dtype and torch.equal(known, host):
+                return self.more[place]
+        self.hosts.append(host.detach().clone())
+        self.uploads.append(self.input(host.shape, host.dtype))
+        return self.more[-1]
+
+    def product(self, product: torch.Tensor) -> torch.Tensor:
+        self.products.append(Form.of(product))
+        self.anchors.append(self.input(product.shape, product.dtype))
+        return self.more[-1]
+
+
+class _Tracer:
+    def __init__(self, block: Block) -> None:
+        self._block = block
+        self.shared, self._form = flatten((block.args, block.kwargs))
+        self._state = block.state
+
+    @property
+    def _inputs(self) -> list[torch.Tensor]:
+        x = torch.empty(self._block.x.shape, dtype=self._block.x.dtype, device="meta")
+        replica = torch.empty(1, dtype=torch.int32, device="meta")
+        return [x, *self.shared, replica, *self._state.values()]
+
+    def forward(self, backward: "_Backward | None", *, saves_x: bool) -> Body:
+        run = _Run()
+        saved = () if backward is None else backward.saved
+
+        def function(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+            products: list[torch.Tensor] = []
+            with self._running(inputs, run, lambda t: products.append(t) or t) as (x, _, y):
+                run.products = [Form.of(product) for product in products]
+                kept = [products[number] for number in saved]
+                return [t.detach() for t in (y, *([x * 1] if saves_x else []), *kept)]
+
+        folded = self._fold(function, self._inputs, run)
+        if backward is not None and (
+            (self._block.saves and run.products != backward.run.products)
+            or len(run.keys) != len(backward.run.keys)
+            or len(run.hosts) != len(backward.run.hosts)
+        ):
+            raise NotALoopError("a block computes something else each time that it is called")
+        # Keys and uploads come in the order of their kinds.
+        end = len(self._inputs)
+        moved = _moved(end, list(run.keys.values()), run.uploads)
+        return Body(
+            forward=folded.renumbered({i: moved.get(i, i) for i in folded.reads}),
+            backward=None if backward is None else backward.function,
+            output=run.output,
+            draws=len(run.keys),
+            uploads=tuple(run.hosts),
+            saves_x=saves_x,
+            saved=saved,
+            forms=tuple(run.products[number] for number in saved),
+            shared=() if backward is None else backward.shared,
+            trained=() if backward is None else backward.trained,
+        )
+
+    def backward(self) -> "_Backward":
+        run = _Run()
+        found: list[tuple[int, ...]] = []
+        names: list[str] = []
+        wanted = [i for i, t in enumerate(self.shared) if t.requires_grad]
+        trained = [n for n, p in self._block.parameters.items() if p.requires_grad]
+        inputs = self._inputs
+        dy = inputs[0]
+
+        def function(given: list[torch.Tensor]) -> list[torch.Tensor]:
+            own, (dy, *sums) = given[: len(inputs)], given[len(inputs) :]
+            keep = run.product if self._block.saves else None
+            with self._running(own, run, keep) as (x, (shared, state), y):
+                ways = [x, *(shared[i] for i in wanted), *(state[name] for name in trained)]
+                # In this thread: autograd's own would let go of tensors too late.
+                with torch.autograd.set_multithreading_enabled(False):
+                    grads = torch.autograd.grad([y], ways, [dy], allow_unused=True)
+            dx = torch.zeros_like(x) if grads[0] is None else grads[0]
+            totals = [
+                total if grad is None else total + grad
+                for total, grad in zip(sums, grads[1:], strict=False)
+            ]
+            of_state = list(zip(trained, grads[1 + len(wanted) :], strict=True))
+            names.extend(name for name, grad in of_state if grad is not None)
+            found.append(tuple(wanted))
+            return [dx, *totals, *(grad for _, grad in of_state if grad is not None)]
+
+        given = [*inputs, dy, *(self.shared[i] for i in wanted)]
+        folded = self._fold(function, given, run)
+        end = len(given)
+        saved = tuple(
+            number for number, place in enumerate(run.anchors) if end + place in folded.reads
+        )
+        kinds = list(run.keys.values()), run.uploads, [run.anchors[number] for number in saved]
+        moved = _moved(end, *kinds)
+        return _Backward(
+            function=folded.renumbered({i: moved.get(i, i) for i in folded.reads}),
+            run=run,
+            saved=saved,
+            shared=tuple(wanted),
+            trained=tuple(names),
+        )
+
+    def _fold(
+        self,
+        function: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]],
+        inputs: list[torch.Tensor],
+        run: _Run,
+    ) -> FoldedFunction:
+        kept = kept_tensors(self._block.module)
+        try:
+            with (
+                record_uploads() as uploads,
+                nothing_else_drawn(lambda: len(run.keys)),
+                folding.no_stand_in_left(),
+                _autocast_keeps_nothing(),
+            ):
+                folded = folding.fold(function, inputs, more=run.more)
+        except StandInKeptError:
+            raise NotALoopError("a block keeps a tensor outside of itself") from None
+        except (SpmdZeroError, RuntimeError) as error:
+            # The error isn't kept: its frames hold what was traced.
+            raise NotALoopError(f"a block can't be traced apart from the others: {error}") from None
+        after = kept_tensors(self._block.module)
+        if any(kept.get(place) is not value for place, value in after.items()):
+            raise NotALoopError("a block keeps a tensor in an attribute")
+        for found in strangers(folded.constants, uploads):
+            raise NotALoopError(
+                f"a block uses a tensor {list(found.tensor.shape)} that is not its own, nor given"
+            )
+        return folded
+
+    @contextlib.contextmanager
+    def _running(
+        self,
+        inputs: list[torch.Tensor],
+        run: _Run,
+        keep: Callable[[torch.Tensor], torch.Tensor] | None,
+    ) -> Iterator[
+        tuple[torch.Tensor, tuple[list[torch.Tensor], dict[str, torch.Tensor]], torch.Tensor]
+    ]:
+        """x, the shared inputs and the state that the block ran on, and y.
+
+        Inside, what the block checkpoints can be computed again.
+        """
+        block, grad = self._block, torch.is_grad_enabled()
+        end = 2 + len(self.shared)
+        x, replica = inputs[0].requires_grad_(grad), inputs[end - 1]
+        shared = _like(inputs[1:], self.shared, grad)
+        state = dict(zip(self._state, _like(inputs[end:], self._state.values(), grad), strict=True))
+        versions = [t._version for t in (x, *shared, *state.values())]
+        args, kwargs = unflatten(self._form, list(shared))
+        dispatch = RegionDispatch(
+            random=ReplicaRandom(replica, run.key),
+            read=_refuse_read,
+            read_fixed=_refuse_read,
+            upload=run.upload,
+            owner=block.module,
+        )
+        anchors = Anchors(keep or _unchanged)
+        with anchors, dispatch, no_hooks(), _reparametrize_module(block.module, state):
+            anchors.active = keep is not None
+            output = block.call(block.module, x, *args, **kwargs)
+            anchors.active = False
+            if versions != [t._version for t in (x, *shared, *state.values())] or any(
+                dispatch.wrote(t) for t in state.values()
+            ):
+                raise NotALoopError("a block writes to its buffers or its inputs")
+            yield x, (shared, state), self._output(output, run)
+
+    def _output(self, output: Any, run: _Run) -> torch.Tensor:
+        tensors, run.output = flatten(output)
+        if len(tensors) != 1:
+            raise NotALoopError(f"a block returns {len(tensors)} tensors, and not one")
+        (y,) = tensors
+        if Form.of(y) != self._block.x:
+            raise NotALoopError(
+                f"a block takes {list(self._block.x.shape)} in {self._block.x.dtype}, and returns "
+                f"{list(y.shape)} in {y.dtype}"
+            )
+        if torch.is_grad_enabled() and not y.requires_grad:
+            raise NotALoopError("no gradient reaches a block's output")
+        return y
+
+
+def _like(
+    given: Sequence[torch.Tensor], own: Iterable[torch.Tensor], grad: bool
+) -> list[torch.Tensor]:
+    """As many of `given` as there are of `own`; they require gradients as those do."""
+    return [
+        tensor.requires_grad_(grad and like.requires_grad)
+        for tensor, like in zip(given, own, strict=False)
+    ]
+
+
+def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _moved(end: int, *kinds: list[int]) -> dict[int, int]:
+    """Where inputs that were found out about stand when they are sorted by kind."""
+    order = [place for kind in kinds for place in kind]
+    return {end + place: end + new for new, place in enumerate(order)}
+
+
+@contextlib.contextmanager
+def _autocast_keeps_nothing() -> Iterator[None]:
+    """autocast would keep stand-ins of parameters that it has cast."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+def _refuse_read(_: torch.Tensor) -> torch.Tensor:
+    raise NotALoopError("a block reads a value from the devices")

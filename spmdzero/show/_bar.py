@@ -1,0 +1,77 @@
+"""One bar that is cut into parts, as text and as HTML."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+# Told apart in light and dark, by people who don't tell red from green too (Okabe and Ito's, one
+# grey more); they follow each other in the order of the parts.
+_HUES = (
+    "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#cc79a7", "#b8ad1c", "#7b5ea7", "#d55e00",
+    "#999999",
+)  # fmt: skip
+_WIDTH = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A part of a bar.
+
+    Attributes:
+        label: what it is.
+        value: how much, as it is shown.
+        share: of the whole, 0 to 1.
+    """
+
+    label: str
+    value: str
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """Parts of one whole; in HTML they stand beside each other, in text each on a line.
+
+    Attributes:
+        title: stands above.
+        segments: the parts; a part keeps its colour when another one is empty.
+        notes: stand below.
+    """
+
+    title: str
+    segments: Sequence[Segment]
+    notes: Sequence[str] = ()
+
+    def text(self) -> str:
+        """A line for each part, its length the part's share of the longest."""
+        longest = max((segment.share for segment in self.segments), default=0.0) or 1.0
+        labels = max((len(segment.label) for segment in self.segments), default=0)
+        values = max((len(segment.value) for segment in self.segments), default=0)
+        lines = [
+            f" {s.label:<{labels}}  {s.value:>{values}}  {100 * s.share:5.1f} %  "
+            f"{'█' * round(_WIDTH * s.share / longest)}".rstrip()
+            for s in self.segments
+        ]
+        return "\n".join([self.title, *lines, *(f"  {note}" for note in self.notes)])
+
+    def html(self) -> str:
+        """One bar with a legend below, without a stylesheet."""
+        parts, legend = "", ""
+        for segment, hue in zip(self.segments, _HUES, strict=False):
+            said = f"{segment.label}: {segment.value}, {100 * segment.share:.1f} %"
+            parts += (
+                f'<span title="{escape(said)}" style="background:{hue};'
+                f'width:{100 * segment.share:.3f}%"></span>'
+            )
+            legend += (
+                '<span style="white-space:nowrap;margin-right:1.4em">'
+                f'<span style="display:inline-block;width:.8em;height:.8em;background:{hue};'
+                f'margin-right:.4em"></span>{escape(said)}</span> '
+            )
+        notes = "".join(f"<p><small>{escape(note)}</small></p>" for note in self.notes)
+        return (
+            f'<div style="color:inherit"><p>{escape(self.title)}</p>'
+            '<div style="display:flex;height:1.6em;border:1px solid rgba(128,128,128,.6)" '
+            f'role="img" aria-label="{escape(self.title)}">{parts}</div>'
+            f'<p style="line-height:1.8">{legend}</p>{notes}</div>'
+        )

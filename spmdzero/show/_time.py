@@ -1,0 +1,112 @@
+"""How long a step takes: a bar of kinds, and tables of modules and of the dearest operations."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from spmdzero._display import page_of
+from spmdzero.explain import Share, StepTime, siblings
+from spmdzero.show._bar import Bar, Segment
+from spmdzero.show._page import Page, Part, Table
+
+_MODULES = 12
+_MODELLED = ("kernels", "wire")
+
+
+@page_of.register
+def time_page(time: StepTime) -> Page:
+    """The bar and the tables below each other."""
+    return Page(tuple(time_parts(time)))
+
+
+def time_parts(time: StepTime, *, number: str = "") -> Iterator[Part]:
+    """What an explanation shows of one target's time; `number` is that of its question."""
+    yield _bar(time, number)
+    yield _modules(time)
+    yield _dearest(time)
+
+
+def _bar(time: StepTime, number: str) -> Bar:
+    notes = [
+        f"{time.cycles / 1e6:,.2f} M cycles at {time.clock / 1e9:.2f} GHz, by libtpu's own "
+        f"estimate: {milliseconds(time.compiled)}",
+        f"kernels, at least, by a model of their products and bytes: {milliseconds(time.kernels)}",
+        f"wire, at least, by the bytes sent: {milliseconds(time.wire)}, of which compute hides "
+        f"{milliseconds(time.hidden)}; the chip waits {milliseconds(time.exposed)}",
+    ]
+    if time.uncounted:
+        notes.append(f"of {time.uncounted:,} fusions libtpu estimates nothing: they count as 0")
+    return Bar(
+        title=(
+            f"{number}How long does a step take on {time.target}? {milliseconds(time.seconds)}, "
+            f"{100 * time.mfu:.1f} % of the chip's peak (MFU)"
+        ),
+        segments=[
+            Segment(
+                label=f"{kind.name}{' (modelled)' if kind.name in _MODELLED else ''}",
+                value=milliseconds(kind.seconds),
+                share=kind.seconds / time.seconds if time.seconds else 0.0,
+            )
+            for kind in time.kinds
+        ],
+        notes=notes,
+    )
+
+
+def _modules(time: StepTime) -> Table:
+    """One row for each module, equal ones of a list together; the last rows are the rest."""
+    groups: dict[str | None, list[Share]] = defaultdict(list)
+    for share in time.modules:
+        groups[siblings(share.name)].append(share)
+    rows = [
+        (name, sum(s.seconds for s in shares), sum(s.operations for s in shares))
+        for name, shares in groups.items()
+    ]
+    rows.sort(key=lambda row: -row[1])
+    shown, rest = rows[:_MODULES], rows[_MODULES:]
+    if rest:
+        shown.append(("(the rest)", sum(r[1] for r in rest), sum(r[2] for r in rest)))
+    return Table(
+        title=f"   By module, forward and backward, on {time.target}",
+        headers=("module", "time", "of the step", "operations"),
+        rows=[
+            (_module(name), milliseconds(seconds), _share(seconds, time), f"{operations:,}")
+            for name, seconds, operations in shown
+        ],
+        numbers=(1, 2, 3),
+    )
+
+
+def _dearest(time: StepTime) -> Table:
+    rows = [
+        (
+            milliseconds(o.seconds),
+            _share(o.seconds, time),
+            f"{o.runs:,}",
+            f"{o.kind} (modelled)" if o.modelled else o.kind,
+            o.traced_as,
+            _module(o.module),
+            o.source.rpartition("/")[2],
+            o.name if len(o.name) <= 40 else f"{o.name[:37]}...",
+        )
+        for o in time.dearest
+    ]
+    words = "time, of the step, times, kind, operation, module, source, the first in HLO"
+    return Table(
+        title=f"   The dearest operations on {time.target}",
+        headers=words.split(", "),
+        rows=rows,
+        numbers=(0, 1, 2),
+    )
+
+
+def milliseconds(seconds: float) -> str:
+    """``92.008 ms``."""
+    return f"{1e3 * seconds:,.3f} ms"
+
+
+def _share(seconds: float, time: StepTime) -> str:
+    return f"{100 * seconds / time.seconds:.1f} %" if time.seconds else "-"
+
+
+def _module(name: str | None) -> str:
+    return {None: "(no module)", "": "(the model itself)"}.get(name, name or "")
