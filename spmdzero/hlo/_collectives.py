@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.hlo._module import Instruction, Module, Shape
-from spmdzero.hlo._tags import ELEMENTWISE, tag_of, traced_as
+from spmdzero.hlo._tags import ELEMENTWISE, gradient_by_use, tag_of, traced_as
 
 _KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
+_SUMS = ("all-reduce", "reduce-scatter")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +100,8 @@ def _of_each_operand(
     fused = instruction.computation.startswith("all-reduce-scatter")
     size = module.group_size(instruction)
     operands = module.operands(instruction)
+    # Of a chain of fusions the last has the result, and the name under which it was traced.
+    held = module.ends_chain(instruction) or instruction
     for index, operand in enumerate(operands):
         element = index if len(operands) > 1 else None
         payload = operand.shapes[0]
@@ -108,8 +111,10 @@ def _of_each_operand(
         if kind == "all-reduce" and not scattered:
             scattered = _only_own_part(module, instruction, element)
         shown = "reduce-scatter" if fused else kind
-        traced = traced_as(module, instruction, element)
-        role, tensor = tag_of(module, instruction, traced, operand, element, outputs)
+        traced = traced_as(module, held, element)
+        role, tensor = tag_of(module, held, traced, operand, element, outputs)
+        if not traced.op_name and kind in _SUMS and math.prod(payload.dims) > 1:
+            role, tensor = gradient_by_use(module, held, element) or (role, tensor)
         yield Collective(
             kind=shown,
             dtype=payload.dtype,

@@ -59,6 +59,22 @@ def tag_of(
     return _tag_by_use(module, instruction, element, outputs) if nameless else (own[0], "")
 
 
+def gradient_by_use(
+    module: Module, instruction: Instruction, element: int | None
+) -> tuple[str, str] | None:
+    """``gradient`` and its tensor where an element is what an update reads; None where it isn't.
+
+    A reduce-scatter that the compiler takes apart, to make it asynchronous, loses its name; the
+    norm reads it too, of all gradients. It may be one of several, over a torus's directions.
+    """
+    through = _LAYOUT | {"all-reduce", "reduce-scatter", "custom-call"}
+    for use in module.readers(instruction, element, through=through):
+        role, tensor = _tag(use.user.op_name) if use.user else ("", "")
+        if role == "update" and tensor:
+            return "gradient", tensor
+    return None
+
+
 def _tag(op_name: str) -> tuple[str, str]:
     """Role and tensor of the innermost ``zero.<role>/<tensor>`` scope, ("", "") without one."""
     found = _TAG.findall(op_name)

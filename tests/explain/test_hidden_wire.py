@@ -54,7 +54,7 @@ batch = torch.zeros(topology.devices * ROWS, WIDTH)
 traced = on_each_torus([topology], lambda: traced_for_tpu(model, config, batch))
 (program,) = traced[name].programs
 made = compile_for_tpu(program.annotated, topology, flags=flags_on(topology, flags))
-operations = list(each_operation(read_schedule(made.hlo)))
+operations = [operation for operation, _ in each_operation(read_schedule(made.hlo))]
 open_, beside = {}, []
 for operation in operations:
     if operation.asynchronous:

@@ -65,8 +65,7 @@ class GradientReduction:
         Returns a global tensor of the placement's stored shape: the parameter's shape, or
         `[padded]` where the plan flattens.
         """
-        if self.method == "annotated" or placement.kind == "replicate":
-            # The compiler combines the sums of small tensors only where they are annotated.
+        if self._annotates(local.dim(), placement):
             return self._annotated(self.partial(local), placement, dtype=dtype)
         spec, dtype = self.mesh.spec, dtype or self.dtype
         moved = local if dtype is None else local.to(dtype)
@@ -92,10 +91,18 @@ class GradientReduction:
         self, partial: torch.Tensor, placement: Placement, *, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         """The sum over dim 0 of a Partial `[n, *shape]`, placed as planned."""
-        if self.method == "annotated" or placement.kind == "replicate":
+        if self._annotates(partial.dim() - 1, placement):
             return self._annotated(partial, placement, dtype=dtype)
         entered = _manual.enter(partial, self.mesh, self.mesh.batch_spec(partial.dim()))
         return self.reduce_local(entered.squeeze(0), placement, dtype=dtype)
+
+    def _annotates(self, dims: int, placement: Placement) -> bool:
+        """Whether the compiler may choose: it combines the sums of small tensors only then.
+
+        Those of vectors too, which libtpu scatters in no step.
+        """
+        small = placement.kind == "replicate" or (len(self.steps) > 1 and dims < 2)
+        return self.method == "annotated" or small
 
     def _annotated(
         self, partial: torch.Tensor, placement: Placement, *, dtype: torch.dtype | None
