@@ -41,7 +41,8 @@ class SpmdConfig(Section):
             attention kernels return, and computes all else again. Or an object of these by module
             name, in which * is anything but a dot.
         min_shard_elements: tensors with fewer elements are replicated.
-        xla_flags: the TPU compiler flags with a measured effect on this generation's ledger.
+        xla_flags: the TPU compiler flags with a measured effect on this generation's collectives:
+            those of the chip that is here, or that is explained ("auto"), of another, or none.
         compile_cache: a folder for compiled programs, which later processes read; "" keeps none.
             Without effect on the CPU, whose programs can't be read back.
         check_finite: whether a non-finite loss or gradient raises before the update; under a
@@ -62,7 +63,7 @@ class SpmdConfig(Section):
     fused_loss: bool = False
     recompute: RecomputePolicy | dict[str, RecomputePolicy] = "nothing"
     min_shard_elements: Natural = 2048
-    xla_flags: Literal["none", "v5e", "v5p", "v6e"] = "none"
+    xla_flags: Literal["auto", "none", "v5e", "v5p", "v6e"] = "auto"
     compile_cache: str = ""
     check_finite: bool = False
     capture: bool = True

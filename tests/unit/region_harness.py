@@ -2,12 +2,13 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from spmdzero.backend import Batch, RegionRules
+from spmdzero.backend._region import AttentionChoice
 from spmdzero.backend.torch_xla import DeviceMesh, ReplicaRegion, runtime
 from spmdzero.backend.torch_xla._manual import leave_stacked
 from spmdzero.state._placed_module import move_module
@@ -25,6 +26,8 @@ class Probe:
         mesh: DeviceMesh,
         *,
         dtype: torch.dtype = torch.float32,
+        scan: Literal["on", "off"] = "off",
+        attention: AttentionChoice = "auto",
         **rules: Any,
     ) -> None:
         self.module, self.mesh = copy.deepcopy(module), mesh
@@ -32,7 +35,12 @@ class Probe:
         self._sums: dict[str, torch.Tensor] = {}
         self.sink_calls: list[str] = []
         self.region = ReplicaRegion(
-            mesh=mesh, module=self.module, sink=self._sink, rules=RegionRules(**rules)
+            mesh=mesh,
+            module=self.module,
+            sink=self._sink,
+            rules=RegionRules(**rules),
+            scan=scan,
+            attention=attention,
         )
 
     def _sink(self, name: str, local: torch.Tensor) -> None:

@@ -31,8 +31,11 @@ class Call:
     scale: float | None = None
     enable_gqa: bool = False
 
-    def require_kernel(self) -> None:
+    def require_kernel(self, *, short: bool) -> None:
         """Checks that the kernels take the call.
+
+        Args:
+            short: whether lengths below a block are taken too, mostly padding.
 
         Raises:
             PlainError: they don't.
@@ -48,7 +51,8 @@ class Call:
             self.key.dim()
         ):
             raise PlainError("the kernels take [batch, heads, length, width]")
-        self._require_lengths()
+        if not short:
+            self._require_lengths()
         self._require_heads()
         if self.attn_mask is not None:
             self._require_mask(self.attn_mask)

@@ -70,7 +70,7 @@ class AttentionKernels(TorchFunctionMode):
         try:
             self._require_a_way()
             call = Call(query=_cast(query), key=_cast(key), value=_cast(value), **given)
-            call.require_kernel()
+            call.require_kernel(short=self._always)
         except PlainError as reason:
             self.calls.append(AttentionCall(where=where, plain_because=str(reason)))
             log_once(
