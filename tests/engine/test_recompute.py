@@ -74,10 +74,11 @@ def test_losses_and_weights_are_those_without_dropout_included(trained: Any, pol
 
 def test_memory_falls_with_what_is_recomputed(trained: Any) -> None:
     nothing, dots, everything = (trained[policy][2] for policy in POLICIES)
-    # Of a block "everything" keeps the input, "dots" two products more, "nothing" the
-    # normalisation, the dropout and more. The last block's are all there at the peak.
+    # Of a block "everything" keeps the input, "dots" two products more, "nothing" also the
+    # normalisation, two tanh, a dropout and an exp, of which XLA computes some again by itself. The
+    # last block's are all there at the peak.
     one = (BLOCKS - 1) * ROWS * WIDTH * 4
-    assert nothing > dots + one
+    assert nothing > dots + 3 * one
     assert dots > everything + one
 
 
