@@ -34,7 +34,7 @@ class SpmdConfig(Section):
             interpreted off the TPU, slowly), plain products ("plain"), or a kernel in programs
             for TPUs ("auto").
         fused_loss: whether transformers' causal language models train without logits: their loss
-            comes from hidden states, chunk by chunk, and the output's logits are None.
+            comes from hidden states, chunk by chunk, and their output has no logits.
         recompute: what backward computes again instead of keeping it, of equal blocks that follow
             each other in a ModuleList or Sequential: "nothing"; "everything", which keeps a
             block's inputs; "dots", which keeps also what matrix products, convolutions and

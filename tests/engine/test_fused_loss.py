@@ -117,6 +117,8 @@ def test_tuples_and_copies(fused: transformers.PreTrainedModel) -> None:
     assert list(fused.state_dict()) == list(gpt2().state_dict())
 
 
+# peft asks transformers by a name that it takes for an old one.
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_an_adapter_around_the_model(fused: transformers.PreTrainedModel) -> None:
     shape = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
     wrapped = peft.get_peft_model(gpt2(), shape)

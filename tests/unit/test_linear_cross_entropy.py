@@ -11,6 +11,10 @@ from torch.utils.checkpoint import checkpoint
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.nn import LinearCrossEntropy, linear_cross_entropy
 
+# Nothing here runs on the devices. But torch counts them at a process's first backward, and those
+# of tests that come later would find none.
+pytestmark = pytest.mark.usefixtures("mesh")
+
 ROWS, HIDDEN, VOCABULARY = 37, 16, 61
 
 

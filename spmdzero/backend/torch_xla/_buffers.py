@@ -1,11 +1,31 @@
 """Buffers that a forward wrote: the mean over replicas for floats, agreement for integers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
 from spmdzero.backend.torch_xla import _manual, _private
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
+
+
+def changed_buffers(
+    state: Mapping[str, torch.Tensor],
+    before: Mapping[str, torch.Tensor],
+    versions: Mapping[str, int],
+    *,
+    wrote: Callable[[torch.Tensor], bool],
+) -> dict[str, torch.Tensor]:
+    """Those of `before` that a forward replaced in `state` or wrote, as they are now.
+
+    Args:
+        versions: of `before`, before the forward.
+        wrote: whether an operation wrote one that keeps its version.
+    """
+    return {
+        name: state[name]
+        for name, buffer in before.items()
+        if state[name] is not buffer or buffer._version != versions[name] or wrote(buffer)
+    }
 
 
 def leave_buffers(

@@ -31,7 +31,7 @@ from spmdzero.backend._tree import Batch, map_tensors
 from spmdzero.backend.torch_xla import _manual, runtime
 from spmdzero.backend.torch_xla._autocast import autocast
 from spmdzero.backend.torch_xla._boundary import enter_batch, enter_parameter, enter_whole
-from spmdzero.backend.torch_xla._buffers import leave_buffers
+from spmdzero.backend.torch_xla._buffers import changed_buffers, leave_buffers
 from spmdzero.backend.torch_xla._dispatch import RegionDispatch
 from spmdzero.backend.torch_xla._kept import kept_tensors, refuse_new
 from spmdzero.backend.torch_xla._outputs import Outputs
@@ -144,13 +144,7 @@ class ReplicaRegion:
             output, dispatch = self._run(*given, "off")
         self.recomputes, self.read_at = dispatch.recomputes, dispatch.read_at
         refuse_new(kept, kept_tensors(self._module))
-        changed = {
-            name: state[name]
-            for name, buffer in buffers.items()
-            if state[name] is not buffer
-            or state[name]._version != versions[name]
-            or dispatch.wrote(buffer)
-        }
+        changed = changed_buffers(state, buffers, versions, wrote=dispatch.wrote)
         flags: dict[str, torch.Tensor] = {}
         written = leave_buffers(changed, self._mesh, flags)
         if unshared:
