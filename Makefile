@@ -18,7 +18,7 @@ help:
 	@echo "make goldens     compile the recorded models for TPUs again, write their ledgers anew"
 	@echo "make notebooks   run the notebooks, write their outputs anew"
 	@echo "make docs    the documentation's site, in out/site"
-	@echo "make bench   measure spmdzero beside its peers, write docs/benchmarks.md: an hour, 2 quiet cores"
+	@echo "make bench   measure spmdzero beside its peers, write docs/benchmarks.md: an hour, 2 quiet cores, and once a night for TPUs"
 	@echo "make soak    30 minutes of saving, kills and resuming on other device counts (SOAK_MINUTES=5)"
 	@echo "make clean   remove the virtual environment and everything generated"
 

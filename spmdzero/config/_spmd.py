@@ -34,7 +34,8 @@ class SpmdConfig(Section):
         fused_loss: whether transformers' causal language models train without logits: their loss
             comes from hidden states, chunk by chunk, and the output's logits are None.
         min_shard_elements: tensors with fewer elements are replicated.
-        xla_flags: the TPU compiler flags with a measured effect on this generation's ledger.
+        xla_flags: the TPU compiler flags with a measured effect on this generation's collectives:
+            those of the chip that is here, or that is explained ("auto"), of another, or none.
         compile_cache: a folder for compiled programs, which later processes read; "" keeps none.
             Without effect on the CPU, whose programs can't be read back.
         check_finite: whether a non-finite loss or gradient raises before the update; under a
@@ -54,7 +55,7 @@ class SpmdConfig(Section):
     attention: Literal["auto", "kernel", "plain"] = "auto"
     fused_loss: bool = False
     min_shard_elements: Natural = 2048
-    xla_flags: Literal["none", "v5e", "v5p", "v6e"] = "none"
+    xla_flags: Literal["auto", "none", "v5e", "v5p", "v6e"] = "auto"
     compile_cache: str = ""
     check_finite: bool = False
     capture: bool = True

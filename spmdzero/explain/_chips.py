@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from math import prod
 
+from spmdzero.backend import Torus, scatters_whole
 from spmdzero.errors import SpmdZeroUsageError
 
 _NAME = re.compile(r"(?:(?P<slices>\d+)x)?(?P<chip>v\d+\w*):(?P<shape>\d+(?:x\d+){1,2})")
@@ -105,6 +106,11 @@ class Topology:
     def slice_name(self) -> str:
         """The name of one slice, as libtpu takes it."""
         return f"{self.chip.name}:{'x'.join(map(str, self.shape))}"
+
+    @property
+    def torus_to_trace(self) -> Torus | None:
+        """The shape, where a program traced for it differs from others; None where it doesn't."""
+        return None if self.slices > 1 or scatters_whole(self.shape) else self.shape
 
     @property
     def devices(self) -> int:

@@ -12,21 +12,22 @@ import torch
 from torch import nn
 
 from spmdzero.audit import AuditReport, sorted_findings
-from spmdzero.backend import flags, map_tensors, runtime
+from spmdzero.backend import map_tensors, runtime
 from spmdzero.config import SpmdZeroConfig, load_config
 from spmdzero.engine import Engine, initialize
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.explain._aot import TORCH_XLA_FLAGS, require_tpu_compiler
+from spmdzero.explain._aot import require_tpu_compiler
 from spmdzero.explain._attention import attention_uses
 from spmdzero.explain._chips import CHIPS, Topology
 from spmdzero.explain._explanation import Explanation
 from spmdzero.explain._fit import fit_of_stages
+from spmdzero.explain._flags import flags_in_words
 from spmdzero.explain._moves import floor_elements
 from spmdzero.explain._progress import Step, shown
 from spmdzero.explain._roofline import Roofline, roofline
 from spmdzero.explain._targets import Target, compile_on
 from spmdzero.explain._trace import Batch, TracedProgram, trace_audited, trace_step
-from spmdzero.explain._twin import ForTpu, engine_for_tpu, traced_for_tpu, twin_or
+from spmdzero.explain._twin import ForTpu, engine_for_tpu, on_each_torus, traced_for_tpu, twin_or
 from spmdzero.explain._without_data import (
     bring_to_devices,
     is_without_data,
@@ -78,24 +79,24 @@ def explain(
             'one, tpu=["v5p:4x4x4"], or build the model on the CPU'
         )
     settings, batch = load_config(config), with_values(batch)
-    own, flags = settings.zero_optimization.stage, _flags(settings)
+    own, flags = settings.zero_optimization.stage, settings.spmd.xla_flags
     order = (own, *sorted(set(stages) - {own}))
     compiled: dict[int, list[Target]] = {}
     with shown(len(order) + len(order) * _programs(settings) * len(topologies)) as step:
 
         def traced(stage: int) -> _Traced:
             found = _traced(model, settings.source, stage, batch, step, audits=stage == own,
-                            for_tpu=bool(topologies))  # fmt: skip
+                            topologies=topologies)  # fmt: skip
             compiled[stage] = compile_on(
-                found.programs, topologies, for_tpu=found.for_tpu.programs, flags=flags,
-                stage=stage, step=step,
+                found.programs, topologies, for_tpu=found.on_tpu, flags=flags, stage=stage,
+                step=step,
             )  # fmt: skip
             return found
 
         found = traced(own)
         for stage in order[1:]:
             traced(stage)
-    explanation = _put_together(found, compiled, batch)
+    explanation = _put_together(found, compiled, batch, topologies)
     # Tensors without data would fail whatever program this process runs next.
     del found
     gc.collect()
@@ -127,25 +128,35 @@ def explain_engine(
     with shown(1 + _programs(settings) * len(topologies)) as step:
         with step(f"stage {engine.plan.stage}, tracing"):
             programs, audit = trace_audited(engine, batch, steps=1)
-            for_tpu = ForTpu(programs=programs)
-            if topologies:
-                for_tpu = twin_or(programs, lambda: engine_for_tpu(engine, batch))
-        flags, stage = _flags(settings), engine.plan.stage
+            for_tpu = on_each_torus(
+                topologies, lambda: twin_or(programs, lambda: engine_for_tpu(engine, batch))
+            )
+        found = _Traced(engine=engine, programs=programs, audit=audit, for_tpu=for_tpu)
+        stage, flags = engine.plan.stage, settings.spmd.xla_flags
         own = compile_on(
-            programs, topologies, for_tpu=for_tpu.programs, flags=flags, stage=stage, step=step
+            programs, topologies, for_tpu=found.on_tpu, flags=flags, stage=stage, step=step
         )
-    found = _Traced(engine=engine, programs=programs, audit=audit, for_tpu=for_tpu)
-    return _put_together(found, {stage: own}, batch)
+    return _put_together(found, {stage: own}, batch, topologies)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Traced:
-    """A step: the engine, its programs on this process's devices, and those for TPUs."""
+    """A step: the engine, its programs on this process's devices, and those for each topology."""
 
     engine: Engine
     programs: tuple[TracedProgram, ...]
     audit: AuditReport
-    for_tpu: ForTpu
+    for_tpu: Mapping[str, ForTpu]
+
+    @property
+    def on_tpu(self) -> dict[str, tuple[TracedProgram, ...]]:
+        """The programs for each topology, by its name."""
+        return {name: there.programs for name, there in self.for_tpu.items()}
+
+    @property
+    def first(self) -> ForTpu:
+        """What stands for all topologies in what is said once."""
+        return next(iter(self.for_tpu.values()), ForTpu(programs=self.programs))
 
 
 def _topologies(names: Iterable[str]) -> list[Topology]:
@@ -176,7 +187,7 @@ def _traced(
     step: Step,
     *,
     audits: bool,
-    for_tpu: bool,
+    topologies: Sequence[Topology],
 ) -> _Traced:
     section = source.get("zero_optimization", {})
     config = {**source, "zero_optimization": {**section, "stage": stage}}
@@ -184,29 +195,32 @@ def _traced(
     duplicate = copy.deepcopy(model)
     with step(f"stage {stage}, tracing"):
         if is_without_data(model):
-            with runtime.tracing_only(platform="TPU"):
+            own = topologies[0].torus_to_trace
+            with runtime.tracing_only(platform="TPU"), runtime.on_torus(own):
                 bring_to_devices(duplicate)
                 engine, *_ = initialize(model=duplicate, config=config)
                 programs = trace_without_data(engine, batch)
             there = ForTpu(programs=programs, attention=engine.attention)
-            return _Traced(engine=engine, programs=programs, audit=audit, for_tpu=there)
+            every = on_each_torus(
+                topologies, lambda: traced_for_tpu(model, config, batch), known={own: there}
+            )
+            return _Traced(engine=engine, programs=programs, audit=audit, for_tpu=every)
         engine, *_ = initialize(model=duplicate, config=config)
         if audits:
             programs, audit = trace_audited(engine, batch, steps=_AUDITED_STEPS)
         else:
             programs = trace_step(engine, batch)
-        there = ForTpu(programs=programs)
-        if for_tpu:
-            there = twin_or(programs, lambda: traced_for_tpu(model, config, batch))
-    return _Traced(engine=engine, programs=programs, audit=audit, for_tpu=there)
-
-
-def _flags(settings: SpmdZeroConfig) -> dict[str, str]:
-    return {**TORCH_XLA_FLAGS, **flags.flags_for(settings.spmd.xla_flags)}
+        every = on_each_torus(
+            topologies, lambda: twin_or(programs, lambda: traced_for_tpu(model, config, batch))
+        )
+    return _Traced(engine=engine, programs=programs, audit=audit, for_tpu=every)
 
 
 def _put_together(
-    found: _Traced, compiled: Mapping[int, Sequence[Target]], batch: Batch
+    found: _Traced,
+    compiled: Mapping[int, Sequence[Target]],
+    batch: Batch,
+    topologies: Sequence[Topology],
 ) -> Explanation:
     engine, audit = found.engine, found.audit
     plan = engine.plan
@@ -219,14 +233,14 @@ def _put_together(
         devices=plan.mesh.size,
         accumulation=accumulation,
         tokens=tokens,
-        xla_flags=tuple(f"{k}={v}" for k, v in _flags(engine.spmd_config).items()),
+        xla_flags=flags_in_words(topologies, engine.spmd_config.spmd.xla_flags),
         fits=fit_of_stages(plan, {stage: [t.memory for t in ts] for stage, ts in compiled.items()}),
         paper_note=plan.compare().paper_note,
         moves=tuple(target.moves(plan) for target in own),
         audit=_with_tpu_findings(audit, engine, own),
         rooflines=tuple(_rooflines(plan, own, tokens)),
-        attention=attention_uses(found.for_tpu.attention),
-        tpu_note=found.for_tpu.note,
+        attention=attention_uses(found.first.attention),
+        tpu_note=found.first.note,
         times=tuple(target.time for target in own if target.topology is not None),
     )
 

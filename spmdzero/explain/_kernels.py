@@ -26,8 +26,9 @@ from spmdzero.hlo import Kernel, Operation, Shape
 
 _ATTENTION = re.compile(r"attention|flash|splash|mha|mqa", re.IGNORECASE)
 _FLOATS = ("bf16", "f16", "f32")
-# Name of the kernel -> matrix products of one call, the first that it contains.
-_PRODUCTS = (("dkv", 4), ("dq", 3), ("backward", 5), ("bwd", 5))
+# Name of the kernel -> matrix products of one call, the first that it contains. Splash attention
+# names a forward after the blocks of its backward too.
+_PRODUCTS = (("fwd", 2), ("forward", 2), ("dkv", 4), ("dq", 3), ("backward", 5), ("bwd", 5))
 _FORWARD, _FUSED_BACKWARD = 2, 5
 
 

@@ -18,15 +18,17 @@ _MOVES = frozenset(
         "parameter", "reshape", "slice", "slice-done", "slice-start", "transpose", "tuple",
     }
 )  # fmt: skip
+# What the region computes of attention, and what JAX traces in a scope of that name.
+_SCOPE = r"(?:^|/)attention\.(?:for|back)ward\b|(?:^|[/(])(?:causal_)?attention\)*/"
 # Products over a batch dim: of queries and keys, of weights and values.
-_BATCHED = re.compile(r"aten__(matmul|bmm|baddbmm|einsum)\b|scaled_dot_product|/?attention\b")
+_BATCHED = re.compile(rf"aten__(matmul|bmm|baddbmm|einsum)\b|{_SCOPE}")
 _LOSS = re.compile(r"aten__\w*(_loss|log_softmax)|cross_?entropy", re.IGNORECASE)
 # Of norms that are written out, such as RMSNorm, by the names that their modules have.
 _NORM = re.compile(
     r"aten__\w*norm(_backward)?\b|\bmodule(?:_backward)?/(?:[^/]*\.)?(?:ln|\w*norm)[^/.]*\.\d+/",
     re.I,
 )
-_SOFTMAX = re.compile(r"aten__\w*softmax|scaled_dot_product|/?attention\b")
+_SOFTMAX = re.compile(rf"aten__\w*softmax|{_SCOPE}")
 # What the boundary does: sums, the norm, the update, the new parameters.
 _OPTIMIZER = re.compile(r"(?:^|/)zero\.(gradient|norm|update|direction|parameter)\b")
 _BY_NAME = (
@@ -46,7 +48,10 @@ def kind_of(operation: Operation) -> str:
     if operation.kernel is not None:
         return "kernels"
     if operation.products:
-        return "attention" if any(map(_BATCHED.search, operation.products)) else "matmul"
+        # A loop's body may have lost the names of what it came from.
+        unnamed = not any("aten__" in name for name in operation.products)
+        batched = operation.batched and unnamed
+        return "attention" if batched or any(map(_BATCHED.search, operation.products)) else "matmul"
     if operation.opcodes <= _MOVES:
         return "copies"
     for name in operation.op_names:

@@ -4,13 +4,14 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from spmdzero.backend import scatters_whole
 from spmdzero.explain._chips import Topology
 from spmdzero.inspect import Collective
 from spmdzero.plan import Role, ShardingPlan, TensorPlan
 
 # A register tile of the TPU: rows on the dim before the last, columns on the last.
 _TILE = {-2: 8, -1: 128}
-_V6E_FLAGS = (
+_FLAGS = (
     "xla_tpu_use_minor_sharding_for_major_trivial_input=true and "
     "xla_tpu_relayout_group_size_threshold_for_reduce_scatter=1"
 )
@@ -65,11 +66,17 @@ def _why(
             "XLA's CPU compiler has no pass that makes one from an annotation",
             "nothing to do: compile for TPU to see what becomes of it",
         )
-    if not any_scattered and not _is_pair_of_rows(topology):
+    if not any_scattered and not scatters_whole(topology.shape):
         data = min(topology.shape)
+        fix = (
+            '"spmd": {"reduction": "auto", "forward": "region"} scatters over one direction of the '
+            "slice after another"
+            if topology.slices == 1
+            else f'"spmd": {{"mesh": {{"data": {data}, "fsdp": -1}}}}: two axes scatter over fsdp'
+        )
         return (
             f"one mesh axis spans all of {topology.name}, where libtpu prefers its N-D all-reduce",
-            f'"spmd": {{"mesh": {{"data": {data}, "fsdp": -1}}}}: two axes scatter over fsdp',
+            fix,
         )
     if len(tensor.shape) == 1:
         return (
@@ -81,17 +88,8 @@ def _why(
         return off, "another width, or states kept whole: raise spmd.min_shard_elements"
     return (
         "libtpu combined it into an all-reduce with other tensors, as it does with small ones",
-        f'the XLA flags that "spmd": {{"xla_flags": "v6e"}} sets: {_V6E_FLAGS}',
+        f'the XLA flags that "spmd": {{"xla_flags": "auto"}} sets: {_FLAGS}',
     )
-
-
-def _is_pair_of_rows(topology: Topology) -> bool:
-    """Whether libtpu was seen to scatter over the whole slice: 2-D with a side that is not equal.
-
-    Measured: yes on 2x2, 2x4, 4x8, 8x16; no on 4x4, 8x8, 16x16 and on 3-D slices.
-    """
-    sides = [length for length in topology.shape if length > 1]
-    return len(sides) < 2 or (len(sides) == 2 and (sides[0] != sides[1] or sides == [2, 2]))
 
 
 def _off_tile(plan: ShardingPlan, tensor: TensorPlan) -> str:

@@ -10,6 +10,7 @@ from spmdzero.backend import runtime
 from spmdzero.explain._aot import Compiled, CompilerMemory, compile_for_tpu
 from spmdzero.explain._chips import Topology
 from spmdzero.explain._fit import TargetMemory
+from spmdzero.explain._flags import flags_on
 from spmdzero.explain._moves import Moves, ProgramLedger, measure_moves
 from spmdzero.explain._progress import Step
 from spmdzero.explain._roofline import Roofline, roofline
@@ -120,34 +121,36 @@ def compile_on(
     programs: Sequence[TracedProgram],
     topologies: Sequence[Topology],
     *,
-    for_tpu: Sequence[TracedProgram],
-    flags: Mapping[str, str],
+    for_tpu: Mapping[str, Sequence[TracedProgram]],
+    flags: str,
     stage: int,
     step: Step,
 ) -> list[Target]:
-    """What this process's compiler, if it was asked, and libtpu, by `flags`, make of a step.
+    """What this process's compiler, if it was asked, and libtpu make of a step.
 
     Args:
         programs: as they are here.
-        for_tpu: as they are on `topologies`.
+        for_tpu: as they are on each topology, by its name.
+        flags: the name of the config's set.
     """
     here = f"{runtime.platform().lower()}:{runtime.device_count()}"
 
     def compiled(job: tuple[TracedProgram, Topology]) -> Compiled:
         program, topology = job
         with step(f"stage {stage}, {program.kind} program for {topology.name}"):
-            return compile_for_tpu(program.annotated, topology, flags=flags)
+            return compile_for_tpu(program.annotated, topology, flags=flags_on(topology, flags))
 
     own = tuple(program.compiled for program in programs if program.compiled is not None)
     targets = [Target(name=here, topology=None, traced=tuple(programs), made=own)] if own else []
     with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
-        jobs = [(program, topology) for topology in topologies for program in for_tpu]
+        jobs = [
+            (program, topology) for topology in topologies for program in for_tpu[topology.name]
+        ]
         made = iter(list(pool.map(compiled, jobs)))
     for topology in topologies:
-        mine = tuple(next(made) for _ in for_tpu)
-        targets.append(
-            Target(name=topology.name, topology=topology, traced=tuple(for_tpu), made=mine)
-        )
+        traced = tuple(for_tpu[topology.name])
+        mine = tuple(next(made) for _ in traced)
+        targets.append(Target(name=topology.name, topology=topology, traced=traced, made=mine))
     return targets
 
 

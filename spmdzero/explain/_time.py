@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from spmdzero._display import Shown
 from spmdzero.explain._chips import Chip
 from spmdzero.explain._kinds import KINDS, kind_of
 from spmdzero.explain._timeline import Spent, timeline
@@ -57,7 +58,7 @@ class DearOperation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTime:
+class StepTime(Shown):
     """The estimated time of one step on one TPU, seconds.
 
     Good for comparing programs: a real chip takes longer where a kernel or the network is slower

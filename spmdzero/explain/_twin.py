@@ -8,15 +8,17 @@ import contextlib
 import copy
 import dataclasses
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
-from spmdzero.backend import AttentionCall, runtime
+from spmdzero.backend import AttentionCall, Torus, runtime
 from spmdzero.engine import Engine, initialize
 from spmdzero.errors import SpmdZeroError
+from spmdzero.explain._chips import Topology
 from spmdzero.explain._trace import Batch, TracedProgram
 from spmdzero.explain._without_data import bring_to_devices, trace_without_data
 
@@ -46,6 +48,26 @@ def traced_for_tpu(model: nn.Module, config: Mapping[str, Any], batch: Batch) ->
         SpmdZeroError: it can't be traced without data.
     """
     return _traced(lambda: _hollow(model), config, batch)
+
+
+def on_each_torus(
+    topologies: Sequence[Topology],
+    trace: Callable[[], ForTpu],
+    *,
+    known: Mapping[Torus | None, ForTpu] = MappingProxyType({}),
+) -> dict[str, ForTpu]:
+    """What `trace` returns for each topology, by its name; once for those that it is the same on.
+
+    Args:
+        known: what was traced already, by `Topology.torus_to_trace`.
+    """
+    traced = dict(known)
+    for topology in topologies:
+        torus = topology.torus_to_trace
+        if torus not in traced:
+            with runtime.on_torus(torus):
+                traced[torus] = trace()
+    return {topology.name: traced[topology.torus_to_trace] for topology in topologies}
 
 
 def twin_or(own: tuple[TracedProgram, ...], trace: Callable[[], ForTpu]) -> ForTpu:

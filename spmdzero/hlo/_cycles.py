@@ -17,6 +17,9 @@ _NUMBER = re.compile(r'"(\w+)":\s*"?(-?\d+)')
 # Transfers that libtpu fuses with other work are told apart by their channels.
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 _CHAIN_START, _CHAIN_END = (f'custom_call_target="AsyncCollective{x}"' for x in ("Start", "Done"))
+# A dot's batch dims; libtpu's spelling of them: as many places as the window has, all but one of
+# them zeros.
+_BATCH = re.compile(r"\blhs_batch_dims=\{\d|\bwindow=\{size=(\d+)\b[^}]*\blhs_dilate=\1\b")
 _PRODUCTS = frozenset({"dot", "convolution"})
 
 
@@ -46,9 +49,11 @@ class Operation:
     Attributes:
         name: its name in the text.
         opcode: as HLO spells it.
-        op_names: its own ``op_name``, then those of what is fused into it.
+        op_names: its own ``op_name``, then those of what is fused into it, then those of the loops
+            and calls that it runs in, the innermost first.
         opcodes: its own opcode and those of what is fused into it.
         products: the ``op_name`` of each dot and convolution among these.
+        batched: whether one of them multiplies matrices of a batch, each with its own.
         source: ``file:line`` that traced it, "" if the text doesn't tell.
         cycles: the compiler's estimate of one run; None where it wrote none.
         wire_bytes: what one device sends in one run, bytes, as `Collective` counts them.
@@ -64,6 +69,7 @@ class Operation:
     op_names: tuple[str, ...]
     opcodes: frozenset[str]
     products: tuple[str, ...]
+    batched: bool
     source: str
     cycles: int | None
     wire_bytes: int
@@ -107,30 +113,33 @@ class _Schedule:
         self._module, self._wire = module, wire
         self._started: dict[str, str] = {}
 
-    def of(self, computation: str) -> tuple[Operation, ...]:
-        """The operations of one computation."""
+    def of(self, computation: str, around: tuple[str, ...] = ()) -> tuple[Operation, ...]:
+        """The operations of one computation; `around` has the names of what it runs in."""
         found = self._module.computations[computation].values()
-        return tuple(self._operation(instruction) for instruction in found)
+        return tuple(self._operation(instruction, around) for instruction in found)
 
-    def _operation(self, instruction: Instruction) -> Operation:
+    def _operation(self, instruction: Instruction, around: tuple[str, ...]) -> Operation:
         entered = self._entered(instruction)
         fused = [] if entered else list(self._fused(instruction))
         parts = (instruction, *fused)
+        products = [part for part in parts if part.opcode in _PRODUCTS]
+        op_names = [part.op_name for part in parts]
         cycles = _CYCLES.search(instruction.attributes)
         asynchronous, ends = self._transfer(instruction, fused)
         return Operation(
             name=instruction.name,
             opcode=instruction.opcode,
-            op_names=tuple(dict.fromkeys(part.op_name for part in parts if part.op_name)),
+            op_names=tuple(dict.fromkeys(filter(None, (*op_names, *around)))),
             opcodes=frozenset(part.opcode for part in parts),
-            products=tuple(part.op_name for part in parts if part.opcode in _PRODUCTS),
+            products=tuple(product.op_name for product in products),
+            batched=any(_BATCH.search(product.attributes) for product in products),
             source=instruction.source,
             cycles=int(cycles[1]) if cycles and not entered else None,
             wire_bytes=sum(self._wire.get(part.key, 0) for part in parts),
             kernel=self._kernel(instruction) if _KERNEL in instruction.attributes else None,
             asynchronous=asynchronous,
             ends=ends,
-            bodies=tuple(map(self.of, entered)),
+            bodies=tuple(self.of(name, (instruction.op_name, *around)) for name in entered),
             trips=turns(self._module, instruction) if instruction.opcode == "while" else 1,
         )
 

@@ -26,7 +26,8 @@ def backward_scopes(model: nn.Module) -> Iterator[None]:
     names = {module: name for name, module in model.named_modules()}
     # Autograd numbers its nodes in the order in which they are made.
     began: list[int] = []
-    named: set[Node] = set()
+    # Numbers, since a node that is kept keeps what it saved.
+    named: set[int] = set()
     opened: list[contextlib.ExitStack] = []
 
     def enter(module: nn.Module, _: Any) -> None:
@@ -37,8 +38,9 @@ def backward_scopes(model: nn.Module) -> Iterator[None]:
         if module in names:
             for node in _made_since(began.pop(), made):
                 # What a module inside of this one has made carries that one's name.
-                if node not in named:
-                    named.add(node)
+                number = node._sequence_nr()  # type: ignore[missing-attribute]
+                if number not in named:
+                    named.add(number)
                     _open_while_running(node, f"module_backward/{names[module]}", opened)
 
     before = register_module_forward_pre_hook(enter)

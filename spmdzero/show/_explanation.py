@@ -48,7 +48,7 @@ def _parts(explanation: Explanation) -> Iterator[Part]:
     yield findings(audit, above="3. What is wrong?", below=below)
     yield _roofline_table(explanation)
     for time in explanation.times:
-        yield from time_parts(time)
+        yield from time_parts(time, number="5. ")
 
 
 def _attention(explanation: Explanation) -> Iterator[str]:

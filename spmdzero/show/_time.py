@@ -18,14 +18,14 @@ def time_page(time: StepTime) -> Page:
     return Page(tuple(time_parts(time)))
 
 
-def time_parts(time: StepTime) -> Iterator[Part]:
-    """What an explanation shows of one target's time."""
-    yield _bar(time)
+def time_parts(time: StepTime, *, number: str = "") -> Iterator[Part]:
+    """What an explanation shows of one target's time; `number` is that of its question."""
+    yield _bar(time, number)
     yield _modules(time)
     yield _dearest(time)
 
 
-def _bar(time: StepTime) -> Bar:
+def _bar(time: StepTime, number: str) -> Bar:
     notes = [
         f"{time.cycles / 1e6:,.2f} M cycles at {time.clock / 1e9:.2f} GHz, by libtpu's own "
         f"estimate: {milliseconds(time.compiled)}",
@@ -37,7 +37,7 @@ def _bar(time: StepTime) -> Bar:
         notes.append(f"of {time.uncounted:,} fusions libtpu estimates nothing: they count as 0")
     return Bar(
         title=(
-            f"5. How long does a step take on {time.target}? {milliseconds(time.seconds)}, "
+            f"{number}How long does a step take on {time.target}? {milliseconds(time.seconds)}, "
             f"{100 * time.mfu:.1f} % of the chip's peak (MFU)"
         ),
         segments=[

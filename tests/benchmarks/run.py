@@ -11,6 +11,7 @@ import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+import tpu
 from harness import machine, own_sections, peer_sections
 from harness.peer_sections import Section, peers
 from harness.processes import ProcessFailedError
@@ -35,6 +36,7 @@ SECTIONS: Mapping[str, Section] = {
     "Small tensors": peer_sections.small_tensors,
     "Stage 1 over stage 0, with micro-batches": own_sections.accumulation,
     "Start-up": own_sections.start_up,
+    "A step on a TPU": tpu.a_step,
 }
 
 

@@ -5,18 +5,28 @@ python tests/benchmarks/tpu.py prepare --folder out/tpu
 python tests/benchmarks/tpu.py compile --folder out/tpu --jobs 2
 python tests/benchmarks/tpu.py read --folder out/tpu
 
-Needs no TPU. `compile` needs jax and libtpu alone, so a prepared folder can be compiled elsewhere.
+Needs no TPU. `compile` needs jax and libtpu alone, so a prepared folder can be compiled elsewhere,
+and goes on where it was interrupted.
 """
 
 import argparse
+import functools
+import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+from harness.scale import Scale
 from on_tpu import cases, compiling, folder
-from on_tpu.cases import SIZES, TOPOLOGIES, Row
+from on_tpu.cases import SIZES, TOPOLOGIES
 
 KEPT = Path(__file__).resolve().parents[2] / "out" / "tpu"
+TIMEOUT = 3600  # seconds
+BY_HAND = ("by_hand", "cases", "jax_models", "jax_resnet", "requests")
+"""Of what is written by hand in JAX."""
+
+Which = tuple[str, str, str]
+"""A case, a topology, and a row."""
 
 
 def main() -> None:
@@ -24,73 +34,119 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("prepare", "compile", "read", "all"))
+    parser.add_argument("what", choices=("list", "prepare", "compile", "read", "all"))
     parser.add_argument("--only", action="append", choices=cases.CASES, help="a model")
     parser.add_argument("--topology", action="append", choices=TOPOLOGIES)
     parser.add_argument("--rows", help="names, such as ours,jax-plain")
     parser.add_argument("--size", choices=SIZES, default="full")
     parser.add_argument("--folder", type=Path, default=KEPT, help="where programs are kept")
     parser.add_argument("--jobs", type=int, default=1, help="programs compiled at once")
-    parser.add_argument("--timeout", type=int, default=3600, help="seconds, of one program")
-    parser.add_argument("--list", action="store_true", help="say the rows, and do nothing")
+    parser.add_argument("--timeout", type=int, default=TIMEOUT, help="seconds, of one program")
     told = parser.parse_args()
-    asked = list(_asked(told))
-    if told.list:
-        print("\n".join(f"{case} {topology} {name}" for case, topology, name, _ in asked))
-        return
+    which = list(
+        asked(
+            told.only or cases.CASES,
+            told.topology or TOPOLOGIES,
+            told.rows.split(",") if told.rows else None,
+        )
+    )
+    if told.what == "list":
+        print("\n".join(" ".join(each) for each in which))
     if told.what in ("prepare", "all"):
-        # One trace is for all chips that are as many.
-        alike: dict[tuple[str, str, int], list[str]] = {}
-        for case, topology, name, _ in asked:
-            alike.setdefault((case, name, cases.devices_of(topology)), []).append(topology)
-        for (case, name, devices), topologies in alike.items():
-            row = cases.rows_of(case, topologies[-1])[name]
-            _prepare(told.folder, told.size, case, name, row, topologies, devices)
-    names = [folder.row_name(told.size, *which) for *which, _ in asked]
+        prepare(told.folder, told.size, which)
     if told.what in ("compile", "all"):
-        rows = [row for name in names if (row := folder.row_of(told.folder, name))]
-        digests = [digest for row in rows for digest in row.get("programs", ())]
-        compiling.compile_all(told.folder, digests, jobs=told.jobs, timeout=told.timeout)
+        compile_(told.folder, told.size, which, jobs=told.jobs, timeout=told.timeout)
     if told.what in ("read", "all"):
-        # Not before: what compiles elsewhere has no spmdzero.
-        from on_tpu import section
-
-        print("\n".join(section.lines(told.folder, names)))
+        print("\n".join(read(told.folder, told.size, which)))
 
 
-def _asked(told: argparse.Namespace) -> Iterator[tuple[str, str, str, Row]]:
-    wanted = told.rows.split(",") if told.rows else None
-    for case in told.only or cases.CASES:
-        for topology in told.topology or TOPOLOGIES:
-            for name, row in cases.rows_of(case, topology).items():
-                if wanted is None or name in wanted:
-                    yield case, topology, name, row
+def a_step(scale: Scale) -> Iterator[str]:
+    """The section of docs/benchmarks.md: all three, with what `KEPT` has already."""
+    which = list(asked(scale.tpu_cases, scale.tpu_topologies, scale.tpu_rows))
+    prepare(KEPT, scale.tpu_size, which)
+    compile_(KEPT, scale.tpu_size, which, jobs=1, timeout=TIMEOUT)
+    yield from read(KEPT, scale.tpu_size, which)
+
+
+def asked(
+    models: Collection[str], topologies: Collection[str], rows: Collection[str] | None
+) -> Iterator[Which]:
+    """The rows of these names, None for all, in the order of the tables."""
+    for case in models:
+        for topology in topologies:
+            for name in cases.rows_of(case, topology):
+                if rows is None or name in rows:
+                    yield case, topology, name
+
+
+def prepare(root: Path, size: str, which: Sequence[Which]) -> None:
+    """Traces the rows, each in a process of its own, and keeps their programs.
+
+    A row that was traced from the same sources is left as it is.
+    """
+    # As many chips have one trace of a step that is written by hand.
+    alike: dict[tuple[str, str, int], list[str]] = {}
+    for case, topology, name in which:
+        known = folder.row_of(root, folder.row_name(size, case, topology, name)) or {}
+        row = cases.rows_of(case, topology)[name]
+        if "failed" in known or known.get("sources") != _sources(row.writer):
+            alike.setdefault((case, name, cases.devices_of(topology)), []).append(topology)
+    for (case, name, devices), topologies in alike.items():
+        _prepare(root, size, case, name, topologies, devices)
+
+
+@functools.cache
+def _sources(writer: str) -> str:
+    """A hash of what decides which program a row is, as far as it is written here."""
+    here = Path(__file__).parent
+    by_hand = [here / "on_tpu" / f"{name}.py" for name in BY_HAND]
+    others = [*(here / "on_tpu").glob("*.py"), *here.parents[1].glob("spmdzero/**/*.py")]
+    found = hashlib.sha256()
+    for path in sorted(by_hand if writer == "by_hand" else others):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:32]
 
 
 def _prepare(
-    root: Path, size: str, case: str, name: str, row: Row, topologies: list[str], devices: int
+    root: Path, size: str, case: str, name: str, topologies: list[str], devices: int
 ) -> None:
     # Not before: what compiles elsewhere has no torch.
     from harness.launch import launch_alone
     from harness.processes import ProcessFailedError
     from on_tpu.requests import request_of
 
+    row = cases.rows_of(case, topologies[0])[name]
     # A process of JAX imports nothing of spmdzero: their two XLAs can't share one.
-    requests = {topology: request_of(topology) for topology in topologies}
+    options = {**row.options, "flags": row.flags} if row.writer == "ours" else dict(row.options)
+    requests = {topology: request_of(topology, flags=row.flags) for topology in topologies}
     try:
         found = launch_alone(
             f"on_tpu.{row.writer}", devices=devices, root=str(root.resolve()), size=size,
-            case=case, options=dict(row.options), requests=requests,
+            case=case, options=options, requests=requests,
         )  # fmt: skip
     except ProcessFailedError as error:
-        found = dict.fromkeys(topologies, {"failed": error.headline})
+        found = {topology: {"failed": error.headline} for topology in topologies}
         print(error, file=sys.stderr)
     for topology in topologies:
         about = {"size": size, "case": case, "topology": topology, "row": name}
-        folder.keep_row(
-            root, folder.row_name(size, case, topology, name), {**about, **found[topology]}
-        )
-        print(f"{case} {topology} {name}: {found[topology]}", flush=True)
+        about |= {"sources": _sources(row.writer), **found[topology]}
+        folder.keep_row(root, folder.row_name(size, case, topology, name), about)
+        print(f"{case} {topology} {name}: {found[topology]}", file=sys.stderr, flush=True)
+
+
+def compile_(root: Path, size: str, which: Sequence[Which], *, jobs: int, timeout: int) -> None:
+    """Compiles what these rows have and nobody compiled yet, `jobs` programs at once."""
+    rows = [row for each in which if (row := folder.row_of(root, folder.row_name(size, *each)))]
+    digests = [digest for row in rows for digest in row.get("programs", ())]
+    compiling.compile_all(root, digests, jobs=jobs, timeout=timeout)
+
+
+def read(root: Path, size: str, which: Sequence[Which]) -> Iterator[str]:
+    """The tables."""
+    # Not before: what compiles elsewhere has no spmdzero.
+    from on_tpu import section
+
+    return section.lines(root, [folder.row_name(size, *each) for each in which])
 
 
 if __name__ == "__main__":

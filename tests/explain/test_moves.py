@@ -2,6 +2,8 @@
 
 import math
 
+import pytest
+
 from spmdzero.explain import CHIPS, Topology
 from spmdzero.explain._moves import floor_elements
 from spmdzero.explain._refused_scatters import refused_scatters
@@ -47,13 +49,19 @@ def test_floor_is_two_psi_of_what_is_trained_and_at_stage_2_one_more_a_micro_bat
     assert floor_elements(plan(1, micro_batches=4)) == floor_elements(plan(1))
 
 
-def test_a_whole_square_slice_is_refused_for_its_topology_and_a_second_axis_restores_it() -> None:
-    topology = Topology.parse("v5e:4x4")
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [("v5e:4x4", '"reduction": "auto"'), ("2xv5e:4x4", '"mesh": {"data": 4, "fsdp": -1}')],
+)
+def test_a_whole_square_slice_is_refused_for_its_topology_with_what_restores_it(
+    name: str, fix: str
+) -> None:
+    topology = Topology.parse(name)
     weight, bias = reduction("weight", (1024, 512)), reduction("bias", (4096,))
     refused = refused_scatters(plan(2, devices=16), [weight, bias], topology=topology)
     assert [r.tensor for r in refused] == ["weight", "bias"]
     assert all("N-D all-reduce" in r.reason for r in refused)
-    assert '"mesh": {"data": 4, "fsdp": -1}' in refused[0].fix
+    assert fix in refused[0].fix
 
 
 def test_a_vector_is_refused_for_being_one() -> None:

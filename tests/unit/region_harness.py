@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ class Probe:
         mesh: DeviceMesh,
         *,
         dtype: torch.dtype = torch.float32,
+        scan: Literal["on", "off"] = "off",
         attention: AttentionChoice = "auto",
         **rules: Any,
     ) -> None:
@@ -34,9 +35,13 @@ class Probe:
         self._sums: dict[str, torch.Tensor] = {}
         self.sink_calls: list[str] = []
         self.region = ReplicaRegion(
-            mesh=mesh, module=self.module, sink=self._sink, rules=RegionRules(**rules),
+            mesh=mesh,
+            module=self.module,
+            sink=self._sink,
+            rules=RegionRules(**rules),
+            scan=scan,
             attention=attention,
-        )  # fmt: skip
+        )
 
     def _sink(self, name: str, local: torch.Tensor) -> None:
         self.sink_calls.append(name)

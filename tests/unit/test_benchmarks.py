@@ -183,9 +183,11 @@ TINY = Scale(
     small="gpt-tiny", middle="gpt-tiny", wide="gpt-tiny", large="gpt-tiny",
     steps=1, wide_steps=1, large_steps=1, rounds=1,
     fewer=(candidates.ZERO_2,), series=(candidates.ZERO_2,), counts=(2, 8), accumulation=2,
+    tpu_size="tiny", tpu_cases=("gpt2",),
+    tpu_topologies=("v5e:2x4",), tpu_rows=("ours", "jax-scan"),
 )  # fmt: skip
 # Those that run a script of their own.
-SAMPLE = {"Where the time goes", "Stage 1 over stage 0, with micro-batches"}
+SAMPLE = {"A step on a TPU", "Where the time goes", "Stage 1 over stage 0, with micro-batches"}
 
 
 @pytest.mark.slow

@@ -1,24 +1,70 @@
 """Named flag sets: what is in them, when they reach libtpu, when they come too late."""
 
+import ast
 import logging
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import spmdzero
-from spmdzero.backend.torch_xla import DeviceMesh, flags
+from spmdzero.backend.torch_xla import DeviceMesh, _environment, flags
 from tests.support.processes import environment
 
+HIDES = {
+    "xla_enable_async_reduce_scatter_fusion": "true",
+    "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter": "true",
+    "xla_tpu_ars_combiner_threshold_in_bytes": "1",
+    "xla_tpu_decompose_every_reduce_scatters_hlos": "true",
+    "xla_tpu_enable_async_collective_fusion_fuse_kloop_fusions": "true",
+    "xla_tpu_scoped_vmem_limit_kib": "32768",
+}
 
-def test_each_set_keeps_torch_xlas_own_and_only_v6e_adds_to_it() -> None:
+
+def test_each_set_keeps_torch_xlas_own_scatters_and_hides() -> None:
     kept = {"xla_tpu_prefer_async_allgather_to_allreduce": "true"}
-    assert flags.flags_for("none") == {}
-    assert flags.flags_for("v5e") == flags.flags_for("v5p") == kept
-    assert flags.flags_for("v6e") == kept | {
+    scatters = {
         "xla_tpu_use_minor_sharding_for_major_trivial_input": "true",
         "xla_tpu_relayout_group_size_threshold_for_reduce_scatter": "1",
     }
+    assert flags.flags_for("none") == {}
+    for name in ("v5e", "v5p", "v6e"):
+        assert flags.flags_for(name) == kept | scatters | HIDES
+
+
+def test_auto_is_the_set_of_the_chip_that_is_named_or_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert flags.flags_for("auto", chip="v6e") == flags.flags_for("v6e")
+    # One that nothing was measured on.
+    assert flags.flags_for("auto", chip="v4") == {}
+    monkeypatch.setattr(flags, "tpu_generation", lambda: "v5e")
+    assert flags.flags_for("auto") == {}
+    monkeypatch.setenv("PJRT_DEVICE", "TPU")
+    assert flags.flags_for("auto") == flags.flags_for("v5e")
+
+
+@pytest.mark.parametrize(
+    ("devices", "generation"),
+    [
+        ([("0x1ae0", "0x0063")], "v5e"),
+        ([("0x8086", "0x0063"), ("0x1ae0", "0x006f")], "v6e"),
+        # Another card of the same maker, and a generation that came later.
+        ([("0x1ae0", "0x001f"), ("0x1ae0", "0x0099")], None),
+        ([], None),
+    ],
+)
+def test_the_generation_is_read_from_the_pci_bus(
+    devices: list[tuple[str, str]],
+    generation: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for number, (vendor, device) in enumerate(devices):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "vendor").write_text(f"{vendor}\n")
+        (tmp_path / str(number) / "device").write_text(f"{device}\n")
+    monkeypatch.setattr(_environment, "_PCI", tmp_path)
+    assert _environment.tpu_generation() == generation
 
 
 def test_every_flag_says_what_it_does_and_who_measured_it() -> None:
@@ -29,7 +75,7 @@ def test_every_flag_says_what_it_does_and_who_measured_it() -> None:
 
 
 def test_a_set_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(spmdzero.SpmdZeroUsageError, match="none, v5e, v5p, v6e"):
+    with pytest.raises(spmdzero.SpmdZeroUsageError, match="auto or one of none, v5e, v5p, v6e"):
         flags.flags_for("v7x")
 
 
@@ -73,13 +119,9 @@ def test_for_a_tpu_that_has_not_started_the_set_joins_what_the_caller_gave() -> 
         [sys.executable, "-c", code], env=environment(PJRT_DEVICE="CPU", LIBTPU_INIT_ARGS=given),
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
-    assert done.stdout.strip() == str(
-        {
-            "xla_tpu_relayout_group_size_threshold_for_reduce_scatter": "4",
-            "xla_tpu_prefer_async_allgather_to_allreduce": "true",
-            "xla_tpu_use_minor_sharding_for_major_trivial_input": "true",
-        }
-    )
+    own = dict(flags.flags_for("v6e"))
+    own["xla_tpu_relayout_group_size_threshold_for_reduce_scatter"] = "4"
+    assert ast.literal_eval(done.stdout) == own
 
 
 def test_after_the_runtime_has_started_a_missing_flag_is_an_error_with_the_variable(
@@ -87,7 +129,34 @@ def test_after_the_runtime_has_started_a_missing_flag_is_an_error_with_the_varia
 ) -> None:
     # The runtime runs already; only what decides for TPU is said to be one.
     monkeypatch.setenv("PJRT_DEVICE", "TPU")
-    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_prefer_async_allgather_to_allreduce=true")
+    given = " ".join(f"--{name}={value}" for name, value in flags.flags_for("v5e").items())
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", given)
     flags.apply("v5e")
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_prefer_async_allgather_to_allreduce=true")
     with pytest.raises(spmdzero.SpmdZeroRuntimeError, match="LIBTPU_INIT_ARGS='--xla_tpu_use"):
         flags.apply("v6e")
+
+
+def test_auto_that_comes_too_late_is_said_once_and_no_error(
+    mesh: DeviceMesh, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The runtime runs already; only what decides for TPU is said to be one.
+    monkeypatch.setenv("PJRT_DEVICE", "TPU")
+    monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
+    monkeypatch.setattr(flags, "tpu_generation", lambda: "v5e")
+    with caplog.at_level(logging.INFO, logger="spmdzero"):
+        flags.apply("auto")
+        flags.apply("auto")
+    (record,) = caplog.records
+    assert "comes too late" in record.message
+    assert "LIBTPU_INIT_ARGS='--xla_tpu_prefer" in record.message
+    assert flags.in_force() == {}
+
+
+def test_on_cpu_auto_says_nothing(
+    mesh: DeviceMesh, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
+    with caplog.at_level(logging.INFO, logger="spmdzero"):
+        flags.apply("auto")
+    assert caplog.records == []

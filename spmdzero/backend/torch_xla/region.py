@@ -15,6 +15,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.utils.stateless import _reparametrize_module
 
+from spmdzero._logging import log_once
 from spmdzero.backend._region import (
     AttentionCall,
     AttentionChoice,
@@ -39,7 +40,7 @@ from spmdzero.backend.torch_xla._reads import watch_reads
 from spmdzero.backend.torch_xla.attention import AttentionKernels
 from spmdzero.backend.torch_xla.kernels import TorchsNorms, mend_extremes
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
-from spmdzero.backend.torch_xla.scan import Scan, equal_blocks_as_loops, made_real
+from spmdzero.backend.torch_xla.scan import FollowError, Scan, equal_blocks_as_loops, made_real
 from spmdzero.backend.torch_xla.strangers import is_fixed
 from spmdzero.errors import ReplicaRegionError
 
@@ -132,23 +133,14 @@ class ReplicaRegion:
         state = {**parameters, **buffers}
         entered = dict(state)
         kept = kept_tensors(self._module)
-        with (
-            self._dispatch(own.key, own.read) as dispatch,
-            TorchsNorms(),
-            AttentionKernels(self._attention, owner=self._module) as kernels,
-            autocast(self._autocast),
-            equal_blocks_as_loops(
-                self._module,
-                self._scan,
-                random=dispatch.random,
-                upload=self._upload,
-                enter=self._enter_whole,
-            ),
-        ):
-            output = functional_call(self._module, state, entered_args, entered_kwargs)
-            output = made_real(output)
+        generator = torch.get_rng_state()
+        try:
+            output, dispatch = self._run(state, entered_args, entered_kwargs, own, self._scan)
+        except FollowError as error:
+            log_once(f"the forward is traced again, block by block: {error}")
+            torch.set_rng_state(generator)
+            output, dispatch = self._run(state, entered_args, entered_kwargs, own, "off")
         self.recomputes, self.read_at = dispatch.recomputes, dispatch.read_at
-        self.attention = tuple(kernels.calls)
         refuse_new(kept, kept_tensors(self._module))
         changed = {
             name: state[name]
@@ -164,6 +156,22 @@ class ReplicaRegion:
         else:
             whole = self._outputs.leave(output, replica_rows, flags)
         return Passage(output=whole, buffers=written, flags=flags, state=entered)
+
+    def _run(
+        self, state: dict[str, torch.Tensor], args: Any, kwargs: Any, own: Tracing, scan: Scan
+    ) -> tuple[Any, RegionDispatch]:
+        with (
+            self._dispatch(own.key, own.read) as dispatch,
+            TorchsNorms(),
+            AttentionKernels(self._attention, owner=self._module) as kernels,
+            autocast(self._autocast),
+            equal_blocks_as_loops(
+                self._module, scan, dispatch.random, self._upload, self._enter_whole
+            ),
+        ):
+            output = made_real(functional_call(self._module, state, args, kwargs))
+        self.attention = tuple(kernels.calls)
+        return output, dispatch
 
     def look(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What a call would return; nothing of the module is written, and no backward may come.

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from on_tpu import cases
+
 from harness import candidates as who
 from harness.candidates import Candidate
 
@@ -24,6 +26,8 @@ class Scale:
         series: who is followed over devices and sizes.
         counts: devices to follow them over.
         accumulation: micro-batches a step where stage 1 is compared with stage 0.
+        tpu_size, tpu_cases, tpu_topologies, tpu_rows: what is compiled for TPUs, by names of
+            `on_tpu.cases`; no rows for all.
     """
 
     small: str = "gpt-1m"
@@ -39,3 +43,7 @@ class Scale:
     series: tuple[Candidate, ...] = (who.ZERO_2, who.DEEPSPEED_2, who.FSDP2, who.JAX)
     counts: tuple[int, ...] = (1, 2, 4, 8)
     accumulation: int = 8
+    tpu_size: str = "full"
+    tpu_cases: tuple[str, ...] = tuple(cases.CASES)
+    tpu_topologies: tuple[str, ...] = cases.TOPOLOGIES
+    tpu_rows: tuple[str, ...] | None = None

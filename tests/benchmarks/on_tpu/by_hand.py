@@ -33,7 +33,8 @@ class Way:
             shardings are annotated, and the compiler finds out.
         scan: whether the layers are one loop over stacked weights.
         zero: 2 keeps bf16 parameters whole; 3 gathers each layer's from fp32 shards.
-        recompute: ``"no"``; ``"all"`` of a block; ``"attention"``, all but its result.
+        recompute: ``"no"``; ``"all"`` of a block; ``"qkv"``, all but the projections to queries,
+            keys and values.
         channels_last: of images.
     """
 
@@ -113,12 +114,13 @@ class _Step:
         kept = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in self.shapes.items()}
         lean = {n: jax.ShapeDtypeStruct(self.shapes[n], jnp.bfloat16) for n in parameters}
         seen = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in self.running.items()}
+        scalar = jax.ShapeDtypeStruct((), jnp.float32)
         jitted = jax.jit(step, in_shardings=shardings[0], out_shardings=shardings[1])
         # Exported, since that writes the version of Mosaic that libtpu reads.
         exported = jax.export.export(
             jitted, platforms=["tpu"],
             disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("tpu_custom_call")],
-        )(lean, kept, kept, kept, jax.ShapeDtypeStruct((), jnp.float32), seen, *_batch(case, self.devices))  # fmt: skip
+        )(lean, kept, kept, kept, scalar, seen, *_batch(case, self.devices))  # fmt: skip
         computation = xla_client._xla.mlir.mlir_module_to_xla_computation(
             exported.mlir_module(), use_tuple_args=False, return_tuple=False
         )
@@ -189,7 +191,7 @@ class _Step:
             return model.block(named, x, attend)
 
         if way.recompute != "no":
-            kept = ("context",) if way.recompute == "attention" else ()
+            kept = ("qkv",) if way.recompute == "qkv" else ()
             policy = jax.checkpoint_policies.save_only_these_names(*kept)
             block = jax.checkpoint(block, policy=policy)
 
@@ -211,6 +213,8 @@ class _Step:
 
 def _summed_together(small: Tree) -> Tree:
     """The sums of small gradients over all devices, in fp32, by one all-reduce."""
+    if not small:
+        return {}
     joined = jnp.concatenate([a.astype(jnp.float32).ravel() for a in small.values()])
     ends = np.cumsum([a.size for a in small.values()])[:-1]
     parts = jnp.split(jax.lax.psum(joined, "fsdp"), ends)

@@ -26,9 +26,10 @@ def lines(found: Sequence[Figures], ours: Figures | None) -> Iterator[str]:
         estimate = f"{figures.time.seconds:.3f}"
         rows.append([row.title, f"{measured:.3f}", estimate, f"{ratio:.2f}"])
     yield (
-        "\nWhat others measured of this step on 8 chips of v6e (MinText's progress file, a public\n"
-        "repository: seconds a step of Llama 3.2's 1 B, 4 rows of 2,048 tokens a chip), beside the\n"
-        "estimate of the same configuration, written by hand in JAX for this page:\n"
+        "\nWhat others measured of this step on 8 chips of v6e, by the progress file of MinText,\n"
+        "a public repository (Llama 3.2's 1 B, 4 rows of 2,048 tokens a chip, ZeRO-3), beside the\n"
+        "estimate of such a step, written by hand in JAX for this page. Only who wrote a step\n"
+        "tells MaxText's rows from the ones above them: here they are one program.\n"
     )
     yield markdown(["", "measured s", "estimated s", "measured / estimated"], rows)
     if not ratios:

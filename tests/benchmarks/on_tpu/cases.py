@@ -101,6 +101,8 @@ class Row:
         writer: the module of this package that traces it.
         options: told to it.
         models: the models that it differs for; None for all.
+        flags: whether it is compiled with the flags of the TPU compiler that spmdzero has for the
+            chip.
         calibrates: seconds a step that others measured of it, see `calibration`.
     """
 
@@ -108,22 +110,34 @@ class Row:
     writer: str
     options: Mapping[str, Any]
     models: tuple[str, ...] | None = None
+    flags: bool = False
     calibrates: float | None = None
 
 
 _TOKENS = ("gpt", "llama", "bert")
 
 
-def _ours(title: str, *, models: tuple[str, ...] | None = None, **options: Any) -> Row:
-    return Row(title=title, writer="ours", options=options, models=models)
+def _ours(
+    title: str, *, models: tuple[str, ...] | None = None, flags: bool = True, **options: Any
+) -> Row:
+    return Row(title=title, writer="ours", options=options, models=models, flags=flags)
 
 
-def _jax(title: str, *, models: tuple[str, ...] | None = None, **options: Any) -> Row:
-    measured = options.pop("measured", None)
-    return Row(title=title, writer="by_hand", options=options, models=models, calibrates=measured)
+def _jax(
+    title: str,
+    *,
+    models: tuple[str, ...] | None = None,
+    flags: bool = False,
+    measured: float | None = None,
+    **options: Any,
+) -> Row:
+    return Row(
+        title=title, writer="by_hand", options=options, models=models, flags=flags,
+        calibrates=measured,
+    )  # fmt: skip
 
 
-_PLAIN_WIRE = {"reduction": "annotated", "xla_flags": "none"}
+_PLAIN_WIRE = {"reduction": "annotated"}
 _PLAIN = {"attention": "plain", "scan": "off", **_PLAIN_WIRE}
 ROWS: Mapping[str, Row] = {
     "ours": _ours("spmdzero"),
@@ -132,8 +146,10 @@ ROWS: Mapping[str, Row] = {
     ),
     "ours-plain-loss": _ours("without the fused loss", models=_TOKENS, loss="plain"),
     "ours-no-scan": _ours("without scan", models=_TOKENS, spmd={"scan": "off"}),
-    "ours-no-wire": _ours("without what hides the wire", spmd=_PLAIN_WIRE),
-    "ours-none": _ours("without any of them", models=_TOKENS, loss="plain", spmd=_PLAIN),
+    "ours-no-wire": _ours("without what hides the wire", flags=False, spmd=_PLAIN_WIRE),
+    "ours-none": _ours(
+        "without any of them", models=_TOKENS, flags=False, loss="plain", spmd=_PLAIN
+    ),
     "jax-plain": _jax("JAX by hand, plain"),
     "jax-splash": _jax(
         "JAX by hand, splash attention", attention="splash", loss="whole", region=True,
@@ -146,6 +162,14 @@ ROWS: Mapping[str, Row] = {
     "jax-scan": _jax(
         "JAX by hand, splash, chunked loss, scan, as MaxText", attention="splash", loss="chunked",
         region=True, scan=True, zero=3, recompute="all", models=_TOKENS,
+    ),
+    "jax-splash-flags": _jax(
+        "JAX by hand, splash attention, spmdzero's flags", attention="splash", loss="whole",
+        region=True, flags=True, models=_TOKENS,
+    ),
+    "jax-scan-flags": _jax(
+        "JAX by hand, as MaxText, spmdzero's flags", attention="splash", loss="chunked",
+        region=True, scan=True, zero=3, recompute="all", flags=True, models=_TOKENS,
     ),
     "jax-last": _jax(
         "JAX by hand, channels last", region=True, channels_last=True, models=("resnet",)
@@ -166,12 +190,16 @@ CALIBRATION: Mapping[str, Row] = {
         recompute="all", attention="splash", measured=0.366,
     ),
     "measured-lighter": _jax(
-        "the same, attention's result kept", region=True, zero=3, scan=True,
-        recompute="attention", attention="splash", measured=0.359,
+        "the same, its projections to queries, keys and values kept", region=True, zero=3,
+        scan=True, recompute="qkv", attention="splash", measured=0.359,
     ),
     "measured-maxtext": _jax(
-        "MaxText", region=True, zero=3, scan=True, recompute="all", attention="splash",
-        loss="whole", measured=0.343,
+        "MaxText, everything computed again", region=True, zero=3, scan=True, recompute="all",
+        attention="splash", measured=0.343,
+    ),
+    "measured-maxtext-lighter": _jax(
+        "MaxText, these projections kept", region=True, zero=3, scan=True, recompute="qkv",
+        attention="splash", measured=0.337,
     ),
 }  # fmt: skip
 CALIBRATED = ("llama-2k", "v6e:2x4")

@@ -19,7 +19,7 @@ CHILD = Path(__file__).resolve().parents[3] / "spmdzero" / "explain" / "_aot_chi
 
 
 def compile_all(root: Path, digests: Collection[str], *, jobs: int, timeout: int) -> None:
-    """Compiles the programs that have no result yet; says each on stdout.
+    """Compiles the programs that have no result yet; says each on stderr.
 
     Args:
         digests: of the programs.
@@ -63,7 +63,11 @@ def _compile(root: Path, digest: str, *, timeout: int) -> None:
             (program / "hlo.gz").write_bytes(gzip.compress(hlo.read_bytes(), 6))
     (program / "result").write_text(json.dumps(result))
     said = result.get("failed") or result.get("exhausted", "compiled")
-    print(f"{digest} {request['topology']} {result['seconds']} s: {said[:160]}", flush=True)
+    print(
+        f"{digest} {request['topology']} {result['seconds']} s: {said[:160]}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _last_line(text: str) -> str:

@@ -90,7 +90,8 @@ def _llama(case: Case) -> Model:
     def block(p: Weights, x: jax.Array, attend: Attend) -> jax.Array:
         y = _rms_norm(x, p["norm_1"])
         q, k, v = (
-            (y @ p[name]).reshape(*x.shape[:2], heads, size).swapaxes(1, 2)
+            # By the name a policy keeps them.
+            checkpoint_name(y @ p[name], "qkv").reshape(*x.shape[:2], heads, size).swapaxes(1, 2)
             for name, heads in (("q", case.heads), ("k", case.kv_heads), ("v", case.kv_heads))
         )
         x = x + _joined(attend(_turned(q), _turned(k), v, causal=True)) @ p["out"]
@@ -187,15 +188,13 @@ def attention(way: str) -> Attend:
         made = _splash if way.startswith("splash") else _plain
         # `explain` reads these names: what is counted for attention, and which masks skip half.
         with jax.named_scope("causal_attention" if causal else "attention"):
-            mixed = made(q, k, v, causal=causal)
-        # MaxText's name for what its policies keep.
-        return checkpoint_name(mixed, "context")
+            return made(q, k, v, causal=causal)
 
     return attend
 
 
 def _plain(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool) -> jax.Array:
-    rows, heads, length, size = q.shape
+    rows, _, length, size = q.shape
     grouped = q.reshape(rows, k.shape[1], -1, length, size)
     scores = jnp.einsum("bhgqd,bhkd->bhgqk", grouped, k) / size**0.5
     if causal:

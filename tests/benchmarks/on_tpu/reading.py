@@ -45,8 +45,6 @@ def read(root: Path, row: Mapping[str, Any], *, flops: float) -> Figures:
         flops: the model's arithmetic, see `work.model_flops`.
     """
     name = row["row"]
-    if "lacks" in row:
-        return Figures(row=name, problem=f"this version has no {row['lacks']}")
     if "failed" in row:
         return Figures(row=name, problem=f"could not be traced: {row['failed']}")
     results = [folder.result_of(root, digest) for digest in row["programs"]]

@@ -2,16 +2,21 @@
 
 from typing import Any
 
+from spmdzero.backend import flags as flag_sets
 from spmdzero.explain import Topology, _aot
 
 
-def request_of(topology: str) -> dict[str, Any]:
-    """For a program that no config says more of."""
+def request_of(topology: str, *, flags: bool) -> dict[str, Any]:
+    """For a program that no config says more of, with spmdzero's flags for the chip or without."""
     chips = Topology.parse(topology)
     return {
         "topology": chips.slice_name,
         "slices": chips.slices,
-        "flags": {**_aot._LEAN, **_aot.TORCH_XLA_FLAGS},
+        "flags": {
+            **_aot._LEAN,
+            **_aot.TORCH_XLA_FLAGS,
+            **(flag_sets.flags_for(chips.chip.name) if flags else {}),
+        },
         "input_shardings": {},
         "environment": dict(_aot._ENVIRONMENT),
     }

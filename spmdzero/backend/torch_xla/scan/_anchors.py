@@ -38,13 +38,31 @@ class Anchors(TorchDispatchMode):
         super().__init__()
         self._keep, self.active = keep, True
 
+    def __enter__(self) -> "Anchors":
+        _entered.append(self)
+        return super().__enter__()
+
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+        super().__exit__(exc_type, exc_val, exc_tb)
+        _entered.pop()
+
+    def kept(self, value: torch.Tensor) -> torch.Tensor:
+        """What takes the place of an anchor's value."""
+        return self._keep(value) if self.active and not is_hooked() else value
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if self.active and func in ANCHORS and not is_hooked():
-            return self._keep(result)
-        return result
+        return self.kept(result) if func in ANCHORS else result
+
+
+_entered: list[Anchors] = []
+
+
+def kept(values: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What takes the place of values that no operation of torch's made, such as a kernel's."""
+    return [_entered[-1].kept(value) for value in values] if _entered else values
 
 
 @contextlib.contextmanager

@@ -32,7 +32,6 @@ Scan = Literal["auto", "on", "off"]
 def equal_blocks_as_loops(
     model: nn.Module,
     scan: Scan,
-    *,
     random: ReplicaRandom,
     upload: Callable[[torch.Tensor], torch.Tensor],
     enter: Callable[[torch.Tensor], torch.Tensor],

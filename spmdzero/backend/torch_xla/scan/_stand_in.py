@@ -24,6 +24,10 @@ _FORM = {
 }
 
 
+class FollowError(ReplicaRegionError):
+    """A value that a loop leaves no trace of is asked for."""
+
+
 class StandIn(torch.Tensor):
     """A tensor that asks for its value when somebody computes with it.
 
@@ -79,9 +83,9 @@ def _refuse(_: torch.Tensor) -> None:
     raise followed_error()
 
 
-def followed_error() -> ReplicaRegionError:
+def followed_error() -> FollowError:
     """What is raised where a stand-in's value can't be had any more."""
-    return ReplicaRegionError(
+    return FollowError(
         "what one of several equal blocks returns, which run as one loop, is used by something "
         'other than the next block in a way that can\'t be followed. Set "spmd": {"scan": "off"}'
     )

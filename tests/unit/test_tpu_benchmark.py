@@ -1,0 +1,173 @@
+"""The benchmark of steps on a TPU: what it counts, and one whole run of it. No time is asserted."""
+
+import dataclasses
+import gzip
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+# The benchmark is a script, not an installed package.
+sys.path.insert(0, str(BENCHMARKS))
+
+import tpu  # noqa: E402
+from on_tpu import cases, folder, reading, section, torch_models  # noqa: E402
+from on_tpu.cases import CASES, TINY  # noqa: E402
+from on_tpu.work import model_flops  # noqa: E402
+
+KEPT = Path(__file__).with_name("tpu_programs")
+"""A tiny GPT of JAX's, its layers in a loop, as libtpu 0.0.21 compiled it for v5e:2x4."""
+ROW = "tiny.gpt2.v5e-2x4.jax-scan"
+
+
+# -- what is counted ------------------------------------------------------------------------
+
+
+def test_the_models_have_the_size_of_their_names() -> None:
+    # Their makers' counts, in millions; GPT's head is a matrix of its own here, 38.6 M.
+    sizes = {"gpt2": 124.4 + 38.6, "llama-2k": 1235.8, "bert": 109.5, "resnet": 25.6}
+    for name, millions in sizes.items():
+        model = torch_models.build(CASES[name], fused_loss=False)
+        counted = sum(p.numel() for p in model.parameters()) / 1e6
+        # BERT's pooler and token types are left out, its head's transform is in.
+        assert counted == pytest.approx(millions, rel=0.005), name
+
+
+def test_the_arithmetic_of_a_model_is_the_papers() -> None:
+    # 6 operations for each weight of a product and token, and 6 x width for each pair of tokens
+    # that attention sees, of each layer (arXiv 2204.02311, appendix B).
+    for name in ("gpt2", "llama-2k", "bert"):
+        case = CASES[name]
+        kv = case.width * case.kv_heads // case.heads
+        if case.model == "llama":
+            layer = 2 * case.width * (case.width + kv) + 3 * case.width * case.inner
+        else:
+            layer = 4 * case.width**2 + 2 * case.width * case.inner
+        weights = case.layers * layer + case.vocabulary * case.width
+        if case.model == "bert":
+            weights += case.width**2
+        seen = case.length / (1 if case.model == "bert" else 2)
+        a_token = 6 * weights + 12 * case.layers * case.width * seen
+        assert model_flops(case) == pytest.approx(case.tokens * a_token, rel=1e-6), name
+    # 4.09 billion multiplications and additions an image in its forward.
+    assert model_flops(CASES["resnet"]) == pytest.approx(64 * 3 * 2 * 4.09e9, rel=0.01)
+
+
+def test_nothing_that_is_computed_again_is_the_models_arithmetic() -> None:
+    case = TINY["llama-2k"]
+    assert case.recompute
+    assert model_flops(case) == model_flops(dataclasses.replace(case, recompute=False))
+
+
+# -- what is read ---------------------------------------------------------------------------
+
+
+def kept(**changes: object) -> dict[str, object]:
+    row = folder.row_of(KEPT, ROW)
+    assert row is not None
+    return {**row, **changes}
+
+
+def test_a_rows_cycles_are_those_of_the_text_and_a_loops_count_as_often_as_it_turns() -> None:
+    hlo = gzip.decompress((KEPT / "programs" / "tiny" / "hlo.gz").read_bytes()).decode()
+    computations = dict(re.findall(r"^(?:ENTRY )?%(\S+) .*?\{\n(.*?)^\}", hlo, re.M | re.S))
+    entry = re.search(r"^ENTRY %(\S+)", hlo, re.M)
+    assert entry is not None
+
+    def cycles(name: str) -> int:
+        return sum(map(int, re.findall(r'"estimated_cycles":"(\d+)"', computations[name])))
+
+    # Forward and backward go through all layers, one a turn.
+    loops = re.findall(r" while\(.*body=%([\w.\-]+)", hlo)
+    assert len(loops) == 2
+    turns = TINY["gpt2"].layers
+    figures = reading.read(KEPT, kept(), flops=1e9)
+    assert figures.time is not None
+    assert figures.time.cycles == cycles(entry[1]) + turns * sum(map(cycles, loops))
+    assert figures.time.kernels > 0
+    assert sum(figures.kinds.values()) == pytest.approx(figures.time.seconds)
+    assert figures.mfu == pytest.approx(1e9 / figures.time.seconds / 197e12)
+    result = json.loads((KEPT / "programs" / "tiny" / "result").read_text())
+    assert figures.peak == result["peak"]
+
+
+def test_a_row_without_figures_says_why(tmp_path: Path) -> None:
+    shutil.copytree(KEPT, tmp_path, dirs_exist_ok=True)
+    assert reading.read(tmp_path, kept(failed="no"), flops=1.0).problem == (
+        "could not be traced: no"
+    )
+    assert reading.read(tmp_path, kept(programs=["other"]), flops=1.0).problem == (
+        "not compiled yet"
+    )
+    result = tmp_path / "programs" / "tiny" / "result"
+    said = "RESOURCE_EXHAUSTED: Used 20.51G of 15.75G hbm. Exceeded hbm capacity by 4.76G."
+    result.write_text(json.dumps({"exhausted": said, "seconds": 3.0}))
+    assert reading.read(tmp_path, kept(), flops=1.0).problem == "doesn't fit: 20.51G of 15.75G"
+    result.write_text(json.dumps({"failed": "status 1: no such flag", "seconds": 3.0}))
+    assert reading.read(tmp_path, kept(), flops=1.0).problem == "status 1: no such flag"
+
+
+def test_a_table_has_each_row_that_was_prepared() -> None:
+    lines = "\n".join(section.lines(KEPT, [ROW, "tiny.gpt2.v5e-2x4.ours"])).splitlines()
+    rows = [line for line in lines if line.startswith("| JAX")]
+    assert len(rows) == 1
+    assert not [line for line in lines if line.startswith("| spmdzero")]
+    assert re.search(r"\| \d+\.\d\d of \d+\.\d\d \| \d+\.\d % \|", rows[0])
+
+
+def test_what_differs_for_no_model_is_no_row_of_its_table() -> None:
+    assert "ours-plain-attention" not in cases.rows_of("resnet", "v5e:2x4")
+    assert "jax-last" not in cases.rows_of("gpt2", "v5e:2x4")
+    measured = {name for name in cases.rows_of(*cases.CALIBRATED) if name.startswith("measured")}
+    assert measured == set(cases.CALIBRATION)
+    assert not measured & set(cases.rows_of("llama-2k", "v5e:2x4"))
+
+
+# -- whole runs -----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_prepared_programs_are_compiled_once_and_read(tmp_path: Path) -> None:
+    which = list(tpu.asked(["llama-2k"], ["v5e:2x4"], ["ours", "jax-scan", "fsdpv2"]))
+    tpu.prepare(tmp_path, "tiny", which)
+    tpu.compile_(tmp_path, "tiny", which, jobs=2, timeout=600)
+    programs = tmp_path / "programs"
+    written = {path: path.stat().st_mtime_ns for path in programs.glob("*/result")}
+    assert len(written) == 3
+    tpu.compile_(tmp_path, "tiny", which, jobs=2, timeout=600)
+    assert written == {path: path.stat().st_mtime_ns for path in programs.glob("*/result")}
+    # Nothing is traced again either.
+    rows = {path: path.stat().st_mtime_ns for path in (tmp_path / "rows").iterdir()}
+    tpu.prepare(tmp_path, "tiny", which)
+    assert rows == {path: path.stat().st_mtime_ns for path in (tmp_path / "rows").iterdir()}
+    table = "\n".join(tpu.read(tmp_path, "tiny", which))
+    assert "beside the quickest row of JAX" in table
+    told = [line for line in table.splitlines() if line.startswith(("| spmd", "| JAX", "| torch"))]
+    assert len(told) == 3
+    assert all("%" in line for line in told)
+
+
+@pytest.mark.slow
+def test_steps_by_hand_have_as_many_weights_as_the_models() -> None:
+    # In a process of its own: JAX's XLA and torch_xla's can't share one.
+    program = """
+import json, math
+from on_tpu.by_hand import Way, _shapes
+from on_tpu.cases import CASES
+
+def counted(case):
+    return [sum(map(math.prod, _shapes(case, Way(scan=s))[0].values())) for s in (False, True)]
+
+print(json.dumps({name: counted(case) for name, case in CASES.items()}))
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", program], cwd=BENCHMARKS, capture_output=True, text=True, check=True
+    )
+    for name, counted in json.loads(said.stdout).items():
+        model = torch_models.build(CASES[name], fused_loss=False)
+        assert counted == [sum(p.numel() for p in model.parameters())] * 2, name
