@@ -11,6 +11,8 @@ from spmdzero.errors import SpmdZeroUsageError
 
 OutputRule = Literal["batch", "mean", "sum", "agree", "stack"]
 AttentionChoice = Literal["auto", "kernel", "plain"]
+RecomputePolicy = Literal["nothing", "dots", "everything"]
+Recompute = RecomputePolicy | Mapping[str, RecomputePolicy]
 # Parameter name, and one replica's gradient in replica space; several for one name are summed.
 GradientSink = Callable[[str, torch.Tensor], None]
 KeySource = Callable[[int], torch.Tensor]

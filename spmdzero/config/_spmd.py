@@ -1,20 +1,22 @@
 """The section ``spmd``."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
 from spmdzero.config._errors import RefusedValueError
 from spmdzero.config._types import Natural, Section
 
+RecomputePolicy = Literal["nothing", "dots", "everything"]
 OutputRule = Literal["batch", "mean", "sum", "agree", "stack"]
 
-# Key -> the value that a global forward refuses, and what happens in the replica region only.
-_NEEDS_THE_REGION: dict[str, tuple[object, str]] = {
-    "reduction": ("explicit", "explicit reduction happens in the replica region"),
-    "attention": ("kernel", "kernels run in the replica region"),
-    "scan": ("on", "equal blocks become a loop in the replica region"),
-    "fused_loss": (True, "chunks are rows of one device in the replica region"),
+# Key -> the values that a global forward can do with, and what else happens in the region only.
+_NEEDS_THE_REGION: dict[str, tuple[tuple[object, ...], str]] = {
+    "reduction": (("annotated", "auto"), "explicit reduction happens in the replica region"),
+    "attention": (("plain", "auto"), "kernels run in the replica region"),
+    "scan": (("off", "auto"), "equal blocks become a loop in the replica region"),
+    "fused_loss": ((False,), "chunks are rows of one device in the replica region"),
+    "recompute": (("nothing",), "blocks run again in the replica region"),
 }
 
 
@@ -33,6 +35,11 @@ class SpmdConfig(Section):
             for TPUs ("auto").
         fused_loss: whether transformers' causal language models train without logits: their loss
             comes from hidden states, chunk by chunk, and the output's logits are None.
+        recompute: what backward computes again instead of keeping it, of equal blocks that follow
+            each other in a ModuleList or Sequential: "nothing"; "everything", which keeps a
+            block's inputs; "dots", which keeps also what matrix products, convolutions and
+            attention kernels return, and computes all else again. Or an object of these by module
+            name, in which * is anything but a dot.
         min_shard_elements: tensors with fewer elements are replicated.
         xla_flags: the TPU compiler flags with a measured effect on this generation's collectives:
             those of the chip that is here, or that is explained ("auto"), of another, or none.
@@ -54,6 +61,7 @@ class SpmdConfig(Section):
     outputs: dict[str, OutputRule] = Field(default_factory=dict)
     attention: Literal["auto", "kernel", "plain"] = "auto"
     fused_loss: bool = False
+    recompute: RecomputePolicy | dict[str, RecomputePolicy] = "nothing"
     min_shard_elements: Natural = 2048
     xla_flags: Literal["auto", "none", "v5e", "v5p", "v6e"] = "auto"
     compile_cache: str = ""
@@ -87,11 +95,23 @@ class SpmdConfig(Section):
             )
         return batch_dim
 
+    # As above.
+    @field_validator("recompute", mode="plain")
+    @classmethod
+    def _policies(cls, recompute: object) -> object:
+        policies = list(recompute.values()) if isinstance(recompute, dict) else [recompute]
+        if not all(policy in get_args(RecomputePolicy) for policy in policies):
+            raise RefusedValueError(
+                "what is computed again is one of " + ", ".join(get_args(RecomputePolicy)),
+                fix='Write "dots", or for example {"transformer.h.*": "everything"}.',
+            )
+        return recompute
+
     @model_validator(mode="after")
     def _what_needs_the_region_has_it(self) -> "SpmdConfig":
-        for key, (refused, reason) in _NEEDS_THE_REGION.items():
+        for key, (without, reason) in _NEEDS_THE_REGION.items():
             value = getattr(self, key)
-            if self.forward == "global" and value == refused:
+            if self.forward == "global" and value not in without:
                 raise RefusedValueError(
                     f"{reason}, which a global forward lacks",
                     fix='Leave it out, or write "forward": "region".',

@@ -203,8 +203,8 @@ def _forward(
     if settings.spmd.forward == "global":
         return current().global_forward(**where)
     seed = GradientScaling.from_config(settings, devices=where["mesh"].size).seed
-    scan = settings.spmd.scan
-    return current().region(sink=gradients.add_local, rules=rules, seed=seed, scan=scan, **where)
+    where |= {"scan": settings.spmd.scan, "recompute": settings.spmd.recompute}
+    return current().region(sink=gradients.add_local, rules=rules, seed=seed, **where)
 
 
 def _reduction(settings: SpmdZeroConfig, mesh: Mesh) -> Reduction:

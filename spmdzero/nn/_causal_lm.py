@@ -19,7 +19,7 @@ from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.nn._linear_cross_entropy import linear_cross_entropy
 
 logger = logging.getLogger("spmdzero")
-_LOSS = "ForCausalLMLoss"
+_LOSS, _OWN_LOSS = "ForCausalLMLoss", "loss_function"
 # Whether the model that runs wants its head's input in place of its output.
 _asked: contextvars.ContextVar[bool] = contextvars.ContextVar("_asked", default=False)
 
@@ -57,11 +57,12 @@ def fuse_causal_lm_losses(module: nn.Module) -> None:
 
 
 def _is_causal_lm(module: Any) -> bool:
-    if not hasattr(module, "get_output_embeddings") or not hasattr(module, "set_output_embeddings"):
+    # Its class has them: a wrapper, as peft's, answers with those of what it wraps.
+    if not hasattr(type(module), "set_output_embeddings") or not hasattr(type(module), _OWN_LOSS):
         return False
     if module.get_output_embeddings() is None:
         return False
-    loss = getattr(module, "loss_function", None)
+    loss = module.loss_function
     loss = loss.args[0] if isinstance(loss, functools.partial) and loss.args else loss
     return getattr(loss, "__name__", None) == _LOSS
 

@@ -4,6 +4,7 @@ import copy
 import re
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
@@ -12,6 +13,7 @@ from torch import nn
 import spmdzero
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.nn import linear_cross_entropy
+from spmdzero.nn._causal_lm import fuse_causal_lm_losses
 from tests.support.engines import start
 
 VOCABULARY, LENGTH, ROWS = 384, 160, 16
@@ -90,8 +92,6 @@ def test_outputs_while_training_and_in_evaluation() -> None:
 @pytest.fixture(scope="module")
 def fused() -> transformers.PreTrainedModel:
     """On the CPU, as `initialize` changes a model before it places it."""
-    from spmdzero.nn._causal_lm import fuse_causal_lm_losses
-
     model = gpt2()
     fuse_causal_lm_losses(model)
     return model
@@ -117,6 +117,17 @@ def test_tuples_and_copies(fused: transformers.PreTrainedModel) -> None:
     assert list(fused.state_dict()) == list(gpt2().state_dict())
 
 
+def test_an_adapter_around_the_model(fused: transformers.PreTrainedModel) -> None:
+    shape = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+    wrapped = peft.get_peft_model(gpt2(), shape)
+    fuse_causal_lm_losses(wrapped)
+    inputs = batch()
+    output = wrapped(**inputs)
+    assert output.logits is None
+    # Adapters start as zero.
+    torch.testing.assert_close(output.loss, fused(**inputs).loss, rtol=1e-6, atol=0)
+
+
 def test_training_without_labels_says_that_it_computes_logits(
     fused: transformers.PreTrainedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -134,8 +145,6 @@ class Scaled(transformers.GPT2LMHeadModel):
 
 
 def test_refused_models() -> None:
-    from spmdzero.nn._causal_lm import fuse_causal_lm_losses
-
     with pytest.raises(SpmdZeroConfigError, match="Linear is no causal language model"):
         engine_of(nn.Linear(4, 4), fused=True)
     replaced = gpt2()

@@ -23,6 +23,7 @@ SCENARIOS: dict[str, tuple[str, ...]] = {
     "config_optimizer": (),
     "config_scheduler": (),
     "frozen": ("squares",),
+    "fused_loss": (),
     "generate": ("tokens", "training"),
     "gradient_checkpointing": (),
     "label_smoothing": (),

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from transformers import Trainer
 
 from tests.integrations.trainer_setup import (
+    CONFIGS,
     ROWS,
     VOCABULARY,
     Side,
@@ -43,6 +44,22 @@ def accumulation(side: Side) -> dict[str, Any]:
     """Four micro-batches a step; an epoch of ten, so that each third step has two."""
     arguments = side.arguments(gradient_accumulation_steps=4)
     return train(Trainer(gpt2(), arguments, train_dataset=texts(10 * ROWS, padded=True)))
+
+
+def fused_loss(side: Side) -> dict[str, Any]:
+    """As `accumulation`, without logits; evaluation has them."""
+    arguments = side.arguments(
+        CONFIGS["client"] | {"spmd": {"fused_loss": True}},
+        gradient_accumulation_steps=4, eval_strategy="steps", eval_steps=10,
+    )  # fmt: skip
+    trainer = Trainer(
+        gpt2(),
+        arguments,
+        train_dataset=texts(10 * ROWS, padded=True),
+        eval_dataset=texts(27, padded=True),
+        compute_metrics=_accuracy,
+    )
+    return train(trainer)
 
 
 def mean_accumulation(side: Side) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spmdzero._user_line import user_line
+from spmdzero.backend.torch_xla._products import PRODUCTS
 from spmdzero.backend.torch_xla._random import REPLACEMENTS, ReplicaRandom
 from spmdzero.backend.torch_xla._reads import Reader, common_value, reads_are_global, reads_by
 from spmdzero.errors import ReplicaRegionError
@@ -17,17 +18,6 @@ from spmdzero.errors import ReplicaRegionError
 _aten = torch.ops.aten
 # They write running_mean and running_var without saying so in their schema.
 _BATCH_NORMS = {_aten.native_batch_norm.default, _aten._native_batch_norm_legit.default}
-_PRODUCTS = {
-    _aten.mm.default,
-    _aten.bmm.default,
-    _aten.addmm.default,
-    _aten.baddbmm.default,
-    _aten.mv.default,
-    _aten.dot.default,
-    _aten.linear.default,
-    _aten.convolution.default,
-    _aten.convolution_overrideable.default,
-}
 _INDEXED = {_aten.index.Tensor, _aten.index_put.default}
 
 
@@ -121,7 +111,7 @@ class RegionDispatch(TorchDispatchMode):
 
     def _refuse_mixed_dtypes(self, func: Any, args: tuple[Any, ...]) -> None:
         # torch_xla takes them, and XLA's verifier fails on the whole program later.
-        if func in _PRODUCTS or func in _BATCH_NORMS:
+        if func in PRODUCTS or func in _BATCH_NORMS:
             tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
             dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
             if len(dtypes) > 1:

@@ -4,10 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from spmdzero.backend._order import after
 from spmdzero.backend._tree import map_tensors
+from spmdzero.backend.torch_xla._products import PRODUCTS
+
+# An attention kernel is no operation of torch's, but what it returns passes through this one.
+_KEPT = {*PRODUCTS, torch.ops.aten.lift_fresh.default}
 
 
 class _Tie(torch.autograd.Function):
@@ -20,6 +25,38 @@ class _Tie(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         return grads[0], None
+
+
+class _Kept(TorchDispatchMode):
+    """Keeps what products and attention kernels return, and returns it again in a second run.
+
+    It is entered once for each run. torch's own selective checkpointing would return the very
+    values of the first run, and XLA would merge what is computed of them with that run.
+
+    Attributes:
+        gradient: what the values of the second run are tied to; None in the first.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._values: list[torch.Tensor] = []
+        self.gradient: torch.Tensor | None = None
+        self._second = False
+
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+        self._second = True
+        super().__exit__(exc_type, exc_val, exc_tb)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
+    ) -> Any:
+        if func not in _KEPT:
+            return func(*args, **(kwargs or {}))
+        if not self._second:
+            self._values.append(func(*args, **(kwargs or {})))
+            return self._values[-1]
+        value = self._values.pop(0)
+        return value if self.gradient is None else after(value, self.gradient)
 
 
 def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -36,6 +73,21 @@ def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     Returns what `function` returns.
     """
+    return _recomputed(function, args, kwargs, kept=None)
+
+
+def recomputed_but_dots(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """As `recomputed`, and keeps what matrix products, convolutions and attention kernels return.
+
+    The second run takes these from the first and computes the rest: what is elementwise, or a sum
+    over a row.
+    """
+    return _recomputed(function, args, kwargs, kept=_Kept())
+
+
+def _recomputed(
+    function: Callable[..., Any], args: Any, kwargs: dict[str, Any], *, kept: _Kept | None
+) -> Any:
     arrived: list[torch.Tensor] = []
     ran = False
 
@@ -47,8 +99,13 @@ def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             inputs, named = map_tensors(
                 (inputs, named), lambda _, tensor: _Tie.apply(tensor, gradient)
             )
+            if kept is not None:
+                kept.gradient = torch._from_functional_tensor(gradient)
         ran = True
-        return function(*inputs, **named)
+        if kept is None:
+            return function(*inputs, **named)
+        with kept:
+            return function(*inputs, **named)
 
     def watch(_: str, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.requires_grad and tensor.device.type == "xla":

@@ -23,6 +23,7 @@ from spmdzero.backend._region import (
     KeySource,
     Passage,
     Reader,
+    Recompute,
     RegionRules,
     Tracing,
     refuse_gradient_hooks,
@@ -37,6 +38,7 @@ from spmdzero.backend.torch_xla._kept import kept_tensors, refuse_new
 from spmdzero.backend.torch_xla._outputs import Outputs
 from spmdzero.backend.torch_xla._random import ReplicaRandom
 from spmdzero.backend.torch_xla._reads import watch_reads
+from spmdzero.backend.torch_xla._recomputed_blocks import RecomputedBlocks
 from spmdzero.backend.torch_xla.attention import AttentionKernels
 from spmdzero.backend.torch_xla.kernels import TorchsNorms, mend_extremes
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
@@ -62,6 +64,7 @@ class ReplicaRegion:
         autocast: dtype of `torch.autocast` around the module's forward, None for none.
         attention: who computes `scaled_dot_product_attention`, see `AttentionKernels`.
         scan: whether equal blocks of the module become one loop, see `equal_blocks_as_loops`.
+        recompute: what of which blocks runs again in backward, see `RecomputedBlocks`.
 
     Attributes:
         replicas: number of each replica, `[n]` int32, sharded.
@@ -82,12 +85,14 @@ class ReplicaRegion:
         autocast: torch.dtype | None = None,
         attention: AttentionChoice = "auto",
         scan: Scan = "off",
+        recompute: Recompute = "nothing",
     ) -> None:
         mend_extremes()
         watch_reads(mesh)
         self._mesh, self._module, self._sink = mesh, module, sink
         self._outputs = Outputs(mesh=mesh, rules=rules, seed=seed)
         self._seed, self._autocast, self._scan = seed, autocast, scan
+        self._recomputed = RecomputedBlocks(module, recompute)
         first = runtime.process_index() * runtime.local_device_count()
         ids = torch.arange(first, first + runtime.local_device_count(), dtype=torch.int32)
         self.replicas = mesh.place(ids, mesh.batch_spec(1))
@@ -165,6 +170,8 @@ class ReplicaRegion:
             TorchsNorms(),
             AttentionKernels(self._attention, owner=self._module) as kernels,
             autocast(self._autocast),
+            # Inside of the loops: what runs again is a part of a loop's body.
+            self._recomputed(),
             equal_blocks_as_loops(
                 self._module, scan, dispatch.random, self._upload, self._enter_whole
             ),

@@ -8,20 +8,11 @@ import torch
 from torch._C import _autograd as _C
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_aten = torch.ops.aten
+from spmdzero.backend.torch_xla._products import PRODUCTS
+
 # The rest is cheap beside them: elementwise, or a sum over a row. XLA would compute it again in a
 # backward fusion too, unless memory is plenty.
-ANCHORS = {
-    _aten.mm.default,
-    _aten.bmm.default,
-    _aten.addmm.default,
-    _aten.baddbmm.default,
-    _aten.mv.default,
-    _aten.dot.default,
-    _aten.linear.default,
-    _aten.convolution.default,
-    _aten.convolution_overrideable.default,
-}
+ANCHORS = PRODUCTS
 
 
 class Anchors(TorchDispatchMode):

@@ -26,7 +26,7 @@ class Candidate:
     name: str
 
 
-def candidates(model: nn.Module) -> dict[int, Candidate]:
+def candidates(model: nn.Module, *, fewest: int = FEWEST) -> dict[int, Candidate]:
     """By the module's id: children of a ModuleList or Sequential that follow each other, of one
     class, with equal names, shapes and dtypes of parameters and buffers."""
     found: dict[int, Candidate] = {}
@@ -36,7 +36,7 @@ def candidates(model: nn.Module) -> dict[int, Candidate]:
             continue
         for form, row in itertools.groupby(module, key=_form):
             blocks = list(row)
-            if len(blocks) < FEWEST or not form[1]:
+            if len(blocks) < fewest or not form[1]:
                 continue
             series += 1
             for place, block in enumerate(blocks):

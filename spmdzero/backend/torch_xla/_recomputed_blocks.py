@@ -1,0 +1,150 @@
+"""Which modules of a model run again in the backward pass, and what of them is kept."""
+
+import contextlib
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from spmdzero._names import did_you_mean
+from spmdzero._user_line import user_line
+from spmdzero.backend._region import Recompute
+from spmdzero.backend.torch_xla.recompute import recomputed, recomputed_but_dots
+from spmdzero.backend.torch_xla.scan._anchors import Anchors, is_hooked
+from spmdzero.backend.torch_xla.scan._candidates import candidates
+from spmdzero.backend.torch_xla.scan._plain import flatten
+from spmdzero.backend.torch_xla.scan._refused import NotALoopError
+from spmdzero.errors import ReplicaRegionError, SpmdZeroConfigError
+
+_WAYS: dict[str, Callable[..., Any]] = {"everything": recomputed, "dots": recomputed_but_dots}
+_KEY = "spmd.recompute"
+
+
+class RecomputedBlocks:
+    """Modules that run again in the backward pass.
+
+    Args:
+        model: what is trained.
+        recompute: what of each block is computed again, for equal blocks that follow each other
+            in a ModuleList or Sequential, or by patterns of module names.
+
+    Raises:
+        SpmdZeroConfigError: there are no such blocks, a pattern matches none, or one is in another.
+    """
+
+    def __init__(self, model: nn.Module, recompute: Recompute) -> None:
+        self._model = model
+        if isinstance(recompute, str):
+            names = _equal_blocks(model) if recompute != "nothing" else []
+            if not names and recompute != "nothing":
+                raise _refusal(
+                    recompute,
+                    f"{type(model).__name__} has no two equal blocks that follow each other in a "
+                    "ModuleList or Sequential",
+                    fix=f'Name modules: {{"encoder.*": "{recompute}"}}.',
+                )
+            found = dict.fromkeys(names, recompute)
+        else:
+            found = _matched(model, recompute)
+        modules = dict(model.named_modules())
+        self._policies = {id(modules[name]): policy for name, policy in found.items()}
+        self._kinds = {type(modules[n]) for n, policy in found.items() if policy != "nothing"}
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Inside, a call of one of them keeps only what its policy says."""
+        with contextlib.ExitStack() as stack:
+            for kind in self._kinds:
+                stack.enter_context(self._watched(kind))
+            yield
+
+    @contextlib.contextmanager
+    def _watched(self, kind: type[nn.Module]) -> Iterator[None]:
+        own, call = "__call__" in vars(kind), kind.__call__
+
+        @functools.wraps(call)
+        def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            policy = self._policies.get(id(module), "nothing")
+            if policy == "nothing" or not torch.is_grad_enabled():
+                return call(module, *args, **kwargs)
+            if policy == "dots" and _is_loop_body():
+                # A loop keeps its products anyway, and computes the rest again.
+                return call(module, *args, **kwargs)
+            self._refuse_what_runs_once(module, args, kwargs)
+            return _WAYS[policy](call, module, *args, **kwargs)
+
+        kind.__call__ = watched
+        try:
+            yield
+        finally:
+            if own:
+                kind.__call__ = call
+            else:
+                del kind.__call__
+
+    def _refuse_what_runs_once(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if is_hooked() or getattr(module, "gradient_checkpointing", False):
+            raise self._error(
+                "the model checkpoints activations itself, around or in this block. Turn one of "
+                "the two off: model.gradient_checkpointing_disable(), or leave the key out"
+            )
+        try:
+            flatten((args, kwargs))
+        except NotALoopError as reason:
+            raise self._error(
+                f"{reason}, and it is to run twice. For a cache of keys and values, set "
+                "model.config.use_cache = False"
+            ) from None
+
+    def _error(self, message: str) -> ReplicaRegionError:
+        return ReplicaRegionError(f'{user_line(self._model)}: "spmd": {{"recompute"}}: {message}')
+
+
+def _is_loop_body() -> bool:
+    return any(isinstance(mode, Anchors) for mode in _get_current_dispatch_mode_stack())
+
+
+def _equal_blocks(model: nn.Module) -> list[str]:
+    equal = candidates(model, fewest=2)
+    names = [name for name, module in model.named_modules() if id(module) in equal]
+    return [name for name in names if _outer(name, names) is None]
+
+
+def _matched(model: nn.Module, recompute: Mapping[str, str]) -> dict[str, str]:
+    names = [name for name, _ in model.named_modules() if name]
+    found: dict[str, str] = {}
+    for pattern, policy in recompute.items():
+        # A star is anything but a dot, so that "h.*" isn't what is inside of the blocks too.
+        form = re.compile(re.escape(pattern).replace(r"\*", "[^.]*"))
+        matches = [name for name in names if form.fullmatch(name)]
+        if not matches:
+            raise _refusal(
+                dict(recompute),
+                f"no module's name is {pattern!r}, where * is anything but a dot",
+                fix=did_you_mean(pattern, names) or f"There is for example {names[-1]!r}."
+                if names
+                else "The model has no modules.",
+            )
+        for name in matches:
+            found.setdefault(name, policy)
+    for name in found:
+        outer = _outer(name, found)
+        if outer is not None:
+            raise _refusal(
+                dict(recompute),
+                f"{name!r} is in {outer!r}, and both match: it would run three times",
+                fix="Match one of the two.",
+            )
+    return found
+
+
+def _outer(name: str, names: Any) -> str | None:
+    return next((other for other in names if name.startswith(f"{other}.")), None)
+
+
+def _refusal(value: object, reason: str, *, fix: str) -> SpmdZeroConfigError:
+    return SpmdZeroConfigError(key=_KEY, value=value, reason=reason, fix=fix)
