@@ -100,7 +100,7 @@ def test_on_the_cpu_attention_is_plain_unless_asked_for(mesh: DeviceMesh) -> Non
 
 
 def test_a_global_forward_has_no_kernels() -> None:
-    with pytest.raises(SpmdZeroConfigError, match="spmd.attention.*a global forward lacks"):
+    with pytest.raises(SpmdZeroConfigError, match=r"spmd.attention.*a global forward lacks"):
         spmdzero.initialize(
             model=contract.make_model(),
             config={

@@ -118,9 +118,7 @@ def test_an_engine_is_explained_for_a_tpu_and_trains_on_unharmed(
     before = losses(explained, 3)
     # It trains one step itself.
     explanation = explained.explain(tokens(), tpu=["v5e:2x4"])
-    compiled = len(explained.programs.compilations)
     assert [*before, *losses(explained, 4)] == [*undisturbed[:3], *undisturbed[4:]]
-    assert len(explained.programs.compilations) - compiled <= 1  # the replayed one, by then
     (use,) = explanation.attention
     assert "dropout_p > 0" in (use.plain_because or "")
     assert kernels(texts["v5e:2x4"]) == []

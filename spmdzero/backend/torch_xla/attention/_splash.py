@@ -15,6 +15,10 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 
 from spmdzero.backend.torch_xla.attention._form import Form
 
+# The one kernel of the whole backward pass writes the query's gradient once for each block of keys,
+# to be summed afterwards. With more blocks than this a kernel of its own for it, which computes the
+# products once more, takes less memory.
+_FUSED = 8
 _OF_ONE_DEVICE = {"downcast_smem_data": True, "head_shards": 1, "q_seq_shards": 1}
 
 
@@ -48,8 +52,12 @@ def _mask(form: Form) -> masks.MultiHeadMask:
     return masks.MultiHeadMask([mask] * form.heads)
 
 
+def _is_fused(form: Form) -> bool:
+    return form.kv_length // form.kv_block <= _FUSED
+
+
 def _blocks(form: Form) -> splash.BlockSizes:
-    compute = min(form.kv_block, 512)
+    compute, fused = min(form.kv_block, 512), _is_fused(form)
     return splash.BlockSizes(
         block_q=form.q_block,
         block_kv=form.kv_block,
@@ -57,7 +65,9 @@ def _blocks(form: Form) -> splash.BlockSizes:
         block_q_dkv=form.q_block,
         block_kv_dkv=form.kv_block,
         block_kv_dkv_compute=compute,
-        use_fused_bwd_kernel=True,
+        block_q_dq=None if fused else form.q_block,
+        block_kv_dq=None if fused else form.kv_block,
+        use_fused_bwd_kernel=fused,
     )
 
 
@@ -82,9 +92,11 @@ def backward(
     form: Form, q: Any, k: Any, v: Any, out: Any, logsumexp: Any, grad: Any
 ) -> tuple[Any, Any, Any]:
     """The gradients of query, key and value."""
+    blocks, fused = (form.q_block, form.kv_block), _is_fused(form)
     seen, function = info.process_mask_dkv(
-        _mask(form), (form.q_block, form.kv_block), shrink_grid=False, **_OF_ONE_DEVICE
+        _mask(form), blocks, shrink_grid=not fused, **_OF_ONE_DEVICE
     )
+    by_query = None if fused else info.process_mask(_mask(form), blocks, **_OF_ONE_DEVICE)[0]
     of_a_row = functools.partial(
         splash._splash_attention_bwd, False, splash.DEFAULT_MASK_VALUE, False, _blocks(form),
         None, function, None, form.interpret,
@@ -92,7 +104,7 @@ def backward(
 
     def gradients(*given: Any) -> tuple[Any, Any, Any]:
         q, k, v, out, logsumexp, grad = given
-        found = of_a_row((q, k, v, None, None, out, logsumexp, None, seen), grad)
+        found = of_a_row((q, k, v, None, None, out, logsumexp, by_query, seen), grad)
         return found[3:6]
 
     return vmap(gradients)(q, k, v, out, logsumexp, grad)
