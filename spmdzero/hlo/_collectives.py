@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from spmdzero.errors import SpmdZeroUsageError
@@ -10,6 +10,7 @@ from spmdzero.hlo._module import Instruction, Module, Shape
 from spmdzero.hlo._tags import ELEMENTWISE, gradient_by_use, tag_of, traced_as
 
 _KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
+_CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 _SUMS = ("all-reduce", "reduce-scatter")
 
 
@@ -76,10 +77,11 @@ def read_collectives(
     Raises:
         SpmdZeroUsageError: the text does not say how many devices a collective spans.
     """
+    ends = _ends_of_chains(module)
     for instruction in module.instructions():
         kind = instruction.opcode.removesuffix("-start")
         if kind in _KINDS and not _goes_on(module, instruction):
-            for collective in _of_each_operand(module, instruction, outputs):
+            for collective in _of_each_operand(module, instruction, outputs, ends):
                 yield instruction, collective
 
 
@@ -92,8 +94,22 @@ def _goes_on(module: Module, instruction: Instruction) -> bool:
     return "chain_id=" in instruction.attributes and not module.starts_chain(instruction)
 
 
+def _ends_of_chains(module: Module) -> dict[str, Instruction]:
+    """Channel of a transfer that libtpu fuses with others -> the fusion that ends it."""
+    ends: dict[str, Instruction] = {}
+    for instruction in module.instructions():
+        if 'custom_call_target="AsyncCollectiveDone"' in instruction.attributes:
+            for part in module.computations[instruction.computation].values():
+                if found := _CHANNEL.search(part.attributes):
+                    ends |= dict.fromkeys([found[1]], module.callers(part.computation)[0])
+    return ends
+
+
 def _of_each_operand(
-    module: Module, instruction: Instruction, outputs: Sequence[str]
+    module: Module,
+    instruction: Instruction,
+    outputs: Sequence[str],
+    ends: Mapping[str, Instruction],
 ) -> Iterator[Collective]:
     kind = instruction.opcode.removesuffix("-start")
     # libtpu prints a reduce-scatter as a fusion that calls %all-reduce-scatter.<number>.
@@ -101,7 +117,9 @@ def _of_each_operand(
     size = module.group_size(instruction)
     operands = module.operands(instruction)
     # Of a chain of fusions the last has the result, and the name under which it was traced.
-    held = module.ends_chain(instruction) or instruction
+    held = instruction
+    if module.starts_chain(instruction) and (found := _CHANNEL.search(instruction.attributes)):
+        held = ends.get(found[1], instruction)
     for index, operand in enumerate(operands):
         element = index if len(operands) > 1 else None
         payload = operand.shapes[0]

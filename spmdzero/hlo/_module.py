@@ -13,7 +13,6 @@ _CALLED = re.compile(
     r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=%([\w.\-]+)"
     r"|\b(?:branch_computations|called_computations)=\{([^}]*)\}"
 )
-_CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _SOURCE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
 _ALIAS = re.compile(r"\{[\d, ]*\}: \((\d+), \{([\d, ]*)\}")
@@ -229,26 +228,6 @@ class Module:
             'custom_call_target="AsyncCollectiveStart"' in user.attributes
             for user, _ in self._users.get(instruction.key, ())
         )
-
-    def ends_chain(self, instruction: Instruction) -> Instruction | None:
-        """What ends the transfer that an instruction starts, where libtpu fuses it with others.
-
-        The transfer's result is that fusion's, and so is its metadata.
-        """
-        found = _CHANNEL.search(instruction.attributes)
-        return self._chain_ends.get(found[1]) if found and self.starts_chain(instruction) else None
-
-    @cached_property
-    def _chain_ends(self) -> dict[str, Instruction]:
-        ends: dict[str, Instruction] = {}
-        for instruction in self.instructions():
-            if 'custom_call_target="AsyncCollectiveDone"' in instruction.attributes:
-                for part in self.computations[instruction.computation].values():
-                    if found := _CHANNEL.search(part.attributes):
-                        ends |= dict.fromkeys(
-                            [found[1]], *self.callers(instruction.computation)[:1]
-                        )
-        return ends
 
     def group_size(self, collective: Instruction) -> int:
         """Devices in one group: ``{{0,1},{2,3}}``, ``[groups,size]<=[...]``, or all if empty.
