@@ -67,7 +67,7 @@ class SpmdConfig(Section):
     compile_cache: str = ""
     check_finite: bool = False
     capture: bool = True
-    scan: Literal["auto", "on", "off"] = "auto"
+    scan: Literal["auto", "on", "off"] = "off"
 
     @field_validator("mesh")
     @classmethod

@@ -11,8 +11,8 @@ matrix units, and moving blocks are left out, so a real kernel takes longer.
   backward has 5.
 - Time is that of padded head dims: a matrix unit is 128 (v6e: 256) wide, and a head dim of 64
   leaves half of it idle. libtpu's own estimate of a batched product says the same.
-- All scores count, unless the kernel was traced in a scope that says `causal`: then its mask skips
-  what is hidden, and half of them count.
+- All scores count, unless the kernel was traced in a scope that says `causal`: then blocks that the
+  mask hides whole don't. Splash attention's name has the blocks; of others half the scores count.
 - Of any other kernel only the bytes are known.
 """
 
@@ -64,12 +64,26 @@ def _attention_flops(kernel: Kernel, op_names: Sequence[str], width: int) -> tup
     if not _ATTENTION.search(said) or len(arrays) < 3:
         return 0.0, 0.0
     query, key, value = (array.dims for array in arrays[:3])
-    scores = math.prod(query[:-1]) * key[-2] / (2 if "causal" in said else 1)
+    scores = math.prod(query[:-1]) * key[-2]
     products = _products(kernel, said, arrays[0])
+    if "causal" in said:
+        scores *= _seen(said, products, query[-2], key[-2])
     # Half of the products contract or make the queries' head dim, half the values'.
     head = (query[-1] + value[-1]) / 2
     wide = (_padded(query[-1], width) + _padded(value[-1], width)) / 2
     return 2 * products * scores * head, 2 * products * scores * wide
+
+
+def _seen(said: str, products: int, queries: int, keys: int) -> float:
+    """The share of blocks that a causal mask doesn't hide whole."""
+    # A name has the blocks of all of its kernels.
+    which = {_FORWARD: "", 3: "_dq"}.get(products, "_dkv")
+    found = [re.search(rf"block_{side}{which}[=_](\d+)", said) for side in ("q", "kv")]
+    q_block, kv_block = (int(one[1]) if one else 0 for one in found)
+    if not q_block or not kv_block:
+        return 1 / 2
+    seen = sum(-(-min(end, keys) // kv_block) for end in range(q_block, queries + q_block, q_block))
+    return seen / (-(-queries // q_block) * -(-keys // kv_block))
 
 
 def _products(kernel: Kernel, said: str, query: Shape) -> int:

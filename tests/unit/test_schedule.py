@@ -7,6 +7,7 @@ are gone). `v5e_2x4_stage2_bf16.txt` is the one of test_ledger_tpu.py.
 """
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,14 @@ def test_an_attention_kernels_time_is_that_of_its_products() -> None:
         assert kernel_cost(operation, CHIPS["v5e"]).seconds == pytest.approx(
             cost.flops / CHIPS["v5e"].bf16_flops
         )
+
+
+def test_blocks_that_a_causal_mask_hides_whole_cost_nothing() -> None:
+    for name, operation in kernels().items():
+        whole = kernel_cost(operation, V6E).flops
+        causal = replace(operation, op_names=("causal", *operation.op_names))
+        # Of 8 x 8 blocks, by the kernels' names, 36 are seen.
+        assert kernel_cost(causal, V6E).flops == pytest.approx(whole * 36 / 64), name
 
 
 def test_what_a_kernels_author_counted_goes_before_the_model() -> None:

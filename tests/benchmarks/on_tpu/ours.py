@@ -7,8 +7,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import spmdzero
 from on_tpu import folder
 from on_tpu.cases import CLIP, LEARNING_RATE, SIZES, WEIGHT_DECAY

@@ -6,6 +6,8 @@ from typing import Literal
 LANES = 128
 # A block of the kernels is one of these: what they hold of it fits a core's vector memory.
 _BLOCKS = (1024, 512, 256, 128)
+# The largest block under a causal mask; MaxText's default (attentions.py, `sa_block_q`).
+_CAUSAL_BLOCK = 512
 # The largest part of the padded length that may be padding, so that blocks are larger.
 _PADDING = 1 / 8
 
@@ -49,12 +51,16 @@ class Form:
     @property
     def q_block(self) -> int:
         """Queries in a block."""
-        return block_of(self.q_length)
+        return self._block(self.q_length)
 
     @property
     def kv_block(self) -> int:
         """Keys in a block."""
-        return block_of(self.kv_length)
+        return self._block(self.kv_length)
+
+    def _block(self, length: int) -> int:
+        # The smaller the blocks, the more of them a causal mask hides whole.
+        return min(block_of(length), _CAUSAL_BLOCK) if self.causal else block_of(length)
 
 
 def padded_length(length: int) -> int:

@@ -54,10 +54,7 @@ class _Kernels(torch.autograd.Function):
 
 def _run(direction: str, form: Form, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     shapes = tuple((tuple(tensor.shape), _DTYPES[tensor.dtype]) for tensor in tensors)
-    # `explain` counts half of the products of a kernel that skips what its mask hides.
-    skips = ".causal" if form.causal and form.mask is None else ""
-    with _private.scope(f"attention.{direction}{skips}"):
-        made = _private.call(_computation(direction, form, shapes), tensors)
+    made = _private.call(_computation(direction, form, shapes), tensors)
     made = kept(made) if direction == "forward" else made
     # What torch_xla makes of a call isn't wrapped, and writes through its views would be lost.
     return [torch.ops.aten.lift_fresh.default(tensor) for tensor in made]
@@ -71,7 +68,10 @@ def _computation(direction: str, form: Form, shapes: tuple[Any, ...]) -> Any:
 
         kernels = _splash if form.mask is None else _masked
         function = functools.partial(getattr(kernels, direction), form)
-        return _private.computation(_lowering.lowered(function, shapes, platform=form.platform))
+        # `explain` leaves out the blocks that a causal mask hides.
+        scope = f"attention.{direction}" + (".causal" if form.causal else "")
+        lowered = _lowering.lowered(function, shapes, platform=form.platform, scope=scope)
+        return _private.computation(lowered)
 
 
 @contextlib.contextmanager

@@ -16,9 +16,15 @@ def _host() -> Any:
 
 
 def lowered(
-    function: Callable[..., Any], shapes: Sequence[tuple[tuple[int, ...], str]], *, platform: str
+    function: Callable[..., Any],
+    shapes: Sequence[tuple[tuple[int, ...], str]],
+    *,
+    platform: str,
+    scope: str,
 ) -> bytes:
     """The serialised HLO module of `function` of arrays of these shapes and dtypes.
+
+    Its operations are named by `scope`, one of JAX's: those of torch_xla aren't kept in a fold.
 
     As for an export, which writes Pallas kernels in the older Mosaic version that libtpu 0.0.21
     reads: it answers what jax 0.7.1 lowers otherwise with "expected <= 7 but got 8".
@@ -26,7 +32,7 @@ def lowered(
     arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
     with jax.default_device(_host()):
         module: Any = (
-            jax.jit(function, keep_unused=True)
+            jax.jit(jax.named_scope(scope)(function), keep_unused=True)
             .trace(*arguments)
             .lower(
                 lowering_platforms=(platform,),

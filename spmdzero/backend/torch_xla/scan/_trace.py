@@ -26,6 +26,21 @@ from spmdzero.backend.torch_xla.strangers import record_uploads, strangers
 from spmdzero.errors import SpmdZeroError
 
 
+def _gradients(
+    y: torch.Tensor, ways: Sequence[torch.Tensor], dy: torch.Tensor
+) -> list[torch.Tensor | None]:
+    """Those of leaves, None where y doesn't depend on one.
+
+    `torch.autograd.grad` would switch function modes off, and with them attention's kernels in
+    what is computed again.
+    """
+    torch.autograd.backward([y], [dy], inputs=list(ways))
+    found = [way.grad for way in ways]
+    for way in ways:
+        way.grad = None
+    return found
+
+
 def trace(block: Block) -> Body:
     """Traces `block`; draws nothing.
 
@@ -146,7 +161,7 @@ class _Tracer:
                 ways = [x, *(shared[i] for i in wanted), *(state[name] for name in trained)]
                 # In this thread: autograd's own would let go of tensors too late.
                 with torch.autograd.set_multithreading_enabled(False):
-                    grads = torch.autograd.grad([y], ways, [dy], allow_unused=True)
+                    grads = _gradients(y, ways, dy)
             dx = torch.zeros_like(x) if grads[0] is None else grads[0]
             totals = [
                 total if grad is None else total + grad
