@@ -63,7 +63,7 @@ class SpmdConfig(Section):
     fused_loss: bool = False
     recompute: RecomputePolicy | dict[str, RecomputePolicy] = "nothing"
     min_shard_elements: Natural = 2048
-    xla_flags: Literal["auto", "none", "v5e", "v5p", "v6e"] = "auto"
+    xla_flags: Literal["auto", "none", "v5e", "v5p", "v6e"] = "none"
     compile_cache: str = ""
     check_finite: bool = False
     capture: bool = True

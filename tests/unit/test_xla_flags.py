@@ -135,22 +135,9 @@ def test_after_the_runtime_has_started_a_missing_flag_is_an_error_with_the_varia
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_prefer_async_allgather_to_allreduce=true")
     with pytest.raises(spmdzero.SpmdZeroRuntimeError, match="LIBTPU_INIT_ARGS='--xla_tpu_use"):
         flags.apply("v6e")
-
-
-def test_auto_that_comes_too_late_is_said_once_and_no_error(
-    mesh: DeviceMesh, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The runtime runs already; only what decides for TPU is said to be one.
-    monkeypatch.setenv("PJRT_DEVICE", "TPU")
-    monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
-    monkeypatch.setattr(flags, "tpu_generation", lambda: "v5e")
-    with caplog.at_level(logging.INFO, logger="spmdzero"):
+    monkeypatch.setattr(flags, "tpu_generation", lambda: "v6e")
+    with pytest.raises(spmdzero.SpmdZeroRuntimeError, match="LIBTPU_INIT_ARGS='--xla_tpu_use"):
         flags.apply("auto")
-        flags.apply("auto")
-    (record,) = caplog.records
-    assert "comes too late" in record.message
-    assert "LIBTPU_INIT_ARGS='--xla_tpu_prefer" in record.message
-    assert flags.in_force() == {}
 
 
 def test_on_cpu_auto_says_nothing(

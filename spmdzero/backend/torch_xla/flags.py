@@ -117,8 +117,6 @@ def flags_for(name: str, *, chip: str | None = None) -> Mapping[str, str]:
 def apply(name: str) -> None:
     """Hands a set to libtpu; flags that the environment names already keep the caller's value.
 
-    ``"auto"``, which nobody asked for, is content with a warning where it comes too late.
-
     Raises:
         SpmdZeroUsageError: there is no such set.
         SpmdZeroRuntimeError: the TPU client has started with other flags, and reads them once.
@@ -133,14 +131,11 @@ def apply(name: str) -> None:
             "compiler"
         )
     elif _private.runtime_has_started():
-        late = (
+        raise SpmdZeroRuntimeError(
             f'"spmd": {{"xla_flags": "{name}"}} comes too late: the TPU runtime has started '
             f"without {', '.join(missing)}. Call spmdzero.initialize before a device is used, or "
             f"start the program with {_VARIABLE}='{_written(missing)}'"
         )
-        if name != "auto":
-            raise SpmdZeroRuntimeError(late)
-        log_once(late)
     else:
         given = os.environ.get(_VARIABLE, "")
         os.environ[_VARIABLE] = f"{given} {_written(missing)}".strip()
