@@ -14,7 +14,7 @@ from spmdzero import Explanation
 from spmdzero.backend.torch_xla import DeviceMesh
 from spmdzero.explain import _aot
 
-LENGTH, WIDTH, HEADS = 256, 64, 2
+LENGTH, WIDTH, HEADS = 256, 128, 2
 CONFIG = {
     "train_micro_batch_size_per_gpu": 1,
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
@@ -28,8 +28,8 @@ class Model(nn.Module):
 
     def __init__(self, *, reads: bool = False, dropout: float = 0.0) -> None:
         super().__init__()
-        self.embed, self.qkv = nn.Embedding(128, WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
-        self.head, self.reads, self.dropout = nn.Linear(WIDTH, 128), reads, dropout
+        self.embed, self.qkv = nn.Embedding(1024, WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+        self.head, self.reads, self.dropout = nn.Linear(WIDTH, 1024), reads, dropout
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         qkv = self.qkv(self.embed(tokens))
@@ -41,7 +41,7 @@ class Model(nn.Module):
 
 
 def tokens() -> torch.Tensor:
-    return torch.randint(128, (8, LENGTH), generator=torch.Generator().manual_seed(0))
+    return torch.randint(1024, (8, LENGTH), generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture

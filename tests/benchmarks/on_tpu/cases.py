@@ -138,14 +138,14 @@ def _jax(
 
 
 _PLAIN_WIRE = {"reduction": "annotated"}
-_PLAIN = {"attention": "plain", "scan": "off", **_PLAIN_WIRE}
+_PLAIN = {"attention": "plain", **_PLAIN_WIRE}
 ROWS: Mapping[str, Row] = {
-    "ours": _ours("spmdzero"),
+    "ours": _ours("spmdzero, its wire hidden"),
     "ours-plain-attention": _ours(
         "without the attention kernel", models=_TOKENS, spmd={"attention": "plain"}
     ),
     "ours-plain-loss": _ours("without the fused loss", models=_TOKENS, loss="plain"),
-    "ours-no-scan": _ours("without scan", models=_TOKENS, spmd={"scan": "off"}),
+    "ours-scan": _ours("with scan", models=_TOKENS, spmd={"scan": "auto"}),
     "ours-no-wire": _ours("without what hides the wire", flags=False, spmd=_PLAIN_WIRE),
     "ours-dots": _ours(
         "with matrix products kept for the backward", models=("llama",), spmd={"recompute": "dots"}
