@@ -4,6 +4,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 
+from spmdzero.backend import programs
 from spmdzero.backend._order import after
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.nn._chunks import chunks
@@ -92,7 +93,8 @@ class _SummedLoss(torch.autograd.Function):
         chunk: int | None,
         needs_gradients: bool,
     ) -> torch.Tensor:
-        with torch.autocast(hidden.device.type, enabled=False):
+        # The scope is the name that `explain` knows a loss by.
+        with torch.autocast(hidden.device.type, enabled=False), programs.scope("cross_entropy"):
             sums = _Sums(weight, bias, wanted=needs_gradients)
             for rows in chunks(len(hidden), chunk):
                 sums.add(hidden[rows], labels[rows], counts[rows])

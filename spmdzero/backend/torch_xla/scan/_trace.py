@@ -22,6 +22,7 @@ from spmdzero.backend.torch_xla.scan._body import Block, Body
 from spmdzero.backend.torch_xla.scan._draws import nothing_else_drawn
 from spmdzero.backend.torch_xla.scan._plain import flatten, unflatten
 from spmdzero.backend.torch_xla.scan._refused import NotALoopError
+from spmdzero.backend.torch_xla.scan._run import Run
 from spmdzero.backend.torch_xla.strangers import record_uploads, strangers
 from spmdzero.errors import SpmdZeroError
 
@@ -57,46 +58,10 @@ def trace(block: Block) -> Body:
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class _Backward:
     function: FoldedFunction
-    run: "_Run"
+    run: "Run"
     saved: tuple[int, ...]
     shared: tuple[int, ...]
     trained: tuple[str, ...]
-
-
-class _Run:
-    """What a trace of the block found out: it appends inputs to `more`."""
-
-    def __init__(self) -> None:
-        self.more: list[torch.Tensor] = []
-        self.keys: dict[int, int] = {}
-        self.uploads: list[int] = []
-        self.hosts: list[torch.Tensor] = []
-        self.products: list[Form] = []
-        self.anchors: list[int] = []
-        self.output: Any = None
-
-    def input(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        self.more.append(folding.stand_in(shape, dtype))
-        return len(self.more) - 1
-
-    def key(self, value: int) -> torch.Tensor:
-        # What a block checkpoints inside of it draws its keys again, from a generator set back.
-        if value not in self.keys:
-            self.keys[value] = self.input((), torch.int32)
-        return self.more[self.keys[value]]
-
-    def upload(self, host: torch.Tensor) -> torch.Tensor:
-        for known, place in zip(self.hosts, self.uploads, strict=True):
-            if known.dtype == host.dtype and torch.equal(known, host):
-                return self.more[place]
-        self.hosts.append(host.detach().clone())
-        self.uploads.append(self.input(host.shape, host.dtype))
-        return self.more[-1]
-
-    def product(self, product: torch.Tensor) -> torch.Tensor:
-        self.products.append(Form.of(product))
-        self.anchors.append(self.input(product.shape, product.dtype))
-        return self.more[-1]
 
 
 class _Tracer:
@@ -112,7 +77,7 @@ class _Tracer:
         return [x, *self.shared, replica, *self._state.values()]
 
     def forward(self, backward: "_Backward | None", *, saves_x: bool) -> Body:
-        run = _Run()
+        run = Run()
         saved = () if backward is None else backward.saved
 
         def function(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -146,7 +111,7 @@ class _Tracer:
         )
 
     def backward(self) -> "_Backward":
-        run = _Run()
+        run = Run()
         found: list[tuple[int, ...]] = []
         names: list[str] = []
         wanted = [i for i, t in enumerate(self.shared) if t.requires_grad]
@@ -192,7 +157,7 @@ class _Tracer:
         self,
         function: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]],
         inputs: list[torch.Tensor],
-        run: _Run,
+        run: Run,
     ) -> FoldedFunction:
         kept = kept_tensors(self._block.module)
         try:
@@ -222,7 +187,7 @@ class _Tracer:
     def _running(
         self,
         inputs: list[torch.Tensor],
-        run: _Run,
+        run: Run,
         keep: Callable[[torch.Tensor], torch.Tensor] | None,
     ) -> Iterator[
         tuple[torch.Tensor, tuple[list[torch.Tensor], dict[str, torch.Tensor]], torch.Tensor]
@@ -256,7 +221,7 @@ class _Tracer:
                 raise NotALoopError("a block writes to its buffers or its inputs")
             yield x, (shared, state), self._output(output, run)
 
-    def _output(self, output: Any, run: _Run) -> torch.Tensor:
+    def _output(self, output: Any, run: Run) -> torch.Tensor:
         tensors, run.output = flatten(output)
         if len(tensors) != 1:
             raise NotALoopError(f"a block returns {len(tensors)} tensors, and not one")

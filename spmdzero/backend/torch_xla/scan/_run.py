@@ -1,0 +1,45 @@
+"""What a trace of a block finds out about it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from spmdzero.backend.torch_xla import folding
+from spmdzero.backend.torch_xla._private.loops import Form
+
+
+class Run:
+    """What a trace of the block found out: it appends inputs to `more`."""
+
+    def __init__(self) -> None:
+        self.more: list[torch.Tensor] = []
+        self.keys: dict[int, int] = {}
+        self.uploads: list[int] = []
+        self.hosts: list[torch.Tensor] = []
+        self.products: list[Form] = []
+        self.anchors: list[int] = []
+        self.output: Any = None
+
+    def input(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        self.more.append(folding.stand_in(shape, dtype))
+        return len(self.more) - 1
+
+    def key(self, value: int) -> torch.Tensor:
+        # What a block checkpoints inside of it draws its keys again, from a generator set back.
+        if value not in self.keys:
+            self.keys[value] = self.input((), torch.int32)
+        return self.more[self.keys[value]]
+
+    def upload(self, host: torch.Tensor) -> torch.Tensor:
+        for known, place in zip(self.hosts, self.uploads, strict=True):
+            if known.dtype == host.dtype and torch.equal(known, host):
+                return self.more[place]
+        self.hosts.append(host.detach().clone())
+        self.uploads.append(self.input(host.shape, host.dtype))
+        return self.more[-1]
+
+    def product(self, product: torch.Tensor) -> torch.Tensor:
+        self.products.append(Form.of(product))
+        self.anchors.append(self.input(product.shape, product.dtype))
+        return self.more[-1]
