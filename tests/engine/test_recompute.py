@@ -153,18 +153,21 @@ class Attention(nn.Module):
 class Attentions(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(Attention(), Attention())
+        self.blocks = nn.Sequential(*(Attention() for _ in range(4)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.blocks(x).square().mean()
 
 
 @pytest.mark.slow
-def test_attention_kernels_and_what_is_kept_of_them() -> None:
+@pytest.mark.parametrize("scan", ["off", "on"])
+def test_attention_kernels_and_what_is_kept_of_them(scan: str) -> None:
     losses = []
     for recompute in POLICIES:
         torch.manual_seed(0)
-        engine = start(Attentions(), spmd={"recompute": recompute, "attention": "kernel"})
+        engine = start(
+            Attentions(), spmd={"recompute": recompute, "attention": "kernel", "scan": scan}
+        )
         batch = torch.randn(8, 128, 64)
         losses.append([engine.train_batch(batch).item() for _ in range(3)])
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)

@@ -118,7 +118,7 @@ _TOKENS = ("gpt", "llama", "bert")
 
 
 def _ours(
-    title: str, *, models: tuple[str, ...] | None = None, flags: bool = True, **options: Any
+    title: str, *, models: tuple[str, ...] | None = None, flags: bool = False, **options: Any
 ) -> Row:
     return Row(title=title, writer="ours", options=options, models=models, flags=flags)
 
@@ -140,13 +140,14 @@ def _jax(
 _PLAIN_WIRE = {"reduction": "annotated"}
 _PLAIN = {"attention": "plain", **_PLAIN_WIRE}
 ROWS: Mapping[str, Row] = {
-    "ours": _ours("spmdzero, its wire hidden"),
+    "ours": _ours("spmdzero"),
+    "ours-wire": _ours("its wire hidden, `xla_flags`", flags=True),
     "ours-plain-attention": _ours(
         "without the attention kernel", models=_TOKENS, spmd={"attention": "plain"}
     ),
     "ours-plain-loss": _ours("without the fused loss", models=_TOKENS, loss="plain"),
-    "ours-scan": _ours("with scan", models=_TOKENS, spmd={"scan": "auto"}),
-    "ours-no-wire": _ours("without what hides the wire", flags=False, spmd=_PLAIN_WIRE),
+    "ours-scan": _ours("with its blocks in a loop, `scan`", models=_TOKENS, spmd={"scan": "auto"}),
+    "ours-annotated": _ours("its reduction annotated", spmd=_PLAIN_WIRE),
     "ours-dots": _ours(
         "with matrix products kept for the backward", models=("llama",), spmd={"recompute": "dots"}
     ),
@@ -154,7 +155,7 @@ ROWS: Mapping[str, Row] = {
         "with nothing computed again", models=("llama",), spmd={"recompute": "nothing"}
     ),
     "ours-none": _ours(
-        "without any of them", models=_TOKENS, flags=False, loss="plain", spmd=_PLAIN
+        "without any of them", models=_TOKENS, loss="plain", spmd=_PLAIN
     ),
     "jax-plain": _jax("JAX by hand, plain"),
     "jax-splash": _jax(
