@@ -88,5 +88,8 @@ if __name__ == "__main__":
     parser.add_argument(
         "--only", action="append", default=[], choices=SECTIONS, help="write this section anew"
     )
+    parser.add_argument(
+        "--kept", action="store_true", help="for TPUs, nothing is compiled: what is kept is shown"
+    )
     arguments = parser.parse_args()
-    write(arguments.out, Scale(), only=arguments.only)
+    write(arguments.out, Scale(tpu_compile=not arguments.kept), only=arguments.only)

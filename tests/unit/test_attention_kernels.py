@@ -13,7 +13,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from spmdzero._logging import forget_what_was_logged
 from spmdzero.backend.torch_xla import DeviceMesh
 from spmdzero.backend.torch_xla._private import optimized_hlo
-from spmdzero.backend.torch_xla.attention import _splash
 from spmdzero.backend.torch_xla.attention._call import Call, PlainError
 from spmdzero.backend.torch_xla.attention._form import block_of, padded_length
 
@@ -143,11 +142,7 @@ def test_kernels_compute_what_torch_does_forward_and_backward(mesh: DeviceMesh, 
 
 
 @pytest.mark.slow
-def test_a_long_sequences_backward_has_a_kernel_for_the_query(
-    mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # As with more than eight blocks of keys, which the CPU would compute for minutes.
-    monkeypatch.setattr(_splash, "_FUSED", 1)
+def test_a_backward_over_blocks_of_keys_has_a_kernel_for_the_query(mesh: DeviceMesh) -> None:
     for more in (CAUSAL, {}):
         # Of a shape that no other test compiles: lowered kernels are kept.
         case = Case(lengths=(300, 300), heads=(2, 1), width=48, more=more)

@@ -28,6 +28,7 @@ class Scale:
         accumulation: micro-batches a step where stage 1 is compared with stage 0.
         tpu_size, tpu_cases, tpu_topologies, tpu_rows: what is compiled for TPUs, by names of
             `on_tpu.cases`; no rows for all.
+        tpu_compile: whether what was not compiled for them before is; those rows are left out else.
     """
 
     small: str = "gpt-1m"
@@ -47,3 +48,4 @@ class Scale:
     tpu_cases: tuple[str, ...] = tuple(cases.CASES)
     tpu_topologies: tuple[str, ...] = cases.TOPOLOGIES
     tpu_rows: tuple[str, ...] | None = None
+    tpu_compile: bool = True

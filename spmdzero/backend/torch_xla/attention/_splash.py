@@ -13,12 +13,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask_info as info
 
-from spmdzero.backend.torch_xla.attention._form import Form
+from spmdzero.backend.torch_xla.attention._form import Form, block_of
 
-# The one kernel of the whole backward pass writes the query's gradient once for each block of keys,
-# to be summed afterwards. With more blocks than this a kernel of its own for it, which computes the
-# products once more, takes less memory.
-_FUSED = 8
 _OF_ONE_DEVICE = {"downcast_smem_data": True, "head_shards": 1, "q_seq_shards": 1}
 
 
@@ -53,17 +49,31 @@ def _mask(form: Form) -> masks.MultiHeadMask:
 
 
 def _is_fused(form: Form) -> bool:
-    return form.kv_length // form.kv_block <= _FUSED
+    """Whether one kernel is the whole backward pass.
+
+    It writes the query's gradient once for each block of keys, to be summed afterwards. With more
+    blocks than one that sum costs more than the two products that a kernel of its own for this
+    gradient computes once more: of Llama's 2,048 tokens on v6e, 39 ms of a step beside 8 ms.
+    """
+    return form.kv_length == block_of(form.kv_length)
+
+
+def _backward_blocks(form: Form) -> tuple[int, int]:
+    """Queries and keys in a block of the kernel that makes the gradients of key and value."""
+    if _is_fused(form):
+        return block_of(form.q_length), block_of(form.kv_length)
+    return form.q_block, form.kv_block
 
 
 def _blocks(form: Form) -> splash.BlockSizes:
     compute, fused = min(form.kv_block, 512), _is_fused(form)
+    q_block, kv_block = _backward_blocks(form)
     return splash.BlockSizes(
         block_q=form.q_block,
         block_kv=form.kv_block,
         block_kv_compute=compute,
-        block_q_dkv=form.q_block,
-        block_kv_dkv=form.kv_block,
+        block_q_dkv=q_block,
+        block_kv_dkv=kv_block,
         block_kv_dkv_compute=compute,
         block_q_dq=None if fused else form.q_block,
         block_kv_dq=None if fused else form.kv_block,
@@ -92,11 +102,12 @@ def backward(
     form: Form, q: Any, k: Any, v: Any, out: Any, logsumexp: Any, grad: Any
 ) -> tuple[Any, Any, Any]:
     """The gradients of query, key and value."""
-    blocks, fused = (form.q_block, form.kv_block), _is_fused(form)
+    mask, fused = _mask(form), _is_fused(form)
     seen, function = info.process_mask_dkv(
-        _mask(form), blocks, shrink_grid=not fused, **_OF_ONE_DEVICE
+        mask, _backward_blocks(form), shrink_grid=not fused, **_OF_ONE_DEVICE
     )
-    by_query = None if fused else info.process_mask(_mask(form), blocks, **_OF_ONE_DEVICE)[0]
+    blocks = (form.q_block, form.kv_block)
+    by_query = None if fused else info.process_mask(mask, blocks, **_OF_ONE_DEVICE)[0]
     of_a_row = functools.partial(
         splash._splash_attention_bwd, False, splash.DEFAULT_MASK_VALUE, False, _blocks(form),
         None, function, None, form.interpret,
