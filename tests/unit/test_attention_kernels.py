@@ -15,6 +15,7 @@ from spmdzero.backend.torch_xla import DeviceMesh
 from spmdzero.backend.torch_xla._private import optimized_hlo
 from spmdzero.backend.torch_xla.attention._call import Call, PlainError
 from spmdzero.backend.torch_xla.attention._form import block_of, padded_length
+from tests.support.processes import run_python
 
 ROWS = 8  # one for each device
 
@@ -238,3 +239,21 @@ def test_blocks_divide_what_they_are_padded_to() -> None:
         128, 128, 1024, 1024, 1152, 8192,
     ]  # fmt: skip
     assert (block_of(1024), block_of(1152), block_of(8192)) == (1024, 128, 1024)
+
+
+@pytest.mark.slow
+def test_the_environment_stays_what_it_was() -> None:
+    # In a process that hasn't imported jax.
+    program = """
+import os, torch
+from spmdzero.backend.torch_xla import DeviceMesh, runtime
+from spmdzero.backend.torch_xla.attention._function import _computation
+from spmdzero.backend.torch_xla.attention._form import Form
+runtime.start()
+before = dict(os.environ)
+form = Form(batch=1, heads=1, kv_heads=1, q_length=128, kv_length=128, kv_used=128, head_dim=64,
+            value_dim=64, dtype="float32", causal=True, mask=None, mask_shape=(), platform="cpu")
+_computation("forward", form, (((1, 1, 128, 64), "float32"),) * 3)
+print({name for name in os.environ if os.environ[name] != before.get(name)})
+"""
+    assert run_python("-c", program, devices=8, fresh=True).splitlines()[-1] == "set()"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from harness.report import markdown
 
-from on_tpu.cases import CALIBRATION
+from on_tpu.cases import CALIBRATION, ROWS
 from on_tpu.reading import Figures
 
 GOAL = CALIBRATION["measured-maxtext"].calibrates or 0.0
@@ -43,6 +43,6 @@ def lines(found: Sequence[Figures], ours: Figures | None) -> Iterator[str]:
     if ours is not None and ours.time is not None:
         told = [f"{s * ours.time.seconds:.3f}" for s in (low, scale, high)]
         yield (
-            f"spmdzero's {ours.time.seconds:.3f} s would be {told[1]} s on that scale "
-            f"({told[0]} to {told[2]}), beside MaxText's {GOAL:.3f} s."
+            f"spmdzero's {ours.time.seconds:.3f} s (row {ROWS[ours.row].title!r}) would be "
+            f"{told[1]} s on that scale\n({told[0]} to {told[2]}), beside MaxText's {GOAL:.3f} s."
         )

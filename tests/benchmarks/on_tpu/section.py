@@ -59,8 +59,7 @@ def lines(root: Path, names: Sequence[str]) -> Iterator[str]:
             yield _table(rest)
             yield from _beside_the_best(rest)
         if measured and (case, topology) == CALIBRATED:
-            ours = next((f for f in found if f.row == "ours"), None)
-            yield from calibration.lines(measured, ours)
+            yield from calibration.lines(measured, _quickest(rest, "ours"))
 
 
 @cache
@@ -98,19 +97,24 @@ def time_share(share: float) -> str:
 
 
 def _beside_the_best(found: Sequence[Figures]) -> Iterator[str]:
-    """Where the time goes, ours beside the quickest step by hand."""
-    own = next((f for f in found if f.row == "ours" and f.time), None)
-    by_hand = [f for f in found if f.row.startswith("jax") and f.time]
-    if own is None or own.time is None or not by_hand:
+    """Where the time goes, in our quickest row and in the quickest by hand."""
+    own, best = _quickest(found, "ours"), _quickest(found, "jax")
+    if own is None or own.time is None or best is None or best.time is None:
         return
-    best = min(by_hand, key=lambda f: f.time.seconds if f.time else 0.0)
-    assert best.time is not None
-    yield f"\nMilliseconds by kind of operation, beside the quickest row of JAX, " \
-          f"{ROWS[best.row].title!r}:\n"  # fmt: skip
+    yield (
+        f"\nMilliseconds by kind of operation: spmdzero's quickest row, {ROWS[own.row].title!r}, "
+        f"beside JAX's,\n{ROWS[best.row].title!r}:\n"
+    )
     rows = _kinds(own.kinds, best.kinds)
     yield markdown(["", "spmdzero", "JAX", "difference"], rows)
     ahead = best.time.seconds / own.time.seconds - 1
     yield f"\nspmdzero is {abs(100 * ahead):.0f} % {'ahead of' if ahead >= 0 else 'behind'} it."
+
+
+def _quickest(found: Sequence[Figures], who: str) -> Figures | None:
+    """The row of the least time among those whose names begin so."""
+    timed = [f for f in found if f.row.startswith(who) and f.time]
+    return min(timed, key=lambda f: f.time.seconds if f.time else 0.0, default=None)
 
 
 def _kinds(own: Mapping[str, float], best: Mapping[str, float]) -> list[list[str]]:

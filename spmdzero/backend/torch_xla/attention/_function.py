@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib.util
+import os
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -62,7 +63,7 @@ def _run(direction: str, form: Form, tensors: Sequence[torch.Tensor]) -> list[to
 
 @functools.cache
 def _computation(direction: str, form: Form, shapes: tuple[Any, ...]) -> Any:
-    with _nothing_drawn():
+    with _nothing_left():
         # They import jax, which is an extra.
         from spmdzero.backend.torch_xla.attention import _lowering, _masked, _splash
 
@@ -75,11 +76,20 @@ def _computation(direction: str, form: Form, shapes: tuple[Any, ...]) -> Any:
 
 
 @contextlib.contextmanager
-def _nothing_drawn() -> Iterator[None]:
-    """Inside of a forward: who watches Python's and NumPy's draws takes them for the model's."""
+def _nothing_left() -> Iterator[None]:
+    """Around what imports jax: generators and environment are afterwards what they were.
+
+    In a forward, who watches Python's and NumPy's draws takes them for the model's. And jax sets
+    TPU_SKIP_MDS_QUERY where there is no chip, after which Lightning ends in a TypeError of
+    torch_xla's when it looks for one.
+    """
     python, numpy = random.getstate(), np.random.get_state()
+    before = dict(os.environ)
     try:
         yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
