@@ -149,7 +149,12 @@ ROWS: Mapping[str, Row] = {
     "ours-scan": _ours("with its blocks in a loop, `scan`", models=_TOKENS, spmd={"scan": "auto"}),
     "ours-annotated": _ours("its reduction annotated", spmd=_PLAIN_WIRE),
     "ours-dots": _ours(
-        "with matrix products kept for the backward", models=("llama",), spmd={"recompute": "dots"}
+        "with matrix products kept, the rest computed again",
+        models=("gpt", "llama"),
+        spmd={"recompute": "dots"},
+    ),
+    "ours-everything": _ours(
+        "with everything computed again", models=("gpt",), spmd={"recompute": "everything"}
     ),
     "ours-nothing": _ours(
         "with nothing computed again", models=("llama",), spmd={"recompute": "nothing"}
