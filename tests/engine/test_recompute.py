@@ -8,6 +8,7 @@ import torch.nn.functional as F
 import transformers
 from torch import nn
 
+from spmdzero.engine import StepGraph
 from spmdzero.errors import ReplicaRegionError, SpmdZeroConfigError
 from spmdzero.inspect import peak_temporary_bytes
 from tests.support.engines import start
@@ -162,14 +163,24 @@ class Attentions(nn.Module):
 @pytest.mark.slow
 @pytest.mark.parametrize("scan", ["off", "on"])
 def test_attention_kernels_and_what_is_kept_of_them(scan: str) -> None:
-    losses = []
+    losses: list[list[float]] = []
+    products: list[int] = []
+
+    def count(graph: StepGraph) -> None:
+        products.append(graph.hlo().count(" dot("))
+
     for recompute in POLICIES:
         torch.manual_seed(0)
         engine = start(
             Attentions(), spmd={"recompute": recompute, "attention": "kernel", "scan": scan}
         )
         batch = torch.randn(8, 128, 64)
-        losses.append([engine.train_batch(batch).item() for _ in range(3)])
+        with engine.observe(count):
+            losses.append([engine.train_batch(batch).item()])
+        losses[-1] += [engine.train_batch(batch).item() for _ in range(2)]
+    nothing, dots, everything = products
+    # The kernels' products are some of them; a loop keeps what "dots" keeps.
+    assert nothing == dots < everything
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert losses[2] == pytest.approx(losses[0], rel=1e-5)
 

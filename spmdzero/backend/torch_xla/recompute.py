@@ -4,15 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from spmdzero.backend._order import after
 from spmdzero.backend._tree import map_tensors
 from spmdzero.backend.torch_xla._products import PRODUCTS
-
-# An attention kernel is no operation of torch's, but what it returns passes through this one.
-_KEPT = {*PRODUCTS, torch.ops.aten.lift_fresh.default}
 
 
 class _Tie(torch.autograd.Function):
@@ -50,13 +47,22 @@ class _Kept(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
     ) -> Any:
-        if func not in _KEPT:
-            return func(*args, **(kwargs or {}))
+        made = func(*args, **(kwargs or {}))
+        return self.keep(made) if func in PRODUCTS else made
+
+    def keep(self, made: torch.Tensor) -> torch.Tensor:
+        """`made` in the first run; in the second what was made there in its place."""
         if not self._second:
-            self._values.append(func(*args, **(kwargs or {})))
-            return self._values[-1]
+            self._values.append(made)
+            return made
         value = self._values.pop(0)
         return value if self.gradient is None else after(value, self.gradient)
+
+
+def kept_of_kernel(made: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What takes the place of what a kernel made, which no dispatch mode sees."""
+    modes = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, _Kept)]
+    return [modes[-1].keep(value) for value in made] if modes else made
 
 
 def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -13,6 +13,7 @@ import torch
 
 from spmdzero.backend.torch_xla import _private
 from spmdzero.backend.torch_xla.attention._form import Form
+from spmdzero.backend.torch_xla.recompute import kept_of_kernel
 from spmdzero.backend.torch_xla.scan import kept
 
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.bool: "bool"}
@@ -56,7 +57,7 @@ class _Kernels(torch.autograd.Function):
 def _run(direction: str, form: Form, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     shapes = tuple((tuple(tensor.shape), _DTYPES[tensor.dtype]) for tensor in tensors)
     made = _private.call(_computation(direction, form, shapes), tensors)
-    made = kept(made) if direction == "forward" else made
+    made = kept(kept_of_kernel(made)) if direction == "forward" else made
     # What torch_xla makes of a call isn't wrapped, and writes through its views would be lost.
     return [torch.ops.aten.lift_fresh.default(tensor) for tensor in made]
 
