@@ -40,7 +40,7 @@ class Llama(nn.Module):
         )  # fmt: skip
         self.model = LlamaForCausalLM(config)
         if checkpointed:
-            self.model.gradient_checkpointing_enable()
+            self.model.activation_checkpointing_enable()
 
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return self.model(input_ids=tokens, labels=labels).loss
@@ -102,7 +102,10 @@ def train(
     ],
 )
 def test_losses_norms_and_collectives_are_those_of_the_blocks(
-    model: Callable[[], nn.Module], call: Callable[..., Any], config: dict[str, Any]
+    request: pytest.FixtureRequest,
+    model: Callable[[], nn.Module],
+    call: Callable[..., Any],
+    config: dict[str, Any],
 ) -> None:
     micro = config.get("micro", 2)
     config = {key: value for key, value in config.items() if key != "micro"}
@@ -113,6 +116,8 @@ def test_losses_norms_and_collectives_are_those_of_the_blocks(
     assert found == pytest.approx(expected, rel=4e-3 if half else 1e-5)
     assert crossed == theirs
     assert f'"known_trip_count":{{"n":"{LAYERS}"}}' in looped
-    # The head and the embedding's side aside, there are the products of one block.
+    # The head and the embedding's side aside, there are the products of one block. A loop that is
+    # checkpointed runs the forward's third of them again; unrolled, XLA merges the two runs.
     mine, its = (len(read_matmuls(text)) for text in (looped, unrolled))
-    assert mine <= its / LAYERS + 6
+    again = its / LAYERS / 3 if "checkpointed" in request.node.callspec.id else 0
+    assert mine <= its / LAYERS + again + 6

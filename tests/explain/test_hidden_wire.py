@@ -57,7 +57,7 @@ made = compile_for_tpu(program.annotated, topology, flags=flags_on(topology, fla
 operations = [operation for operation, _ in each_operation(read_schedule(made.hlo))]
 open_, beside = {}, []
 for operation in operations:
-    if operation.asynchronous:
+    if operation.asynchronous and operation.wire_bytes:
         open_[operation.name] = 0
     elif operation.ends in open_:
         beside.append(open_.pop(operation.ends))
