@@ -1,16 +1,31 @@
 """What the devices hold of one tensor."""
 
 from collections.abc import Hashable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 
 class Arrays(Protocol):
-    """Questions about a tensor that a `Mesh` made, or that was computed from one."""
+    """Questions about a tensor that a `Mesh` made, or that was computed from one.
+
+    Attributes:
+        PARAMETER: the class of an `nn.Parameter` of such a tensor.
+    """
+
+    PARAMETER: type
+
+    def attributes(self, tensor: torch.Tensor) -> dict[str, Any]:
+        """What was set on `tensor`, or on one that it may be exchanged with, by its users."""
 
     def is_mine(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` is on this backend's devices."""
+
+    def inner(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor that a dispatch mode sees in the place of `tensor`."""
+
+    def replace(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
+        """Makes `tensor` alone hold what `other` holds, whatever wraps it."""
 
     def fresh(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same values as a tensor of its own, which may be annotated and donated apart."""

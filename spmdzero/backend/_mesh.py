@@ -33,6 +33,29 @@ class Mesh(Protocol):
     ) -> None:
         """Makes `old` hold `new`, constrained to `spec`, so that it takes its memory (donation)."""
 
+    def enter(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
+        """This device's shard of a global tensor, in replica space."""
+
+    def leave(
+        self, tensor: torch.Tensor, spec: PartitionSpec, shape: tuple[int, ...]
+    ) -> torch.Tensor:
+        """The global tensor of `shape` whose shard on each device is `tensor`."""
+
+    def reduce_scatter(
+        self, local: torch.Tensor, *, axis: str, dim: int, steps: tuple[int, ...] = ()
+    ) -> torch.Tensor:
+        """The sum over an axis, of which each device keeps its part of `dim`; in replica space.
+
+        Args:
+            steps: factors of the axis's length, one reduce-scatter for each; none for one.
+        """
+
+    def all_reduce(self, local: torch.Tensor, *, axis: str) -> torch.Tensor:
+        """The sum over an axis, in replica space."""
+
+    def let_go_of_whole(self, gradient: torch.Tensor, placement: Placement) -> torch.Tensor:
+        """A reduced gradient, number for number, of which devices keep their shards only."""
+
     def place(self, host: torch.Tensor, spec: PartitionSpec | None = None) -> torch.Tensor:
         """Uploads a CPU tensor: each device receives only its own shard.
 

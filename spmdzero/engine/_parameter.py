@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import weakref
 from typing import Any, cast
 
@@ -172,19 +173,26 @@ class ZeroParameter(nn.Parameter):
         # A copy belongs to no engine.
         if id(self) not in memo:
             duplicate = nn.Parameter(self.detach().clone(), self.requires_grad)
+            own = arrays.attributes(self)
             duplicate.__dict__.update(
-                {k: copy.deepcopy(v, memo) for k, v in vars(self).items() if k != _OWNER}
+                {k: copy.deepcopy(v, memo) for k, v in own.items() if k != _OWNER}
             )
             memo[id(self)] = duplicate
         return cast(nn.Parameter, memo[id(self)])
 
     def __reduce_ex__(self, proto: Any) -> Any:
         plain = nn.Parameter(self.detach(), self.requires_grad)
-        plain.__dict__.update({k: v for k, v in vars(self).items() if k != _OWNER})
+        plain.__dict__.update({k: v for k, v in arrays.attributes(self).items() if k != _OWNER})
         return plain.__reduce_ex__(proto)
 
 
 _OWNER = "_spmdzero_owner"
+
+
+@functools.cache
+def _zero_class(own: type) -> type:
+    # A backend's tensors may have a class of their own, and are still of it.
+    return ZeroParameter if own is nn.Parameter else type("ZeroParameter", (ZeroParameter, own), {})
 
 
 def adopt_parameters(training: Training, accumulation: Accumulation) -> None:
@@ -193,8 +201,8 @@ def adopt_parameters(training: Training, accumulation: Accumulation) -> None:
     owner = weakref.ref(training), weakref.ref(accumulation)
     for name, parameter in training.parameters:
         if training.plan[name].trainable:
-            if type(parameter) is nn.Parameter:
-                parameter.__class__ = ZeroParameter
+            if type(parameter) is arrays.PARAMETER:
+                parameter.__class__ = _zero_class(type(parameter))
             setattr(parameter, _OWNER, (name, *owner))
 
 

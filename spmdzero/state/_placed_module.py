@@ -41,7 +41,7 @@ def move_module(
         if is_parameter:
             placed = nn.Parameter(placed, requires_grad=tensor.requires_grad)
         # Attributes such as `no_decay`, by which people group parameters.
-        placed.__dict__.update(tensor.__dict__)
+        placed.__dict__.update(arrays.attributes(tensor))
         if not _exchange(tensor, placed):
             renewed[tensor] = placed
     _replace(module, renewed)
@@ -62,7 +62,8 @@ def take_off_devices(module: nn.Module, *, without: str) -> None:
         plain = tensor.detach().cpu()
         if isinstance(tensor, nn.Parameter):
             plain = nn.Parameter(plain, requires_grad=tensor.requires_grad)
-        plain.__dict__.update({k: v for k, v in vars(tensor).items() if k != without})
+        own = arrays.attributes(tensor)
+        plain.__dict__.update({k: v for k, v in own.items() if k != without})
         if not _exchange(tensor, plain):
             renewed[tensor] = plain
     _replace(module, renewed)

@@ -9,8 +9,8 @@ from torch import nn
 
 from spmdzero.backend import Batch, RegionRules
 from spmdzero.backend._region import AttentionChoice
-from spmdzero.backend.torch_xla import DeviceMesh, ReplicaRegion, runtime
-from spmdzero.backend.torch_xla._manual import leave_stacked
+from spmdzero.backend.replica._manual import leave_stacked
+from spmdzero.backend.torch_xla import DeviceMesh, replica_region, runtime
 from spmdzero.state._placed_module import move_module
 
 ROWS = 16  # two for each of the eight devices
@@ -34,7 +34,7 @@ class Probe:
         move_module(self.module, mesh=mesh, dtype=dtype, source=lambda names: None)
         self._sums: dict[str, torch.Tensor] = {}
         self.sink_calls: list[str] = []
-        self.region = ReplicaRegion(
+        self.region = replica_region(
             mesh=mesh,
             module=self.module,
             sink=self._sink,

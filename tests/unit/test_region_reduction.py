@@ -15,7 +15,6 @@ from spmdzero.backend.torch_xla import (
     optimized_hlo,
     runtime,
 )
-from spmdzero.backend.torch_xla._manual import enter
 from spmdzero.plan import MeshSpec, Placement
 
 SHAPE = (8, 16)
@@ -38,7 +37,7 @@ def any_mesh(mesh: DeviceMesh, request: pytest.FixtureRequest) -> DeviceMesh:
 def local(mesh: DeviceMesh, rows: torch.Tensor = ROW_VALUES) -> torch.Tensor:
     """In replica space: device i holds row i."""
     spec = mesh.batch_spec(rows.dim())
-    return enter(mesh.place(rows, spec), mesh, spec).squeeze(0)
+    return mesh.enter(mesh.place(rows, spec), spec).squeeze(0)
 
 
 @pytest.mark.parametrize("method", ["annotated", "explicit"])

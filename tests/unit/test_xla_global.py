@@ -8,7 +8,7 @@ from region_harness import ROWS, Apply, assert_same_sums, numbers, torch_gradien
 from torch import nn
 
 from spmdzero.backend import Batch
-from spmdzero.backend.torch_xla import DeviceMesh, GlobalForward, optimized_hlo
+from spmdzero.backend.torch_xla import DeviceMesh, global_forward, optimized_hlo
 from spmdzero.state._placed_module import move_module
 
 WIDTH = 24
@@ -20,14 +20,14 @@ def place(mesh: DeviceMesh, host: torch.Tensor) -> Batch:
 
 def test_a_global_forward_sees_the_whole_batch_and_plain_tensors(mesh: DeviceMesh) -> None:
     x = numbers(ROWS, 4).round()
-    forward = GlobalForward(mesh=mesh, module=Apply(lambda x, scale: x - scale * x.max()))
+    forward = global_forward(mesh=mesh, module=Apply(lambda x, scale: x - scale * x.max()))
     output = forward((place(mesh, x),), {"scale": mesh.place(torch.tensor(2.0))})
     assert torch.equal(output.cpu(), x - 2 * x.max())
 
 
 def test_an_extreme_over_all_dims_is_one_number(mesh: DeviceMesh) -> None:
     x = numbers(ROWS, 4)
-    forward = GlobalForward(mesh=mesh, module=Apply(lambda x: (x.amax(), x.amin(keepdim=True))))
+    forward = global_forward(mesh=mesh, module=Apply(lambda x: (x.amax(), x.amin(keepdim=True))))
     highest, lowest = forward((place(mesh, x),), {})
     assert torch.equal(highest.cpu(), x.amax())
     assert torch.equal(lowest.cpu(), x.amin(keepdim=True))
@@ -47,7 +47,7 @@ def test_norms_equal_torch_over_the_whole_batch(mesh: DeviceMesh, name: str) -> 
     own.load_state_dict(module.state_dict())
     move_module(module, mesh=mesh, dtype=torch.float32, source=lambda names: None)
     x, target = numbers(ROWS, WIDTH), numbers(ROWS, WIDTH, seed=1)
-    output = GlobalForward(mesh=mesh, module=module)((place(mesh, x),), {})
+    output = global_forward(mesh=mesh, module=module)((place(mesh, x),), {})
     loss = (output - place(mesh, target).tensor).square().mean()
     loss.backward()
     expected = own(x)
@@ -63,7 +63,7 @@ def test_norms_equal_torch_over_the_whole_batch(mesh: DeviceMesh, name: str) -> 
 def test_what_follows_a_norm_runs_on_each_devices_own_rows(mesh: DeviceMesh, name: str) -> None:
     module = nn.Sequential(MODELS[name](), nn.Linear(WIDTH, 40))
     move_module(module, mesh=mesh, dtype=torch.float32, source=lambda names: None)
-    output = GlobalForward(mesh=mesh, module=module)((place(mesh, numbers(ROWS, WIDTH)),), {})
+    output = global_forward(mesh=mesh, module=module)((place(mesh, numbers(ROWS, WIDTH)),), {})
     text = optimized_hlo([output])
     rows = re.findall(r"f32\[(\d+),40\]\S* (?:dot|fusion|custom-call)\(", text)
     assert rows

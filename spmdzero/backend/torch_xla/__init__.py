@@ -21,10 +21,9 @@ from spmdzero.backend._keys import draw_keys
 from spmdzero.backend._programs import AnnotatedProgram
 from spmdzero.backend._region import RegionRules
 from spmdzero.backend._tree import Batch, Replicated, map_tensors, replicated
+from spmdzero.backend.replica import GradientReduction, global_norm
 from spmdzero.backend.torch_xla import compile_cache, counters, flags, memory_maps, runtime
 from spmdzero.backend.torch_xla._backend import TORCH_XLA
-from spmdzero.backend.torch_xla._global import GlobalForward
-from spmdzero.backend.torch_xla._norm import global_norm
 from spmdzero.backend.torch_xla._private import (
     are_pending,
     buffer_handles,
@@ -39,5 +38,4 @@ from spmdzero.backend.torch_xla.capture import compile_alone
 from spmdzero.backend.torch_xla.folding import fold
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
 from spmdzero.backend.torch_xla.placeholders import Placeholders
-from spmdzero.backend.torch_xla.reduction import GradientReduction
-from spmdzero.backend.torch_xla.region import ReplicaRegion
+from spmdzero.backend.torch_xla.region import global_forward, replica_region

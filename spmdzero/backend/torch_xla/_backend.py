@@ -1,6 +1,13 @@
 """torch_xla as a backend."""
 
 from spmdzero.backend._backend import Backend
+from spmdzero.backend.replica import (
+    GradientReduction,
+    global_norm,
+    in_region,
+    recomputed,
+    refuse_leak,
+)
 from spmdzero.backend.torch_xla import (
     arrays,
     compiler,
@@ -10,14 +17,8 @@ from spmdzero.backend.torch_xla import (
     programs,
     runtime,
 )
-from spmdzero.backend.torch_xla._boundary import refuse_leak
-from spmdzero.backend.torch_xla._global import GlobalForward
-from spmdzero.backend.torch_xla._norm import global_norm
-from spmdzero.backend.torch_xla._reads import in_region
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
-from spmdzero.backend.torch_xla.recompute import recomputed
-from spmdzero.backend.torch_xla.reduction import GradientReduction
-from spmdzero.backend.torch_xla.region import ReplicaRegion
+from spmdzero.backend.torch_xla.region import global_forward, replica_region
 
 TORCH_XLA = Backend(
     name="torch_xla",
@@ -30,8 +31,8 @@ TORCH_XLA = Backend(
     flags=flags,
     memory_maps=memory_maps,
     mesh=DeviceMesh,
-    region=ReplicaRegion,
-    global_forward=GlobalForward,
+    region=replica_region,
+    global_forward=global_forward,
     reduction=GradientReduction.over,
     global_norm=global_norm,
     in_region=in_region,

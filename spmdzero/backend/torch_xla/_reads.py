@@ -7,45 +7,26 @@ host are watched in the dispatcher itself, which also spares a split tensor the 
 torch_xla would compile to gather it.
 """
 
-import contextlib
-import dataclasses
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from spmdzero._user_line import user_line
-from spmdzero.backend.torch_xla import _manual, _private, runtime
+from spmdzero.backend.replica import (
+    common_value,
+    current_reader,
+    in_region,
+    read_stacked,
+    reads_are_global,
+    shown_values,
+)
+from spmdzero.backend.torch_xla import _private, runtime
 from spmdzero.backend.torch_xla.arrays import local_shards
 from spmdzero.backend.torch_xla.kernels import watch_copies_to_host
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
 from spmdzero.errors import ReplicaRegionError
 
-# Replicas whose values `repr` shows.
-_SHOWN = 8
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Reader:
-    """How a region reads.
-
-    Attributes:
-        values: `[*shape]` in replica space -> those of all replicas, `[n, *shape]` on the CPU.
-        line: names the user's line and module.
-    """
-
-    values: Callable[[torch.Tensor], torch.Tensor]
-    line: Callable[[], str]
-
-
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        # One for each region that this thread is in; None while spmdzero itself reads.
-        self.readers: list[Reader | None] = []
-
-
-_thread = _Thread()
 _meshes: list[DeviceMesh] = []
 
 
@@ -55,48 +36,6 @@ def watch_reads(mesh: DeviceMesh) -> None:
         watch_copies_to_host(_read)
         _private.watch_text(shown)
     _meshes[:] = [mesh]
-
-
-@contextlib.contextmanager
-def reads_by(reader: Reader | None) -> Iterator[None]:
-    """Inside, reads of this thread are the reader's."""
-    _thread.readers.append(reader)
-    try:
-        yield
-    finally:
-        _thread.readers.pop()
-
-
-def reads_are_global() -> contextlib.AbstractContextManager[None]:
-    """Inside, what is read belongs to no replica."""
-    return reads_by(None)
-
-
-def in_region() -> bool:
-    """Whether this thread runs what belongs to a replica."""
-    return bool(_thread.readers)
-
-
-def common_value(values: torch.Tensor, line: Callable[[], str]) -> torch.Tensor:
-    """The value that all replicas have, `[*shape]`.
-
-    Args:
-        values: of all replicas, `[n, *shape]` on the CPU.
-        line: says where Python reads it.
-
-    Raises:
-        ReplicaRegionError: the replicas disagree.
-    """
-    first = values[0]
-    if not _agree(values):
-        shown_values = ", ".join(map(str, values.reshape(len(values), -1)[:, 0].tolist()))
-        raise ReplicaRegionError(
-            f"{line()}: Python reads a value here, and the replicas disagree on it "
-            f"({shown_values}). Each replica runs the same traced program on its own rows, so "
-            "Python can't branch on one replica's data. Use torch.where, or move the decision out "
-            "of the module; print(tensor) shows what each replica has"
-        )
-    return first
 
 
 def shown(tensor: torch.Tensor, plain: Callable[[torch.Tensor], str]) -> str | None:
@@ -115,25 +54,7 @@ def shown(tensor: torch.Tensor, plain: Callable[[torch.Tensor], str]) -> str | N
         values = _values(tensor)
     if values is None:
         return None
-    suffix = f"device={str(tensor.device)!r}"
-    if tensor.requires_grad:
-        suffix += ", requires_grad=True"
-    if _agree(values):
-        return f"{plain(values[0])[:-1]}, {suffix})"
-    lines = [f"replica {i}: {plain(value)}" for i, value in enumerate(values[:_SHOWN])]
-    if len(values) > _SHOWN:
-        lines.append(f"... and {len(values) - _SHOWN} more")
-    body = "".join("\n  " + line.replace("\n", "\n  ") for line in lines)
-    return (
-        f"tensor of {len(values)} replicas, another on each (shape={list(tensor.shape)}, "
-        f"dtype={tensor.dtype}, {suffix}):{body}"
-    )
-
-
-def _agree(values: torch.Tensor) -> bool:
-    first = values[0]
-    # NaN agrees with NaN.
-    return bool(((values == first) | ((values != values) & (first != first))).all())
+    return shown_values(tensor, values, plain)
 
 
 def _lacks_data(tensor: torch.Tensor) -> bool:
@@ -148,15 +69,15 @@ def _values(tensor: torch.Tensor) -> torch.Tensor | None:
             f"{user_line()}: Python reads a value here, and a model on the meta device is "
             "explained without any. Use torch.where, or explain a smaller model with data"
         )
-    if _thread.readers:
-        reader = _thread.readers[-1]
+    if in_region():
+        reader = current_reader()
         return reader.values(tensor) if reader is not None else None
     # Only what was computed tells. Whoever reads has it computed in any case.
     _private.compute(tensor)
     if not _private.is_manual(tensor):
         return None
     with reads_are_global():
-        return _manual.read_stacked(tensor, _meshes[0])
+        return read_stacked(tensor, _meshes[0])
 
 
 def _read(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -164,7 +85,7 @@ def _read(tensor: torch.Tensor) -> torch.Tensor | None:
     values = _values(tensor)
     if values is None:
         return _together(tensor)
-    reader = _thread.readers[-1] if _thread.readers else None
+    reader = current_reader()
     return common_value(values, reader.line if reader else user_line)
 
 

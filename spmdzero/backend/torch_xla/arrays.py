@@ -1,5 +1,7 @@
 """What the devices hold of one tensor: see `spmdzero.backend.Arrays`."""
 
+from typing import Any
+
 import torch
 import torch_xla.distributed.spmd as xs
 
@@ -12,6 +14,7 @@ from spmdzero.backend.torch_xla._private import (
     local_replicas,
     local_shapes,
     local_slices,
+    replace,
     set_value,
     sharding_of,
     shardings_of,
@@ -19,16 +22,20 @@ from spmdzero.backend.torch_xla._private import (
 )
 
 __all__ = [
+    "PARAMETER",
     "are_pending",
+    "attributes",
     "buffer_handles",
     "buffer_ids",
     "fresh",
+    "inner",
     "is_mine",
     "is_split",
     "local_replicas",
     "local_shapes",
     "local_shards",
     "local_slices",
+    "replace",
     "set_value",
     "sharding_of",
     "shardings_of",
@@ -36,9 +43,22 @@ __all__ = [
 ]
 
 
+PARAMETER = torch.nn.Parameter
+
+
+def attributes(tensor: torch.Tensor) -> dict[str, Any]:
+    """What was set on `tensor` by its users."""
+    return vars(tensor)
+
+
 def is_mine(tensor: torch.Tensor) -> bool:
     """Whether `tensor` is on the devices."""
     return tensor.device.type == "xla"
+
+
+def inner(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that a dispatch mode sees in the place of `tensor`."""
+    return torch._from_functional_tensor(tensor)
 
 
 def fresh(tensor: torch.Tensor) -> torch.Tensor:

@@ -70,6 +70,44 @@ class DeviceMesh:
         old.copy_(new)
         self.mark(old, spec)
 
+    def enter(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
+        """This device's shard of a global tensor: `[b, ...]` becomes `[b/n, ...]` along an axis."""
+        return _private.full_to_shard(self.mark(fresh(tensor), spec))
+
+    def leave(
+        self, tensor: torch.Tensor, spec: PartitionSpec, shape: tuple[int, ...]
+    ) -> torch.Tensor:
+        """The global tensor of `shape` whose shard on each device is `tensor`."""
+        return _private.shard_to_full(tensor.clone(), self.operation(spec), shape)
+
+    def reduce_scatter(
+        self, local: torch.Tensor, *, axis: str, dim: int, steps: tuple[int, ...] = ()
+    ) -> torch.Tensor:
+        """The sum over an axis, of which each device keeps its part of `dim`; in replica space."""
+        for groups in self.groups(axis, steps):
+            local = _private.reduce_scatter(local, dim=dim, count=len(groups[0]), groups=groups)
+        return local
+
+    def all_reduce(self, local: torch.Tensor, *, axis: str) -> torch.Tensor:
+        """The sum over an axis, in replica space."""
+        (groups,) = self.groups(axis)
+        return _private.all_reduce(local, groups=groups)
+
+    def let_go_of_whole(self, gradient: torch.Tensor, placement: Placement) -> torch.Tensor:
+        """A reduced gradient, the same number for number, of which devices keep their shards only.
+
+        XLA's CPU compiler makes an all-reduce of the sum, and of the shard a slice that each of
+        its readers takes anew, because that is cheap: the norm when the gradient is there, the
+        update at the end of the step. So every device held every gradient whole until then. A
+        division counts as dear: it is done once, and its result is all that is kept. It is by 1,
+        whatever the gradient is; that is seen, and the division left out, only when machine code
+        is made. `spmdzero.explain` takes it out of what it compiles for TPUs.
+        """
+        if not placement.is_sharded or runtime.program_platform() != "CPU":
+            return gradient
+        one = (gradient == gradient) | (gradient != gradient)
+        return gradient / one.to(gradient.dtype)
+
     def place(self, host: torch.Tensor, spec: PartitionSpec | None = None) -> torch.Tensor:
         """Uploads a CPU tensor: each device receives only its own shard.
 

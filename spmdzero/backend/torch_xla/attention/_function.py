@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from spmdzero.backend.replica._recompute import kept_of_kernel
 from spmdzero.backend.torch_xla import _private
 from spmdzero.backend.torch_xla.attention._form import Form
-from spmdzero.backend.torch_xla.recompute import kept_of_kernel
 from spmdzero.backend.torch_xla.scan import kept
 
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.bool: "bool"}

@@ -9,19 +9,19 @@ import torch
 from torch import nn
 
 from spmdzero._logging import log_once
-from spmdzero.backend.torch_xla import runtime
-from spmdzero.backend.torch_xla._private.loops import Form
-from spmdzero.backend.torch_xla._random import ReplicaRandom
-from spmdzero.backend.torch_xla.scan._anchors import is_hooked
-from spmdzero.backend.torch_xla.scan._body import Block, Body
-from spmdzero.backend.torch_xla.scan._candidates import (
+from spmdzero.backend.replica._anchors import is_hooked
+from spmdzero.backend.replica._candidates import (
     Candidate,
     candidates,
     has_hooks,
 )
+from spmdzero.backend.replica._plain import flatten
+from spmdzero.backend.replica._random import ReplicaRandom
+from spmdzero.backend.replica._refused import NotALoopError
+from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend.torch_xla._private.loops import Form
+from spmdzero.backend.torch_xla.scan._body import Block, Body
 from spmdzero.backend.torch_xla.scan._chain import Call, Chain
-from spmdzero.backend.torch_xla.scan._plain import flatten
-from spmdzero.backend.torch_xla.scan._refused import NotALoopError
 from spmdzero.backend.torch_xla.scan._stand_in import made_real
 from spmdzero.backend.torch_xla.scan._trace import trace
 

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from spmdzero.backend._keys import draw_key
-from spmdzero.backend.torch_xla._random import ReplicaRandom
-from spmdzero.backend.torch_xla.recompute import recomputed
+from spmdzero.backend.replica._candidates import FEWEST, surroundings
+from spmdzero.backend.replica._plain import unflatten
+from spmdzero.backend.replica._random import ReplicaRandom
+from spmdzero.backend.replica._recompute import recomputed
 from spmdzero.backend.torch_xla.scan._body import Body
-from spmdzero.backend.torch_xla.scan._candidates import FEWEST, surroundings
 from spmdzero.backend.torch_xla.scan._loop import Given, run
-from spmdzero.backend.torch_xla.scan._plain import unflatten
 from spmdzero.backend.torch_xla.scan._stand_in import StandIn, followed_error
 
 

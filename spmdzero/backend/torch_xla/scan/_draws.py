@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from spmdzero.backend._keys import draw_keys
-from spmdzero.backend.torch_xla.scan._refused import NotALoopError
+from spmdzero.backend.replica._refused import NotALoopError
 
 
 @contextlib.contextmanager

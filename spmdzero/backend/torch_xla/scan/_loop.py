@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import torch
 
+from spmdzero.backend.replica._anchors import no_hooks
 from spmdzero.backend.torch_xla import _private
 from spmdzero.backend.torch_xla._private.loops import Form, loop
 from spmdzero.backend.torch_xla.folding import FoldedFunction
-from spmdzero.backend.torch_xla.scan._anchors import no_hooks
 from spmdzero.backend.torch_xla.scan._body import Body
 
 

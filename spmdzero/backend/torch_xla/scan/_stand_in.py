@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from spmdzero.backend._tree import map_tensors
-from spmdzero.errors import ReplicaRegionError
+from spmdzero.backend.replica import FollowError
 
 _GETTERS = ("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_meta")
 # They ask for the form of a tensor, and not for what is in it.
@@ -22,10 +22,6 @@ _FORM = {
     torch.is_floating_point,
     torch.numel,
 }
-
-
-class FollowError(ReplicaRegionError):
-    """A value that a loop leaves no trace of is asked for."""
 
 
 class StandIn(torch.Tensor):

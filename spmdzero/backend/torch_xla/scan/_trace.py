@@ -11,17 +11,18 @@ from torch import nn
 from torch.nn.utils.stateless import _reparametrize_module
 
 from spmdzero.backend._compiler import StandInKeptError
+from spmdzero.backend.replica._anchors import Anchors, no_hooks
+from spmdzero.backend.replica._dispatch import RegionDispatch
+from spmdzero.backend.replica._kept import kept_tensors
+from spmdzero.backend.replica._plain import flatten, unflatten
+from spmdzero.backend.replica._random import ReplicaRandom
+from spmdzero.backend.replica._refused import NotALoopError
 from spmdzero.backend.torch_xla import folding
-from spmdzero.backend.torch_xla._dispatch import RegionDispatch
-from spmdzero.backend.torch_xla._kept import kept_tensors
 from spmdzero.backend.torch_xla._private.loops import Form
-from spmdzero.backend.torch_xla._random import ReplicaRandom
+from spmdzero.backend.torch_xla._quirks import TorchXlaQuirks
 from spmdzero.backend.torch_xla.folding import FoldedFunction
-from spmdzero.backend.torch_xla.scan._anchors import Anchors, no_hooks
 from spmdzero.backend.torch_xla.scan._body import Block, Body
 from spmdzero.backend.torch_xla.scan._draws import nothing_else_drawn
-from spmdzero.backend.torch_xla.scan._plain import flatten, unflatten
-from spmdzero.backend.torch_xla.scan._refused import NotALoopError
 from spmdzero.backend.torch_xla.scan._run import Run
 from spmdzero.backend.torch_xla.strangers import record_uploads, strangers
 from spmdzero.errors import SpmdZeroError
@@ -209,6 +210,7 @@ class _Tracer:
             read_fixed=_refuse_read,
             upload=run.upload,
             owner=block.module,
+            quirks=TorchXlaQuirks(),
         )
         anchors = Anchors(keep or _unchanged)
         with anchors, dispatch, no_hooks(), _reparametrize_module(block.module, state):

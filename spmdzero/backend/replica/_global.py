@@ -9,22 +9,18 @@ from torch import nn
 from torch.func import functional_call
 
 from spmdzero._user_line import user_line
+from spmdzero.backend._current import arrays
+from spmdzero.backend._mesh import Mesh
 from spmdzero.backend._region import (
     AttentionCall,
-    AttentionChoice,
     KeySource,
     Passage,
     Tracing,
 )
 from spmdzero.backend._region import Reader as ReadsBy
 from spmdzero.backend._tree import Batch, map_tensors
-from spmdzero.backend.torch_xla import _private
-from spmdzero.backend.torch_xla._autocast import autocast
-from spmdzero.backend.torch_xla._reads import Reader, reads_by, watch_reads
-from spmdzero.backend.torch_xla.arrays import fresh
-from spmdzero.backend.torch_xla.attention import AttentionKernels
-from spmdzero.backend.torch_xla.kernels import TorchsNorms, mend_extremes
-from spmdzero.backend.torch_xla.mesh import DeviceMesh
+from spmdzero.backend.replica._around import Around
+from spmdzero.backend.replica._readers import Reader, reads_by
 
 # Propagation gathers the whole batch around these (measured on torch_xla 2.9, CPU).
 _LEAKING = (
@@ -33,19 +29,18 @@ _LEAKING = (
     nn.modules.batchnorm._BatchNorm,
     nn.TransformerEncoderLayer,
 )
-_NO_REGION = "the forward is global, and GSPMD can't split a kernel"
 
 
 class _KeepSplit(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, dim: int, mesh: Mesh) -> torch.Tensor:
         ctx.mesh, ctx.spec = mesh, mesh.batch_spec(tensor.dim(), dim)
-        return mesh.mark(fresh(tensor), ctx.spec)
+        return mesh.mark(arrays.fresh(tensor), ctx.spec)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (grad,) = grads
-        return ctx.mesh.mark(fresh(grad), ctx.spec), None, None
+        return ctx.mesh.mark(arrays.fresh(grad), ctx.spec), None, None
 
 
 class GlobalForward:
@@ -54,11 +49,9 @@ class GlobalForward:
     Args:
         mesh: the devices; every axis carries the batch.
         module: its parameters live on the device, replicated.
-        autocast: dtype of `torch.autocast` around the module's forward, None for none.
-        attention: as `ReplicaRegion`'s. Nothing becomes a kernel, which GSPMD couldn't split.
+        around: what the backend puts around the module.
 
     Attributes:
-        attention: as `ReplicaRegion`'s.
         read_at: as `ReplicaRegion`'s; None, because a refused read is not noted.
     """
 
@@ -67,17 +60,17 @@ class GlobalForward:
     def __init__(
         self,
         *,
-        mesh: DeviceMesh,
+        mesh: Mesh,
         module: nn.Module,
-        autocast: torch.dtype | None = None,
-        attention: AttentionChoice = "auto",
+        around: Around,
     ) -> None:
-        mend_extremes()
-        watch_reads(mesh)
-        self._mesh, self._module, self._autocast = mesh, module, autocast
+        self._mesh, self._module, self._around = mesh, module, around
         self._rows: set[tuple[int, int]] = set()
-        self._attention: AttentionChoice = attention
-        self.attention: tuple[AttentionCall, ...] = ()
+
+    @property
+    def attention(self) -> tuple[AttentionCall, ...]:
+        """As `ReplicaRegion`'s; nothing becomes a kernel, which GSPMD couldn't split."""
+        return self._around.attention
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Runs the module on global tensors, `Batch` or plain; returns what it returns."""
@@ -90,7 +83,7 @@ class GlobalForward:
         devices' own generator.
         """
         state = {**own.parameters, **own.buffers}
-        before = _private.output_ids(list(own.buffers.values()))
+        before = self._around.value_ids(list(own.buffers.values()))
         for name, parameter in own.parameters.items():
             if parameter.requires_grad:
                 parameter.register_hook(lambda grad, name=name: own.sink(name, grad))
@@ -100,7 +93,7 @@ class GlobalForward:
 
         with reads_by(Reader(values=own.read, line=user_line)):
             output = self._call(module, args, kwargs)
-        after = _private.output_ids([state[name] for name in own.buffers])
+        after = self._around.value_ids([state[name] for name in own.buffers])
         written = [n for n, old, new in zip(own.buffers, before, after, strict=True) if old != new]
         buffers = {name: state[name].detach() for name in written}
         return Passage(output=output, buffers=buffers, flags={}, state={})
@@ -130,13 +123,8 @@ class GlobalForward:
                     after = part.register_forward_hook(lambda _, args, out: self._keep_split(out))
                     hooks.callback(before.remove)
                     hooks.callback(after.remove)
-            hooks.enter_context(TorchsNorms())
-            kernels = AttentionKernels(self._attention, owner=self._module, never=_NO_REGION)
-            hooks.enter_context(kernels)
-            hooks.enter_context(autocast(self._autocast))
-            output = module(*args, **kwargs)
-        self.attention = tuple(kernels.calls)
-        return output
+            hooks.enter_context(self._around.global_forward())
+            return module(*args, **kwargs)
 
     def _keep_split(self, tree: Any) -> Any:
         return map_tensors(tree, lambda _, tensor: self._annotate(tensor))

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla.scan._refused import NotALoopError
+from spmdzero.backend.replica._refused import NotALoopError
 
 _VALUES = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
 

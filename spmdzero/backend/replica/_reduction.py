@@ -7,9 +7,10 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
+from spmdzero.backend._current import runtime
+from spmdzero.backend._mesh import Mesh
 from spmdzero.backend._torus import scatter_steps
-from spmdzero.backend.torch_xla import _manual, _private, runtime
-from spmdzero.backend.torch_xla.mesh import DeviceMesh
+from spmdzero.backend.replica import _manual
 from spmdzero.plan import Placement
 
 
@@ -27,7 +28,7 @@ class GradientReduction:
             none for all of it at once.
     """
 
-    mesh: DeviceMesh
+    mesh: Mesh
     method: Literal["annotated", "explicit"]
     dtype: torch.dtype | None = None
     steps: tuple[int, ...] = ()
@@ -36,7 +37,7 @@ class GradientReduction:
     def over(
         cls,
         *,
-        mesh: DeviceMesh,
+        mesh: Mesh,
         method: Literal["annotated", "explicit", "auto"],
         dtype: torch.dtype | None = None,
     ) -> "GradientReduction":
@@ -74,18 +75,15 @@ class GradientReduction:
         dim = placement.dim if placement.dim is not None else 0
         if placement.kind == "flat":
             moved = F.pad(moved.reshape(-1), (0, stored[0] - moved.numel()))
-        for groups in self.mesh.groups("fsdp", self.steps):
-            count = len(groups[0])
-            moved = _private.reduce_scatter(moved, dim=dim, count=count, groups=groups)
+        moved = self.mesh.reduce_scatter(moved, axis="fsdp", dim=dim, steps=self.steps)
         if spec.data > 1:
-            (groups,) = self.mesh.groups("data")
-            moved = _private.all_reduce(moved, groups=groups)
+            moved = self.mesh.all_reduce(moved, axis="data")
         placed = placement.partition_spec(shape, spec)
-        return _manual.leave(moved.to(local.dtype), self.mesh, placed, stored)
+        return self.mesh.leave(moved.to(local.dtype), placed, stored)
 
     def let_go_of_whole(self, gradient: torch.Tensor, placement: Placement) -> torch.Tensor:
-        """See the function of this name."""
-        return let_go_of_whole(gradient, placement)
+        """See `Mesh`."""
+        return self.mesh.let_go_of_whole(gradient, placement)
 
     def reduce_partial(
         self, partial: torch.Tensor, placement: Placement, *, dtype: torch.dtype | None = None
@@ -93,7 +91,7 @@ class GradientReduction:
         """The sum over dim 0 of a Partial `[n, *shape]`, placed as planned."""
         if self._annotates(partial.dim() - 1, placement):
             return self._annotated(partial, placement, dtype=dtype)
-        entered = _manual.enter(partial, self.mesh, self.mesh.batch_spec(partial.dim()))
+        entered = self.mesh.enter(partial, self.mesh.batch_spec(partial.dim()))
         return self.reduce_local(entered.squeeze(0), placement, dtype=dtype)
 
     def _annotates(self, dims: int, placement: Placement) -> bool:
@@ -116,20 +114,4 @@ class GradientReduction:
             moved = F.pad(moved, (0, padded - moved.shape[1]))
         # The sum is marked before the cast: GSPMD would otherwise reduce in the wider dtype.
         total = self.mesh.mark(moved.sum(0), placement.partition_spec(shape, spec))
-        return let_go_of_whole(total, placement).to(partial.dtype)
-
-
-def let_go_of_whole(gradient: torch.Tensor, placement: Placement) -> torch.Tensor:
-    """A reduced gradient, the same number for number, of which devices keep their shards only.
-
-    XLA's CPU compiler makes an all-reduce of the sum, and of the shard a slice that each of its
-    readers takes anew, because that is cheap: the norm when the gradient is there, the update at
-    the end of the step. So every device held every gradient whole until then. A division counts as
-    dear: it is done once, and its result is all that is kept. It is by 1, whatever the gradient is;
-    that is seen, and the division left out, only when machine code is made. `spmdzero.explain`
-    takes it out of what it compiles for TPUs.
-    """
-    if not placement.is_sharded or runtime.program_platform() != "CPU":
-        return gradient
-    one = (gradient == gradient) | (gradient != gradient)
-    return gradient / one.to(gradient.dtype)
+        return self.mesh.let_go_of_whole(total, placement).to(partial.dtype)

@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from spmdzero._names import did_you_mean
 from spmdzero._user_line import user_line
 from spmdzero.backend._region import Recompute
-from spmdzero.backend.torch_xla.recompute import recomputed, recomputed_but_dots
-from spmdzero.backend.torch_xla.scan._anchors import Anchors, is_hooked
-from spmdzero.backend.torch_xla.scan._candidates import candidates
-from spmdzero.backend.torch_xla.scan._plain import flatten
-from spmdzero.backend.torch_xla.scan._refused import NotALoopError
+from spmdzero.backend.replica._anchors import Anchors, is_hooked
+from spmdzero.backend.replica._candidates import candidates
+from spmdzero.backend.replica._plain import flatten
+from spmdzero.backend.replica._recompute import recomputed, recomputed_but_dots
+from spmdzero.backend.replica._refused import NotALoopError
 from spmdzero.errors import ReplicaRegionError, SpmdZeroConfigError
 
 _WAYS: dict[str, Callable[..., Any]] = {"everything": recomputed, "dots": recomputed_but_dots}

@@ -8,7 +8,7 @@ import torch
 from torch._C import _autograd as _C
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spmdzero.backend.torch_xla._products import PRODUCTS
+from spmdzero.backend.replica._products import PRODUCTS
 
 # The rest is cheap beside them: elementwise, or a sum over a row. XLA would compute it again in a
 # backward fusion too, unless memory is plenty.

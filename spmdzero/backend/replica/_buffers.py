@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from spmdzero.backend.torch_xla import _manual, _private
-from spmdzero.backend.torch_xla.mesh import DeviceMesh
+from spmdzero.backend._current import programs
+from spmdzero.backend._mesh import Mesh
+from spmdzero.backend.replica import _manual
 
 
 def changed_buffers(
@@ -30,7 +31,7 @@ def changed_buffers(
 
 def leave_buffers(
     changed: Mapping[str, torch.Tensor],
-    mesh: DeviceMesh,
+    mesh: Mesh,
     flags: dict[str, torch.Tensor],
 ) -> dict[str, torch.Tensor]:
     """Global values of buffers that are in replica space, one collective for each dtype.
@@ -42,7 +43,7 @@ def leave_buffers(
         by_dtype.setdefault(buffer.dtype, []).append(name)
     result: dict[str, torch.Tensor] = {}
     for dtype, names in by_dtype.items():
-        with _private.scope(f"zero.buffer/{names[0] if len(names) == 1 else len(names)}"):
+        with programs.scope(f"zero.buffer/{names[0] if len(names) == 1 else len(names)}"):
             flat = torch.cat([changed[name].detach().reshape(-1) for name in names])
             stacked = _manual.leave_stacked(
                 flat.to(torch.int32) if dtype == torch.bool else flat, mesh

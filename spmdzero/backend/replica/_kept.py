@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from spmdzero.backend._current import arrays
 from spmdzero.errors import ReplicaRegionError
 
 
@@ -14,7 +15,7 @@ def kept_tensors(module: nn.Module) -> dict[tuple[str, str], torch.Tensor]:
         (prefix, name): value
         for prefix, part in module.named_modules()
         for name, value in (*vars(part).items(), *part._buffers.items())
-        if isinstance(value, torch.Tensor) and value.device.type == "xla"
+        if isinstance(value, torch.Tensor) and arrays.is_mine(value)
     }
 
 

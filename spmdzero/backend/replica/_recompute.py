@@ -7,9 +7,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
+from spmdzero.backend._current import arrays
 from spmdzero.backend._order import after
 from spmdzero.backend._tree import map_tensors
-from spmdzero.backend.torch_xla._products import PRODUCTS
+from spmdzero.backend.replica._products import PRODUCTS
 
 
 class _Tie(torch.autograd.Function):
@@ -106,7 +107,7 @@ def _recomputed(
                 (inputs, named), lambda _, tensor: _Tie.apply(tensor, gradient)
             )
             if kept is not None:
-                kept.gradient = torch._from_functional_tensor(gradient)
+                kept.gradient = arrays.inner(gradient)
         ran = True
         if kept is None:
             return function(*inputs, **named)
@@ -114,7 +115,7 @@ def _recomputed(
             return function(*inputs, **named)
 
     def watch(_: str, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.requires_grad and tensor.device.type == "xla":
+        if tensor.requires_grad and arrays.is_mine(tensor):
             tensor.register_hook(arrived.append)
         return tensor
 

@@ -1,6 +1,6 @@
 """Random numbers inside the replica region: different on every replica, repeatable by seed.
 
-torch_xla draws the same numbers on every device there. So each random operation is rebuilt from
+A compiler draws the same numbers on every device there. So each random operation is rebuilt from
 a counter-based hash of (key, replica, element). The key is drawn from torch's CPU generator:
 `torch.manual_seed` repeats it, and torch.utils.checkpoint, which restores that generator,
 recomputes with the masks of its forward.
@@ -199,4 +199,15 @@ REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     _aten.exponential.default: lambda rng, x, rate=1.0, **_: (
         rng.exponential(x.shape, x.dtype) / rate
     ),
+}
+
+# A backend whose operations aren't functionalised first shows these to a mode as they are.
+IN_PLACE: dict[Any, Any] = {
+    _aten.bernoulli_.float: _aten.bernoulli.p,
+    _aten.bernoulli_.Tensor: _aten.bernoulli.Tensor,
+    _aten.exponential_.default: _aten.exponential.default,
+    _aten.normal_.default: _aten.normal_functional.default,
+    getattr(_aten.random_, "from"): getattr(_aten.random, "from"),
+    _aten.random_.to: _aten.random.to,
+    _aten.uniform_.default: _aten.uniform.default,
 }

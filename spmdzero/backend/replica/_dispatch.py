@@ -1,7 +1,6 @@
 """Watches every operation of the replica region: random draws, values that Python reads, and
 what would otherwise abort the process inside XLA."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,15 +9,17 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spmdzero._user_line import user_line
-from spmdzero.backend.torch_xla._products import PRODUCTS
-from spmdzero.backend.torch_xla._random import REPLACEMENTS, ReplicaRandom
-from spmdzero.backend.torch_xla._reads import Reader, common_value, reads_are_global, reads_by
+from spmdzero.backend._current import arrays
+from spmdzero.backend.replica._around import Quirks
+from spmdzero.backend.replica._random import IN_PLACE, REPLACEMENTS, ReplicaRandom
+from spmdzero.backend.replica._readers import Reader, common_value, reads_are_global, reads_by
 from spmdzero.errors import ReplicaRegionError
 
 _aten = torch.ops.aten
 # They write running_mean and running_var without saying so in their schema.
 _BATCH_NORMS = {_aten.native_batch_norm.default, _aten._native_batch_norm_legit.default}
-_INDEXED = {_aten.index.Tensor, _aten.index_put.default}
+_PUTS = {_aten.index_put.default, _aten.index_put_.default}
+_INDEXED = {_aten.index.Tensor, *_PUTS}
 
 
 # A backward pass inside of another one enters a region twice; the inner one does the work.
@@ -34,6 +35,7 @@ class RegionDispatch(TorchDispatchMode):
         read_fixed: the same for a value that can't be another at the next step, None for others.
         upload: a CPU tensor made inside the region -> every replica's copy of it.
         owner: the module whose forward runs, to name submodules in errors.
+        quirks: where the backend's operations differ from torch's.
 
     Attributes:
         random: as given.
@@ -50,8 +52,10 @@ class RegionDispatch(TorchDispatchMode):
         read_fixed: Callable[[torch.Tensor], torch.Tensor | None],
         upload: Callable[[torch.Tensor], torch.Tensor],
         owner: nn.Module,
+        quirks: Quirks,
     ) -> None:
         super().__init__()
+        self._quirks = quirks
         self.random, self._upload, self._owner = random, upload, owner
         self._read, self._read_fixed = read, read_fixed
         self._written: list[torch.Tensor] = []
@@ -71,7 +75,7 @@ class RegionDispatch(TorchDispatchMode):
 
     def wrote(self, tensor: torch.Tensor) -> bool:
         """Whether a batch norm updated `tensor`, which leaves its version counter alone."""
-        inner = torch._from_functional_tensor(tensor)
+        inner = arrays.inner(tensor)
         return any(written is inner for written in self._written)
 
     def __torch_dispatch__(
@@ -82,7 +86,7 @@ class RegionDispatch(TorchDispatchMode):
         if _entered[-1] is not self or (makes and not _names_xla(kwargs)):
             return func(*args, **kwargs)
         made = self._run(func, args, kwargs)
-        return _writable(made) if makes else made
+        return self._quirks.made(made) if makes else made
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # This is asked of each operation: which of them save is not known here.
@@ -95,13 +99,14 @@ class RegionDispatch(TorchDispatchMode):
             return self._copy(func, args, kwargs)
         if func in REPLACEMENTS:
             return self._draw(func, args, kwargs)
-        if func in _BATCH_NORMS:
-            self._refuse_mixed_dtypes(func, args)
-            return self._batch_norm(func, args, kwargs)
-        if func is _aten.index_put.default and _is_masked_fill(*args):
-            return self._masked_fill(func, *args[:3])
+        if func in IN_PLACE:
+            return args[0].copy_(self._draw(IN_PLACE[func], args, kwargs))
+        if func in _PUTS and _is_masked_fill(*args):
+            filled = self._masked_fill(func, *args[:3])
+            return args[0].copy_(filled) if func is _aten.index_put_.default else filled
         self._refuse_what_aborts(func, args)
-        self._refuse_mixed_dtypes(func, args)
+        if func in _BATCH_NORMS:
+            return self._batch_norm(func, args, kwargs)
         try:
             return func(*args, **kwargs)
         except ReplicaRegionError:
@@ -109,27 +114,11 @@ class RegionDispatch(TorchDispatchMode):
         except RuntimeError as error:
             raise self._error(f"{func} failed: {error}") from error
 
-    def _refuse_mixed_dtypes(self, func: Any, args: tuple[Any, ...]) -> None:
-        # torch_xla takes them, and XLA's verifier fails on the whole program later.
-        if func in PRODUCTS or func in _BATCH_NORMS:
-            tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-            dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
-            if len(dtypes) > 1:
-                raise self._error(
-                    f"{func} takes tensors of different dtypes, {_joined(dtypes)}. Cast the "
-                    'input: under "bf16" parameters are bfloat16, and inputs stay as they are given'
-                )
-
     def _batch_norm(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        outputs = func(*args, **kwargs)
-        x, running_mean, running_var, training, momentum, eps = args[0], *args[3:8]
+        running_mean, running_var, training = args[3:6]
         if training and running_mean is not None:
             self._written += [running_mean, running_var]
-            # torch_xla averages the biased variance into running_var, torch the unbiased one.
-            count = x.numel() // x.shape[1]
-            biased = outputs[2].pow(-2) - eps
-            running_var.add_(biased * (momentum / (count - 1)))
-        return outputs
+        return self._quirks.batch_norm(func, args, kwargs)
 
     def _equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         if one.device != other.device:
@@ -208,22 +197,15 @@ class RegionDispatch(TorchDispatchMode):
                 f"the shape of {func} depends on data, which a compiled program can't have. "
                 "Use torch.where, masked_fill, or a fixed number of elements"
             )
-        if not _has_lowering(func):
-            raise self._error(
-                f"torch_xla has no lowering of {func} and would run it on the CPU, which can't be "
-                'done per replica. Rewrite it with other operations, or set "spmd": {"forward": '
-                '"global"} to run the forward outside of the replica region'
-            )
+        unsupported = self._quirks.unsupported(func, args)
+        if unsupported is not None:
+            raise self._error(unsupported)
 
     def _line(self) -> str:
         return user_line(self._owner)
 
     def _error(self, message: str) -> ReplicaRegionError:
         return ReplicaRegionError(f"{self._line()}: {message}")
-
-
-def _joined(dtypes: set[torch.dtype]) -> str:
-    return " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
 
 
 def _is_masked_fill(
@@ -254,26 +236,6 @@ def _takes_xla(args: tuple[Any, ...]) -> bool:
         ):
             return True
     return False
-
-
-def _writable(made: Any) -> Any:
-    """What was made of no tensor on the devices, so that writes through its views reach it.
-
-    torch wraps the results of all other operations for that. torch_xla wraps what it makes of
-    nothing, but not below a dispatch mode.
-    """
-    if isinstance(made, torch.Tensor) and made.device.type == "xla":
-        return made if torch._is_functional_tensor(made) else _aten.lift_fresh.default(made)
-    return made
-
-
-@functools.cache
-def _has_lowering(func: Any) -> bool:
-    name = func.name()
-    return not name.startswith("aten::") or any(
-        torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
-        for key in ("XLA", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
-    )
 
 
 def _saved_tensors_are_hooked() -> bool:

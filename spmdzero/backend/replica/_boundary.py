@@ -11,8 +11,9 @@ from typing import Any, cast
 import torch
 
 from spmdzero.backend._autograd_graph import nodes_behind
-from spmdzero.backend.torch_xla import _manual, _private
-from spmdzero.backend.torch_xla.mesh import DeviceMesh
+from spmdzero.backend._current import arrays
+from spmdzero.backend._mesh import Mesh
+from spmdzero.backend.replica import _manual
 from spmdzero.errors import ReplicaRegionError
 
 Way = Callable[[torch.Tensor], torch.Tensor]
@@ -39,28 +40,28 @@ class _Leaving(_Crossing):
     pass
 
 
-def enter_batch(tensor: torch.Tensor, dim: int, mesh: DeviceMesh, seed: int) -> torch.Tensor:
+def enter_batch(tensor: torch.Tensor, dim: int, mesh: Mesh, seed: int) -> torch.Tensor:
     """`[b, ...]` to this replica's `[b/n, ...]`."""
     shape, spec = tuple(tensor.shape), mesh.batch_spec(tensor.dim(), dim)
     return _enter(
         tensor,
-        lambda whole: _manual.enter(whole, mesh, spec),
-        lambda grad: _times(_manual.leave(grad, mesh, spec, shape), 1 / seed),
+        lambda whole: mesh.enter(whole, spec),
+        lambda grad: _times(mesh.leave(grad, spec, shape), 1 / seed),
     )
 
 
-def leave_batch(tensor: torch.Tensor, dim: int, mesh: DeviceMesh, seed: int) -> torch.Tensor:
+def leave_batch(tensor: torch.Tensor, dim: int, mesh: Mesh, seed: int) -> torch.Tensor:
     """This replica's `[b/n, ...]` to `[b, ...]`."""
     shape, spec = list(tensor.shape), mesh.batch_spec(tensor.dim(), dim)
     shape[dim] *= mesh.size
     return _leave(
         tensor,
-        lambda own: _manual.leave(own, mesh, spec, tuple(shape)),
-        lambda grad: _times(_manual.enter(grad, mesh, spec), seed),
+        lambda own: mesh.leave(own, spec, tuple(shape)),
+        lambda grad: _times(mesh.enter(grad, spec), seed),
     )
 
 
-def enter_whole(tensor: torch.Tensor, mesh: DeviceMesh, seed: int) -> torch.Tensor:
+def enter_whole(tensor: torch.Tensor, mesh: Mesh, seed: int) -> torch.Tensor:
     """Every replica's copy; the gradient of `tensor` is the sum of the copies' gradients."""
 
     def back(grad: torch.Tensor) -> torch.Tensor:
@@ -72,7 +73,7 @@ def enter_whole(tensor: torch.Tensor, mesh: DeviceMesh, seed: int) -> torch.Tens
 def enter_parameter(
     parameter: torch.Tensor,
     name: str,
-    mesh: DeviceMesh,
+    mesh: Mesh,
     sink: Callable[[str, torch.Tensor], None],
 ) -> torch.Tensor:
     """A parameter's copy on this replica; its gradient goes to `sink`, not to autograd."""
@@ -81,7 +82,7 @@ def enter_parameter(
     return _enter(parameter, lambda whole: _manual.enter_copy(whole, mesh), back)
 
 
-def leave_mean(tensor: torch.Tensor, mesh: DeviceMesh, seed: int) -> torch.Tensor:
+def leave_mean(tensor: torch.Tensor, mesh: Mesh, seed: int) -> torch.Tensor:
     """The mean over replicas of a tensor that each of them has, `[...]` to `[...]`."""
     # DeepSpeed divides each rank's gradient by the world size. With a seed of 1 that happens
     # once, at the loss, so that the parameters' Partials have only to be summed.
@@ -112,7 +113,7 @@ def refuse_leak(loss: torch.Tensor) -> None:
     """
     for node in nodes_behind(loss, ends=lambda node: _function_of(node) is _Leaving):
         if _function_of(node) is _Entering:
-            _private.replace(loss, torch.full_like(loss.detach(), float("nan")))
+            arrays.replace(loss, torch.full_like(loss.detach(), float("nan")))
             raise ReplicaRegionError(
                 "this loss is computed with a tensor that was kept from inside the model's "
                 "forward, by a hook for example: each device has another one there, and none of "

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
+from spmdzero.backend._current import arrays, programs
+from spmdzero.backend._mesh import Mesh
 from spmdzero.backend._region import OutputRule, RegionRules
 from spmdzero.backend._tree import map_tensors
-from spmdzero.backend.torch_xla import _private
-from spmdzero.backend.torch_xla._boundary import leave_batch, leave_mean
-from spmdzero.backend.torch_xla._buffers import note_disagreement
-from spmdzero.backend.torch_xla.mesh import DeviceMesh
+from spmdzero.backend.replica._boundary import leave_batch, leave_mean
+from spmdzero.backend.replica._buffers import note_disagreement
 from spmdzero.errors import ReplicaRegionError
 
 logger = logging.getLogger("spmdzero")
@@ -23,7 +23,7 @@ class Outputs:
         mesh, rules, seed: of the region, see `ReplicaRegion`.
     """
 
-    def __init__(self, *, mesh: DeviceMesh, rules: RegionRules, seed: int) -> None:
+    def __init__(self, *, mesh: Mesh, rules: RegionRules, seed: int) -> None:
         self._mesh, self._rules, self._seed = mesh, rules, seed
         self._named: set[str] = set()
 
@@ -52,9 +52,9 @@ class Outputs:
         """
 
         def leave(path: str, tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.device.type != "xla":
+            if not arrays.is_mine(tensor):
                 return tensor
-            with _private.scope(f"zero.output/{path or 'loss'}"):
+            with programs.scope(f"zero.output/{path or 'loss'}"):
                 stacked = leave_batch(tensor[None], 0, self._mesh, self._seed)
                 return self._mesh.mark(stacked[0])
 
@@ -67,7 +67,7 @@ class Outputs:
         replica_rows: set[int],
         flags: dict[str, torch.Tensor],
     ) -> torch.Tensor:
-        if tensor.device.type != "xla":
+        if not arrays.is_mine(tensor):
             return tensor
         rule = self._rules.outputs.get(path) or self._rule_for(path, tensor, replica_rows)
         if rule == "mean" and not tensor.is_floating_point():
@@ -81,18 +81,18 @@ class Outputs:
         if rule == "batch":
             return leave_batch(tensor, self._rules.batch_dim, self._mesh, self._seed)
         if rule == "mean":
-            with _private.scope(f"zero.output/{path or 'loss'}"):
+            with programs.scope(f"zero.output/{path or 'loss'}"):
                 return leave_mean(tensor, self._mesh, self._seed)
         if rule == "sum" and tensor.is_floating_point():
-            with _private.scope(f"zero.output/{path}"):
+            with programs.scope(f"zero.output/{path}"):
                 return leave_mean(tensor, self._mesh, self._seed) * self._mesh.size
         stacked = leave_batch(tensor[None], 0, self._mesh, self._seed)
         if rule == "stack":
             return stacked
         if rule == "sum":
-            with _private.scope(f"zero.output/{path}"):
+            with programs.scope(f"zero.output/{path}"):
                 return self._mesh.mark(stacked.sum(0))
-        with _private.scope(f"zero.output/{path}"):
+        with programs.scope(f"zero.output/{path}"):
             highest = stacked.detach().amax(0)
             note_disagreement(flags, f"output {path!r}", highest, stacked.detach().amin(0))
             return highest

@@ -4,14 +4,11 @@ from collections.abc import Sequence
 
 import torch
 
-from spmdzero.backend._mesh import PartitionSpec
-from spmdzero.backend.torch_xla import _manual, _private
-from spmdzero.backend.torch_xla.mesh import DeviceMesh
+from spmdzero.backend._current import programs
+from spmdzero.backend._mesh import Mesh, PartitionSpec
 
 
-def global_norm(
-    tensors: Sequence[tuple[torch.Tensor, PartitionSpec]], mesh: DeviceMesh
-) -> torch.Tensor:
+def global_norm(tensors: Sequence[tuple[torch.Tensor, PartitionSpec]], mesh: Mesh) -> torch.Tensor:
     """The L2 norm over all elements of all `tensors`, 0-dim fp32, replicated.
 
     Each device sums the squares of its own shards first. A sum in global space would cost one
@@ -21,10 +18,10 @@ def global_norm(
     for tensor, spec in tensors:
         (shards if any(axis is not None for axis in spec) else whole).append((tensor, spec))
     squares = [tensor.float().pow(2).sum() for tensor, _ in whole]
-    with _private.scope("zero.norm/global"):
+    with programs.scope("zero.norm/global"):
         if shards:
-            local = [_manual.enter(t, mesh, s).float().pow(2).sum() for t, s in shards]
+            local = [mesh.enter(t, s).float().pow(2).sum() for t, s in shards]
             total = torch.stack(local).sum().reshape(1)
-            stacked = _manual.leave(total, mesh, ("fsdp",), (mesh.spec.fsdp,))
+            stacked = mesh.leave(total, ("fsdp",), (mesh.spec.fsdp,))
             squares.append(mesh.mark(stacked.sum()))
     return mesh.mark(torch.stack(squares).sum().sqrt())

@@ -1,0 +1,100 @@
+"""What JAX's backend puts around a module: see `spmdzero.backend.replica.Around`."""
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from spmdzero.backend._region import AttentionCall, Recompute
+from spmdzero.backend.jax import _host
+from spmdzero.backend.jax._dispatch import value_of
+from spmdzero.backend.jax._program import Graph
+from spmdzero.backend.jax._values import Space
+from spmdzero.backend.replica import RecomputedBlocks
+
+
+class JaxQuirks:
+    """None: the operations are torch's."""
+
+    def unsupported(self, func: Any, args: tuple[Any, ...]) -> str | None:
+        """None: what the table lacks is refused where it is recorded."""
+        return None
+
+    def batch_norm(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What a BatchNorm returns; it writes its running statistics."""
+        return func(*args, **kwargs)
+
+    def made(self, result: Any) -> Any:
+        """The same."""
+        return result
+
+
+class JaxAround:
+    """Autocast, and what runs again in backward.
+
+    Args:
+        module: whose forward runs.
+        autocast: dtype of `torch.autocast` around the module's forward, None for none.
+        recompute: what of which blocks runs again in backward, see `RecomputedBlocks`.
+
+    Attributes:
+        quirks, attention: see `Around`; there are no kernels.
+    """
+
+    attention: tuple[AttentionCall, ...] = ()
+
+    def __init__(
+        self, module: nn.Module, *, autocast: torch.dtype | None, recompute: Recompute = "nothing"
+    ) -> None:
+        self.quirks = JaxQuirks()
+        self._autocast, self._recomputed = autocast, RecomputedBlocks(module, recompute)
+
+    @contextlib.contextmanager
+    def forward(self, random: Any, upload: Any, enter_whole: Any, *, loops: bool) -> Iterator[None]:
+        """Around a forward in the region."""
+        with self.global_forward(), self._recomputed():
+            yield
+
+    @contextlib.contextmanager
+    def global_forward(self) -> Iterator[None]:
+        """Around a forward in global space."""
+        with _without_own_kernels(), _autocast(self._autocast):
+            yield
+
+    def finish(self, output: Any) -> Any:
+        """The same."""
+        return output
+
+    def backward(self) -> contextlib.AbstractContextManager[None]:
+        """Around the backward of a forward in the region."""
+        return _without_own_kernels()
+
+    def value_ids(self, tensors: Sequence[torch.Tensor]) -> list[Hashable]:
+        """One for each tensor: the same as before where nothing was written into it."""
+        return [value_of(tensor).serial for tensor in tensors]
+
+    def is_fixed(self, tensor: torch.Tensor) -> bool:
+        """Whether a value is computed of nothing but what was uploaded since a trace began."""
+        if not _host.traffic.uploads:
+            return False
+        value = value_of(tensor)
+        if value.stand_in:
+            return False
+        _, leaves = Graph.of([value])
+        uploads = _host.traffic.uploads[-1]
+        return all(leaf.serial in uploads and leaf.space is Space.NEUTRAL for leaf in leaves)
+
+
+@contextlib.contextmanager
+def _without_own_kernels() -> Iterator[None]:
+    # C++ takes the tensors for the CPU's, for which it has libraries with operations of their own.
+    with torch.backends.mkldnn.flags(enabled=False):
+        yield
+
+
+def _autocast(dtype: torch.dtype | None) -> contextlib.AbstractContextManager[object]:
+    return contextlib.nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)

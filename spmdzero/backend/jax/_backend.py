@@ -1,0 +1,41 @@
+"""JAX as a backend."""
+
+from spmdzero.backend._backend import Backend
+from spmdzero.backend.jax import (
+    arrays,
+    compiler,
+    counters,
+    flags,
+    memory_maps,
+    programs,
+    runtime,
+)
+from spmdzero.backend.jax.mesh import DeviceMesh
+from spmdzero.backend.jax.region import global_forward, replica_region
+from spmdzero.backend.replica import (
+    GradientReduction,
+    global_norm,
+    in_region,
+    recomputed,
+    refuse_leak,
+)
+
+JAX = Backend(
+    name="jax",
+    device_type="xla",
+    runtime=runtime,
+    arrays=arrays,
+    programs=programs,
+    compiler=compiler,
+    counters=counters,
+    flags=flags,
+    memory_maps=memory_maps,
+    mesh=DeviceMesh,
+    region=replica_region,
+    global_forward=global_forward,
+    reduction=GradientReduction.over,
+    global_norm=global_norm,
+    in_region=in_region,
+    refuse_leak=refuse_leak,
+    recomputed=recomputed,
+)

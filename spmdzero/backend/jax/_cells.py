@@ -1,0 +1,56 @@
+"""What tensors share that alias each other: torch's storage, of values that never change."""
+
+import weakref
+from collections.abc import Iterator
+
+from spmdzero.backend.jax._values import Value
+
+_cells: "weakref.WeakSet[Cell]" = weakref.WeakSet()
+
+
+class Cell:
+    """Holds the value of a tensor and of what is detached from it or views it.
+
+    Attributes:
+        writes: how often it was written.
+    """
+
+    __slots__ = ("__weakref__", "_value", "writes")
+
+    def __init__(self, value: Value) -> None:
+        self._value, self.writes = value, 0
+        value.holders += 1
+        _cells.add(self)
+
+    def __del__(self) -> None:
+        self._value.holders -= 1
+
+    @property
+    def value(self) -> Value:
+        """What it holds now."""
+        return self._value
+
+    @value.setter
+    def value(self, new: Value) -> None:
+        new.holders += 1
+        self._value.holders -= 1
+        self._value = new
+        self.writes += 1
+
+
+def cells() -> Iterator[Cell]:
+    """All that live."""
+    return iter(list(_cells))
+
+
+def pending_values() -> list[Value]:
+    """What live tensors hold and is not started, each once, in the order in which it was made.
+
+    What is computed from an input without data can't be started and is left out.
+    """
+    found = {
+        id(cell.value): cell.value
+        for cell in _cells
+        if cell.value.node is not None and not cell.value.stand_in
+    }
+    return sorted(found.values(), key=lambda value: value.serial)

@@ -1,0 +1,279 @@
+"""What is recorded of an operation of lazy tensors, below autograd."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._decomp import core_aten_decompositions
+
+from spmdzero._user_line import user_line
+from spmdzero.backend.jax import _host
+from spmdzero.backend.jax._cells import Cell
+from spmdzero.backend.jax._functional import functional
+from spmdzero.backend.jax._operations import AtenOp, identity
+from spmdzero.backend.jax._tensor import LazyTensor, hooks, meta_of, over
+from spmdzero.backend.jax._values import Space, Value, record
+from spmdzero.backend.jax._views import UnwritableViewError, ViewStep, written
+from spmdzero.errors import ReplicaRegionError, SpmdZeroRuntimeError
+
+_aten = torch.ops.aten
+# What makes a tensor of a host's numbers.
+_LIFTS = {_aten.lift_fresh.default, _aten.lift.default, _aten.lift_fresh_copy.default}
+# An operation -> what answers it in the place of a record.
+Special = Callable[..., Any]
+_special: dict[Any, Special] = {}
+
+
+def special(*funcs: Any) -> Callable[[Special], Special]:
+    """Has the function decorated answer these operations."""
+
+    def add(function: Special) -> Special:
+        _special.update(dict.fromkeys(funcs, function))
+        return function
+
+    return add
+
+
+def dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Answers an operation of lazy tensors, or one that makes them."""
+    if func in _special:
+        return _special[func](*args, **kwargs)
+    if func.is_view and func not in _LIFTS:
+        return _view(func, args, kwargs)
+    if func._schema.is_mutable:
+        return _write(func, args, kwargs)
+    return _recorded(func, args, kwargs)
+
+
+hooks.dispatched = dispatched
+
+
+def value_of(tensor: torch.Tensor) -> Value:
+    """What `tensor` holds; one on the host is uploaded as a constant."""
+    if not isinstance(tensor, LazyTensor):
+        return _host.constant(tensor)
+    value = tensor.cell.value
+    for step in tensor.steps:
+        value = _viewed(step, value)
+    return value
+
+
+def _viewed(step: ViewStep, value: Value) -> Value:
+    if step.before == step.after and step.func in _ALIASES:
+        return value
+    results = compute(step.func, value, *step.args, **step.kwargs)
+    return results if step.place is None else results[step.place]
+
+
+_ALIASES = {_aten.alias.default, _aten.detach.default}
+
+
+def compute(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """The values that an operation of values has, recorded."""
+    metas = _map(args, kwargs, Value, lambda v: torch.empty(v.shape, dtype=v.dtype, device="meta"))
+    made = func(*metas[0], **metas[1])
+    forms = made if isinstance(made, list | tuple) else [made]
+    op = AtenOp.of(func)
+    assert op is not None
+    outputs = record(op, args, kwargs, [(tuple(m.shape), m.dtype) for m in forms])
+    return list(outputs) if isinstance(made, list | tuple) else outputs[0]
+
+
+def _recorded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    op = AtenOp.of(func)
+    if op is None:
+        return _decomposed(func, args, kwargs)
+    made = meta_result(func, args, kwargs)
+    metas = made if isinstance(made, list | tuple) else [made]
+    present = [m for m in metas if isinstance(m, torch.Tensor)]
+    values = _map(args, kwargs, torch.Tensor, value_of)
+    outputs = iter(record(op, *values, [(tuple(m.shape), m.dtype) for m in present]))
+    results = [over(next(outputs), m) if isinstance(m, torch.Tensor) else m for m in metas]
+    return type(made)(results) if isinstance(made, list | tuple) else results[0]
+
+
+@functools.cache
+def _decompositions() -> Mapping[Any, Any]:
+    return core_aten_decompositions()
+
+
+def _decomposed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    known = _decompositions().get(func)
+    if known is not None:
+        return known(*args, **kwargs)
+    if func._can_decompose():
+        with _dispatching():
+            return func.decompose(*args, **kwargs)
+    raise SpmdZeroRuntimeError(
+        f"{user_line()}: {func} has no entry in the JAX backend's table of operations, and torch "
+        'decomposes it into none that have. Write it with others, or set "spmd": {"backend": '
+        '"torch_xla"}'
+    )
+
+
+@contextlib.contextmanager
+def _dispatching() -> Iterator[None]:
+    yield
+
+
+def meta_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the operation returns, on the meta device.
+
+    Raises:
+        ReplicaRegionError: its shape depends on values.
+    """
+    margs, mkwargs = _map(args, kwargs, torch.Tensor, meta_of)
+    if "device" in mkwargs:
+        mkwargs["device"] = torch.device("meta")
+    try:
+        return func(*margs, **mkwargs)
+    except NotImplementedError as error:
+        raise ReplicaRegionError(
+            f"{user_line()}: {func} makes a tensor whose shape depends on data, and a compiled "
+            "program has the same shapes for any. Use torch.where or a mask of the same shape"
+        ) from error
+
+
+def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    source = args[0]
+    if not isinstance(source, LazyTensor):
+        return _recorded(func, args, kwargs)
+    made = meta_result(func, args, kwargs)
+    if func in _ALIASES:
+        return LazyTensor(source.cell, source.steps, made)
+    several = isinstance(made, list | tuple)
+    results = []
+    for place, meta in enumerate(made if several else [made]):
+        step = ViewStep(
+            func, args[1:], kwargs, place if several else None,
+            tuple(source.shape), tuple(meta.shape), source.dtype,
+        )  # fmt: skip
+        results.append(LazyTensor(source.cell, (*source.steps, step), meta))
+    return type(made)(results) if several else results[0]
+
+
+def write(tensor: torch.Tensor, value: Value) -> None:
+    """Makes `tensor`, and what it is a view of, hold `value`."""
+    if not isinstance(tensor, LazyTensor):
+        raise SpmdZeroRuntimeError(
+            f"{user_line()}: a value on the devices is written into a tensor on the CPU. Move it "
+            "first: tensor.cpu()"
+        )
+    if (value.shape, value.dtype) != (tuple(tensor.shape), tensor.dtype):
+        value = compute(_aten.expand.default, _cast(value, tensor.dtype), list(tensor.shape))
+    values = [tensor.cell.value]
+    for step in tensor.steps[:-1]:
+        values.append(_viewed(step, values[-1]))
+    try:
+        for step, base in (
+            zip(reversed(tensor.steps), reversed(values), strict=True) if (tensor.steps) else ()
+        ):
+            value = written(step, base, value, compute)
+    except UnwritableViewError as error:
+        raise SpmdZeroRuntimeError(
+            f"{user_line()}: {error} is not known to the JAX backend. Write into a clone"
+        ) from None
+    tensor.cell.value = value
+
+
+def _cast(value: Value, dtype: torch.dtype) -> Value:
+    return value if value.dtype == dtype else compute(_aten._to_copy.default, value, dtype=dtype)
+
+
+def _write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    schema = func._schema
+    if schema.name == "aten::copy_":
+        write(args[0], value_of(args[1]))
+        return args[0]
+    found = functional(func)
+    if found is None:
+        raise SpmdZeroRuntimeError(
+            f"{user_line()}: {func} writes in place and is not known to the JAX backend. Use its "
+            "functional form"
+        )
+    names = [argument.name for argument in schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    targets = [given[name] for name in found.writes]
+    if found.outs:
+        kwargs = {name: value for name, value in kwargs.items() if name not in found.writes}
+        args = tuple(args[: sum(not a.is_out for a in schema.arguments)])
+    made = dispatched(found.func, args, kwargs)
+    results = list(made) if isinstance(made, list | tuple) else [made]
+    for target, result in zip(targets, results[-len(targets) :], strict=True):
+        if target is not None:
+            write(target, value_of(result))
+    if found.outs or len(results) == len(targets):
+        return targets[0] if len(schema.returns) == 1 else tuple(targets)
+    kept = results[: len(results) - len(targets)]
+    return tuple(kept) if len(kept) > 1 else kept[0]
+
+
+def _map(args: Any, kwargs: Any, kind: type, function: Callable[[Any], Any]) -> tuple[Any, Any]:
+    def visit(tree: Any) -> Any:
+        if isinstance(tree, kind):
+            return function(tree)
+        if isinstance(tree, list | tuple):
+            return (
+                type(tree)([visit(item) for item in tree])
+                if type(tree) in (list, tuple)
+                else (tuple(visit(item) for item in tree))
+            )
+        return tree
+
+    return tuple(visit(a) for a in args), {key: visit(value) for key, value in kwargs.items()}
+
+
+@special(_aten.clone.default)
+def _clone(tensor: torch.Tensor, *, memory_format: Any = None) -> torch.Tensor:
+    made = meta_result(_aten.clone.default, (tensor,), {"memory_format": memory_format})
+    return over(copied(value_of(tensor)), made)
+
+
+def copied(value: Value) -> Value:
+    """The same as a value of its own, so that the other one may be donated."""
+    return record(identity, (value,), {}, [(value.shape, value.dtype)])[0]
+
+
+@special(*_LIFTS)
+def _lift(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+@special(_aten._to_copy.default)
+def _to_copy(tensor: torch.Tensor, *, device: Any = None, **kwargs: Any) -> torch.Tensor:
+    if device is not None and torch.device(device).type == "cpu":
+        # C++ knows no other device, and may ask for a copy there when it means ours.
+        device = None
+    if isinstance(tensor, LazyTensor):
+        return _recorded(_aten._to_copy.default, (tensor,), kwargs)
+    return over(_host.constant(torch.ops.aten._to_copy.default(tensor, **kwargs)))
+
+
+@special(_aten._local_scalar_dense.default)
+def _scalar(tensor: torch.Tensor) -> Any:
+    return _host.read(tensor).item()
+
+
+@special(_aten.equal.default)
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    return bool(dispatched(_aten.eq.Tensor, (one, other), {}).all().item())
+
+
+@special(_aten.set_.source_Tensor)
+def _set(tensor: LazyTensor, source: LazyTensor) -> torch.Tensor:
+    tensor.cell, tensor.steps = source.cell, source.steps
+    return tensor
+
+
+def replace(tensor: LazyTensor, value: Value) -> None:
+    """Makes `tensor` alone hold `value`, of its shape and dtype."""
+    tensor.cell, tensor.steps = Cell(value), ()
+
+
+def space_of(tensor: torch.Tensor) -> Space:
+    """Where the value of a tensor lives."""
+    return tensor.cell.value.space if isinstance(tensor, LazyTensor) else Space.NEUTRAL

@@ -1,0 +1,123 @@
+"""Compiling recorded operations, and starting them."""
+
+import dataclasses
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from spmdzero.backend.jax._program import Graph, function_of, marked_spec
+from spmdzero.backend.jax._values import Value
+from spmdzero.backend.jax._versions import wide_numbers
+
+# Programs that are kept; each holds memory of the compiler's.
+_KEPT = 512
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Executable:
+    """A compiled program.
+
+    Attributes:
+        compiled: JAX's.
+        aliased: inputs whose memory it gives to outputs.
+    """
+
+    compiled: Any
+    aliased: int
+
+
+class Compilations:
+    """What this process has compiled.
+
+    Attributes:
+        count, seconds: programs, and the time that they took.
+        aliased: of the latest, see `Executable`.
+        mesh: over which they run; all devices.
+        tracing_only: whether nothing may be started.
+    """
+
+    def __init__(self) -> None:
+        self.count, self.seconds, self.aliased = 0, 0.0, 0
+        self.mesh: Any = None
+        self.tracing_only = False
+        self._kept: OrderedDict[Any, Executable] = OrderedDict()
+
+    def executable(
+        self, graph: Graph, arrays: Sequence[Any], *, donated: tuple[int, ...], shardings: Any
+    ) -> Executable:
+        """The program of a graph, compiled unless it is known.
+
+        Args:
+            graph: what it computes.
+            arrays: its inputs, or their shapes.
+            donated: numbers of the inputs whose memory is given away.
+            shardings: of each output, None for the compiler's choice.
+        """
+        forms = tuple([(array.sharding, array.shape) for array in arrays])
+        key = (graph.key, forms, donated, tuple(shardings))
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        begun = time.perf_counter()
+        compiled = self.lower(graph, arrays, donated=donated, shardings=shardings).compile()
+        self.seconds += time.perf_counter() - begun
+        self.count += 1
+        self.aliased = compiled.as_text().split("\n", 1)[0].count("-alias)")
+        self._kept[key] = Executable(compiled, self.aliased)
+        if len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return self._kept[key]
+
+    def lower(
+        self, graph: Graph, arrays: Sequence[Any], *, donated: tuple[int, ...], shardings: Any
+    ) -> Any:
+        """The program, not yet compiled."""
+        function = function_of(graph, self.mesh)
+        with wide_numbers(), jax.default_matmul_precision("highest"):
+            jitted = jax.jit(
+                function, donate_argnums=donated, out_shardings=list(shardings), keep_unused=True
+            )
+            return jitted.lower(*arrays)
+
+
+compilations = Compilations()
+
+
+def start(roots: Sequence[Value]) -> None:
+    """Computes values, and what they stand for is on the devices from then on.
+
+    An input that no tensor holds any more gives its memory away.
+    """
+    unique = {id(root): root for root in roots if root.node is not None}
+    if not unique:
+        return
+    wanted = list(unique.values())
+    graph, leaves = Graph.of(wanted)
+    shardings = marked_spec(graph, compilations.mesh)
+    arrays = [leaf.array for leaf in leaves]
+    donated = donated_inputs(graph, leaves, shardings)
+    program = compilations.executable(graph, arrays, donated=donated, shardings=shardings)
+    for value, array in zip(wanted, program.compiled(*arrays), strict=True):
+        value.array, value.node = array, None
+    for place in donated:
+        leaves[place].array = None
+
+
+def donated_inputs(
+    graph: Graph, leaves: Sequence[Value], shardings: Sequence[Any]
+) -> tuple[int, ...]:
+    """Inputs that nobody holds, as many as there are outputs of their form."""
+    room: dict[Any, int] = {}
+    for slot, sharding in zip(graph.outputs, shardings, strict=True):
+        form = (slot.shape, slot.dtype, sharding)
+        room[form] = room.get(form, 0) + 1
+    found = []
+    for place, (slot, leaf) in enumerate(zip(graph.inputs, leaves, strict=True)):
+        form = (slot.shape, slot.dtype, leaf.array.sharding)
+        if leaf.holders == 0 and not leaf.uploaded and room.get(form, 0):
+            room[form] -= 1
+            found.append(place)
+    return tuple(found)

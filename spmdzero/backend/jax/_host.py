@@ -1,0 +1,110 @@
+"""Between the host's memory and the devices: uploads, reads, and who wants to know of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from spmdzero.backend.jax._cells import pending_values
+from spmdzero.backend.jax._execute import start
+from spmdzero.backend.jax._tensor import LazyTensor
+from spmdzero.backend.jax._values import Space, Value
+from spmdzero.backend.jax._versions import wide_numbers
+
+# torch dtypes that numpy doesn't know, by the integers of their size.
+_BITS = {torch.bfloat16: torch.int16}
+for _name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"):
+    _BITS[getattr(torch, _name)] = torch.int8
+
+
+class Traffic:
+    """What has crossed between host and devices.
+
+    Attributes:
+        reads: transfers to the host so far.
+        uploads: who takes down uploads.
+        reader: what answers a read in a region; None outside.
+        place: uploads a numpy array to every device whole.
+    """
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.uploads: list[set[int]] = []
+        self.watch: Callable[[torch.Tensor], torch.Tensor | None] = lambda _: None
+        self.place: Callable[[np.ndarray], jax.Array] | None = None
+
+
+traffic = Traffic()
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """A copy of a CPU tensor; dtypes that numpy lacks are those of ml_dtypes."""
+    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    if tensor.dtype in _BITS:
+        bits = tensor.view(_BITS[tensor.dtype]).numpy()
+        return bits.view(np.dtype(str(tensor.dtype).removeprefix("torch."))).copy()
+    return tensor.numpy().copy()
+
+
+def to_torch(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    """A CPU tensor of its own memory."""
+    if dtype in _BITS:
+        bits = array.view(np.int16 if _BITS[dtype] == torch.int16 else np.int8)
+        return torch.from_numpy(bits.copy()).view(dtype)
+    return torch.from_numpy(np.array(array))
+
+
+def constant(tensor: torch.Tensor) -> Value:
+    """The value of a CPU tensor, uploaded to every device whole."""
+    assert traffic.place is not None, "no mesh was made"
+    value = Value(tensor.shape, tensor.dtype, Space.NEUTRAL, array=traffic.place(to_numpy(tensor)))
+    value.uploaded = True
+    note_upload(value)
+    return value
+
+
+def note_upload(value: Value) -> None:
+    """Takes note of an upload, if somebody asked for it."""
+    for uploads in traffic.uploads:
+        uploads.add(value.serial)
+
+
+def read(tensor: torch.Tensor) -> torch.Tensor:
+    """The value of a tensor on the CPU, once the devices have computed it.
+
+    In a region the value that all replicas have.
+    """
+    if not isinstance(tensor, LazyTensor):
+        return tensor
+    watched = traffic.watch(tensor)
+    if watched is not None:
+        return watched
+    return fetch(tensor)
+
+
+def fetch(tensor: LazyTensor) -> torch.Tensor:
+    """The global value of a tensor on the CPU."""
+    from spmdzero.backend.jax._dispatch import value_of
+
+    value = value_of(tensor)
+    compute(value)
+    traffic.reads += 1
+    with wide_numbers():
+        return to_torch(gathered(value.array), value.dtype)
+
+
+def compute(value: Value) -> None:
+    """Has the devices compute a value, and what else waits for the same operations."""
+    if value.node is not None:
+        start([*pending_values(), value])
+
+
+def gathered(array: Any) -> np.ndarray:
+    """The whole array in the memory of this host."""
+    if array.is_fully_addressable or array.is_fully_replicated:
+        return np.asarray(array)
+    from jax.experimental.multihost_utils import process_allgather
+
+    return np.asarray(process_allgather(array, tiled=True))

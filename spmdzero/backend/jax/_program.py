@@ -1,0 +1,392 @@
+"""A graph of recorded operations: its order, its key, and the function that JAX traces.
+
+Nodes of replica space run inside of `shard_map`. A graph may go in and out of the region: forward,
+a loss of the user's, backward. So each node has a phase, even in global space and odd in replica
+space, that is never below those of its inputs, and a phase of replica space becomes one
+`shard_map`. What a later phase needs of it crosses as an array with a leading dim of all devices.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from spmdzero.backend.jax._values import Node, Space, Value, swap_values
+from spmdzero.backend.jax.ops import jax_dtype
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Folded:
+    """A graph that stands in others as one operation: its own nodes take its place there.
+
+    Attributes:
+        key: of the graph.
+        graph: what it computes.
+        makes: see `Op`.
+    """
+
+    key: Any
+    graph: "Graph"
+    makes: Space | None = Space.GLOBAL
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Never called: `Graph.of` puts the graph's nodes in its place."""
+        raise AssertionError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
+    """One operation of a graph, on numbered slots.
+
+    Attributes:
+        op, args, kwargs: as of the node; slots in the place of values.
+        made: the slots of its results.
+        space: where it is computed.
+    """
+
+    op: Any
+    args: Any
+    kwargs: Any
+    made: tuple["Slot", ...]
+    space: Space
+    scope: tuple[str, ...]
+
+
+@dataclasses.dataclass(eq=False)
+class Slot:
+    """A value in a graph: shape, dtype and space; its number orders it."""
+
+    number: int
+    shape: tuple[int, ...]
+    dtype: Any
+    space: Space
+
+
+class Graph:
+    """Operations in order.
+
+    Attributes:
+        inputs: the slots that are given.
+        outputs: the slots that are returned.
+        steps: what computes them.
+        key: equal for graphs that compute the same.
+    """
+
+    def __init__(
+        self, inputs: tuple[Slot, ...], outputs: tuple[Slot, ...], steps: tuple[Step, ...]
+    ) -> None:
+        self.inputs, self.outputs, self.steps = inputs, outputs, steps
+        self.key = _digest(self)
+
+    @classmethod
+    def of(cls, roots: Sequence[Value]) -> tuple["Graph", list[Value]]:
+        """The graph that computes `roots`, and the values that are its inputs.
+
+        Equal operations of equal inputs are one.
+        """
+        builder = _Builder()
+        outputs = tuple([builder.slot(root) for root in roots])
+        slots = tuple(builder.given.values())
+        return cls(slots, outputs, tuple(builder.steps)), list(builder.leaves)
+
+
+class _Builder:
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.given: dict[int, Slot] = {}
+        self.leaves: list[Value] = []
+        self._slots: dict[int, Slot] = {}
+        self._known: dict[Any, tuple[Slot, ...]] = {}
+        self._count = 0
+
+    def slot(self, root: Value) -> Slot:
+        for node in _ordered(root, self._slots):
+            self._add(node)
+        if id(root) not in self._slots:
+            self._leaf(root)
+        return self._slots[id(root)]
+
+    def _new(self, shape: Any, dtype: Any, space: Space) -> Slot:
+        self._count += 1
+        return Slot(self._count, tuple(shape), dtype, space)
+
+    def _leaf(self, value: Value) -> Slot:
+        slot = self._new(value.shape, value.dtype, value.space)
+        self._slots[id(value)] = self.given[id(value)] = slot
+        self.leaves.append(value)
+        return slot
+
+    def _add(self, node: Node) -> None:
+        for value in node.values:
+            if id(value) not in self._slots:
+                self._leaf(value)
+        get = self._get
+        args, kwargs = swap_values(node.args, get), swap_values(dict(node.kwargs), get)
+        if isinstance(node.op, Folded):
+            made = self._inline(node.op.graph, args)
+        else:
+            made = self._step(node.op, args, kwargs, node.outputs, node.space, node.scope)
+        for value, slot in zip(node.outputs, made, strict=True):
+            self._slots[id(value)] = slot
+
+    def _get(self, value: Value) -> Slot:
+        return self._slots[id(value)]
+
+    def _step(
+        self, op: Any, args: Any, kwargs: Any, forms: Any, space: Space, scope: tuple[str, ...]
+    ) -> tuple[Slot, ...]:
+        known = (op.key, _frozen(args), _frozen(kwargs))
+        if known not in self._known:
+            made = tuple([self._new(form.shape, form.dtype, space) for form in forms])
+            self.steps.append(Step(op, args, kwargs, made, space, scope))
+            self._known[known] = made
+        return self._known[known]
+
+    def _inline(self, graph: Graph, given: Any) -> tuple[Slot, ...]:
+        moved: dict[int, Slot] = dict(
+            zip((slot.number for slot in graph.inputs), given, strict=True)
+        )
+
+        def get(slot: Slot) -> Slot:
+            return moved[slot.number]
+
+        for step in graph.steps:
+            args, kwargs = _swap(step.args, get), _swap(step.kwargs, get)
+            made = self._step(step.op, args, kwargs, step.made, step.space, step.scope)
+            moved |= {old.number: new for old, new in zip(step.made, made, strict=True)}
+        return tuple([moved[slot.number] for slot in graph.outputs])
+
+
+def _ordered(root: Value, known: dict[int, Slot]) -> Iterator[Node]:
+    """The nodes that `root` needs, inputs first; without recursion, graphs are deep."""
+    if root.node is None:
+        return
+    done: set[int] = set()
+    stack: list[tuple[Node, bool]] = [(root.node, False)]
+    while stack:
+        node, ready = stack.pop()
+        if id(node) in done or id(node.outputs[0]) in known:
+            continue
+        if ready:
+            done.add(id(node))
+            yield node
+            continue
+        stack.append((node, True))
+        for value in reversed(node.values):
+            if value.node is not None and id(value) not in known and id(value.node) not in done:
+                stack.append((value.node, False))
+
+
+def _swap(tree: Any, get: Any) -> Any:
+    if isinstance(tree, Slot):
+        return get(tree)
+    if isinstance(tree, tuple):
+        return tuple([_swap(item, get) for item in tree])
+    if isinstance(tree, list):
+        return [_swap(item, get) for item in tree]
+    if isinstance(tree, dict):
+        return {key: _swap(item, get) for key, item in tree.items()}
+    return tree
+
+
+def _frozen(tree: Any) -> Any:
+    if isinstance(tree, Slot):
+        return ("%", tree.number)
+    if isinstance(tree, list | tuple):
+        return tuple([_frozen(item) for item in tree])
+    if isinstance(tree, dict):
+        return tuple(sorted((key, _frozen(item)) for key, item in tree.items()))
+    # 1, 1.0 and True are equal, and -0.0 is 0.0, but not the same to an operation.
+    return (type(tree).__name__, repr(tree))
+
+
+def _digest(graph: Graph) -> bytes:
+    numbers: dict[int, int] = {}
+
+    def number(slot: Slot) -> Slot:
+        numbers.setdefault(slot.number, len(numbers))
+        return Slot(numbers[slot.number], (), None, slot.space)
+
+    digest = hashlib.sha256()
+    for slot in graph.inputs:
+        number(slot)
+        digest.update(repr((slot.shape, str(slot.dtype), int(slot.space))).encode())
+    for step in graph.steps:
+        text = (step.op.key, _frozen(_swap(step.args, number)), _frozen(_swap(step.kwargs, number)))
+        digest.update(repr(text).encode())
+        for slot in step.made:
+            number(slot)
+    digest.update(repr([numbers[slot.number] for slot in graph.outputs]).encode())
+    return digest.digest()
+
+
+def function_of(graph: Graph, mesh: Mesh) -> Any:
+    """The function of arrays that computes the graph; traced by JAX under `wide_numbers`."""
+    phases = _phases(graph)
+    last = max(phases.values(), default=0)
+    by_phase: dict[int, list[Step]] = {}
+    for step in graph.steps:
+        by_phase.setdefault(phases[id(step)], []).append(step)
+    needed = _needed_later(graph, phases)
+
+    def run(*arrays: Any) -> list[Any]:
+        # In it are global arrays, and a replica's with their leading dim.
+        whole = {slot.number: a for slot, a in zip(graph.inputs, arrays, strict=True)}
+        for phase in range(last + 1):
+            steps = by_phase.get(phase, [])
+            if phase % 2 == 0:
+                for step in steps:
+                    _run(step, whole)
+            elif steps:
+                _run_region(steps, whole, needed.get(phase, set()), mesh)
+        results = [whole[slot.number] for slot in graph.outputs]
+        given = {id(array) for array in arrays}
+        # JAX would hand out the very buffer of an input, which may be donated later.
+        return [jnp.copy(r) if id(r) in given else r for r in results]
+
+    return run
+
+
+def _phases(graph: Graph) -> dict[int, int]:
+    """Of each step by its id."""
+    of_slot = {s.number: int(s.space is Space.REPLICA) for s in graph.inputs}
+    phases = {}
+    for step in graph.steps:
+        found = max((of_slot[s.number] for s in _slots(step)), default=0)
+        inside = _inside(step)
+        phase = found if found % 2 == inside else found + 1
+        phases[id(step)] = phase
+        # What leaves is global from the next phase on.
+        after = phase + 1 if _leaves(step) else phase
+        of_slot |= {slot.number: after for slot in step.made}
+    return phases
+
+
+def _leaves(step: Step) -> bool:
+    return step.op.key[0] == "leave"
+
+
+def _inside(step: Step) -> bool:
+    return step.space is Space.REPLICA or _leaves(step)
+
+
+def _slots(step: Step) -> Iterator[Slot]:
+    yield from _found(step.args)
+    yield from _found(step.kwargs)
+
+
+def _found(tree: Any) -> Iterator[Slot]:
+    if isinstance(tree, Slot):
+        yield tree
+    elif isinstance(tree, list | tuple):
+        for item in tree:
+            yield from _found(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from _found(item)
+
+
+def _needed_later(graph: Graph, phases: dict[int, int]) -> dict[int, set[int]]:
+    """For each phase of replica space which of its slots others read, or are outputs."""
+    made_in = {s.number: phases[id(step)] for step in graph.steps for s in step.made}
+    needed: dict[int, set[int]] = {}
+    for step in graph.steps:
+        for slot in _slots(step):
+            phase = made_in.get(slot.number)
+            if phase is not None and phase != phases[id(step)]:
+                needed.setdefault(phase, set()).add(slot.number)
+    for slot in graph.outputs:
+        if slot.number in made_in:
+            needed.setdefault(made_in[slot.number], set()).add(slot.number)
+    return needed
+
+
+def _run(step: Step, known: dict[int, Any]) -> None:
+    args = _swap(step.args, lambda slot: known[slot.number])
+    kwargs = _swap(step.kwargs, lambda slot: known[slot.number])
+    with contextlib.ExitStack() as names:
+        for name in step.scope:
+            names.enter_context(jax.named_scope(name))
+        made = step.op(*args, **kwargs)
+    results = made if isinstance(made, list | tuple) else [made]
+    for slot, result in zip(step.made, results, strict=False):
+        known[slot.number] = _as_torch_says(step, slot, result)
+
+
+def _as_torch_says(step: Step, slot: Slot, result: Any) -> Any:
+    result = jnp.asarray(result)
+    if result.shape != slot.shape:
+        raise AssertionError(
+            f"{step.op.key} made {result.shape}, torch says {slot.shape}: please report this"
+        )
+    dtype = jax_dtype(slot.dtype)
+    return result if result.dtype == dtype else result.astype(dtype)
+
+
+def _run_region(steps: list[Step], whole: dict[int, Any], needed: set[int], mesh: Mesh) -> None:
+    """Runs a phase of replica space and adds to `whole` what others need of it."""
+    stacked = PartitionSpec(mesh.axis_names)
+    own = {slot.number for step in steps for slot in step.made}
+    entering: dict[tuple[int, Any], Any] = {}
+    outer: dict[int, Slot] = {}
+    for step in steps:
+        if step.op.key[0] == "enter":
+            (slot,) = _slots(step)
+            entering[slot.number, step.op.spec] = PartitionSpec(*step.op.spec)
+            continue
+        for slot in _slots(step):
+            if slot.number not in own:
+                outer[slot.number] = slot
+    enters, others = list(entering), list(outer)
+    in_specs = [*entering.values()]
+    in_specs += [stacked if outer[n].space is Space.REPLICA else PartitionSpec() for n in others]
+    leaving = [step for step in steps if _leaves(step)]
+    gone = {step.made[0].number for step in leaving}
+    kept = sorted(needed - gone)
+    left = [step for step in leaving if step.made[0].number in needed]
+
+    def inside(*arrays: Any) -> list[Any]:
+        at_border = dict(zip(enters, arrays, strict=False))
+        known: dict[int, Any] = {}
+        for number, array in zip(others, arrays[len(enters) :], strict=True):
+            known[number] = array[0] if outer[number].space is Space.REPLICA else array
+        for step in steps:
+            if step.op.key[0] == "enter":
+                (slot,) = _slots(step)
+                known[step.made[0].number] = at_border[slot.number, step.op.spec]
+            elif _leaves(step):
+                (slot,) = _slots(step)
+                known[step.made[0].number] = known[slot.number]
+            else:
+                _run(step, known)
+        results = [known[step.made[0].number] for step in left]
+        return [*results, *(known[number][None] for number in kept)]
+
+    out_specs = [PartitionSpec(*step.op.spec) for step in left] + [stacked for _ in kept]
+    mapped = jax.shard_map(
+        inside, mesh=mesh, in_specs=tuple(in_specs), out_specs=out_specs, check_vma=False
+    )
+    given = [whole[number] for number, _ in enters] + [whole[number] for number in others]
+    results = mapped(*given)
+    numbers = [step.made[0].number for step in left] + kept
+    whole |= dict(zip(numbers, results, strict=True))
+
+
+def marked_spec(graph: Graph, mesh: Mesh) -> list[Any]:
+    """The sharding of each output that says one, None for the compiler's choice."""
+    said: dict[int, Any] = {}
+    for step in graph.steps:
+        if step.op.key[0] in ("mark", "leave"):
+            said[step.made[0].number] = NamedSharding(mesh, PartitionSpec(*step.op.spec))
+    shardings = []
+    for slot in graph.outputs:
+        if slot.space is Space.REPLICA:
+            shardings.append(NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
+        else:
+            shardings.append(said.get(slot.number))
+    return shardings

@@ -1,0 +1,190 @@
+"""What Python calls of a lazy tensor ask of its device, which C++ takes for the CPU."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from spmdzero.backend.jax import _host
+from spmdzero.backend.jax._dispatch import dispatched, replace, value_of
+from spmdzero.backend.jax._tensor import DEVICE, LazyTensor, hooks
+
+_Tensor = torch.Tensor
+Answer = Callable[..., Any]
+_answers: dict[Any, Answer] = {}
+# They take tensors of two devices.
+_MIXED = {
+    _Tensor.copy_, _Tensor.__getitem__, _Tensor.__setitem__, torch.index_put, _Tensor.index_put,
+    _Tensor.index_put_, torch.autograd.grad, _Tensor.set_, _Tensor.type_as,
+}  # fmt: skip
+_C_CALLS = (type(torch.add), type(_Tensor.add))
+
+
+def _answer(*funcs: Any) -> Callable[[Answer], Answer]:
+    def add(function: Answer) -> Answer:
+        _answers.update(dict.fromkeys(funcs, function))
+        return function
+
+    return add
+
+
+def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Answers a Python call of torch's that takes a lazy tensor."""
+    with torch._C.DisableTorchFunctionSubclass():
+        if func in _answers:
+            return _answers[func](*args, **kwargs)
+        if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cpu":
+            like = torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype)
+            return func(like, *args[1:], **kwargs)
+        if isinstance(func, _C_CALLS) and func not in _MIXED:
+            _refuse_two_devices(args)
+        if torch.is_autocast_enabled("xla") and not torch.is_autocast_enabled("cpu"):
+            with torch.autocast("cpu", dtype=torch.get_autocast_dtype("xla")):
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+hooks.called = called
+
+
+def _refuse_two_devices(args: tuple[Any, ...]) -> None:
+    def found(tree: Any) -> Any:
+        for item in tree:
+            if isinstance(item, torch.Tensor):
+                yield item
+            elif isinstance(item, list | tuple):
+                yield from found(item)
+
+    tensors = list(found(args))
+    plain = [t for t in tensors if not isinstance(t, LazyTensor) and t.dim()]
+    if plain and len(plain) < len(tensors) and not any(t.is_meta for t in plain):
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, "
+            f"{DEVICE} and {plain[0].device}!"
+        )
+
+
+class _ToHost(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return _host.read(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return grads[0].to(DEVICE)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the CPU, whose gradient comes back."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return _ToHost.apply(tensor)  # type: ignore[return-value]
+    return _host.read(tensor)
+
+
+@_answer(_Tensor.to)
+def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    other = kwargs.pop("other", None)
+    if args and isinstance(args[0], torch.Tensor):
+        other, args = args[0], args[1:]
+    if other is not None:
+        return _to(tensor, other.device, other.dtype, *args, **kwargs)
+    copy = kwargs.pop("copy", False)
+    if len(args) > 2 and isinstance(args[-1], bool):
+        copy, args = args[-1], args[:-1]
+    device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
+    if not isinstance(tensor, LazyTensor):
+        return tensor.to(device=DEVICE if device is None else device, dtype=dtype)
+    if device is not None and device.type == "cpu":
+        tensor = to_host(tensor)
+        return tensor if dtype is None else tensor.to(dtype)
+    if device is not None and device.type not in ("xla", "meta"):
+        raise RuntimeError(f"a tensor on {DEVICE} can't be moved to {device}: use .cpu()")
+    if device is not None and device.type == "meta":
+        return torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device="meta"
+        )
+    options = {} if layout is None else {"memory_format": layout}
+    return tensor.to(dtype or tensor.dtype, copy=copy, **options)
+
+
+@_answer(_Tensor.cpu)
+def _cpu(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return to_host(tensor)
+
+
+@_answer(_Tensor.type_as)
+def _type_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return _to(tensor, other.device, other.dtype)
+
+
+@_answer(_Tensor.new_tensor)
+def _new_tensor(tensor: torch.Tensor, data: Any, **kwargs: Any) -> torch.Tensor:
+    kwargs = {"dtype": tensor.dtype, "device": DEVICE} | kwargs
+    return torch.tensor(data, **kwargs)
+
+
+@_answer(_Tensor.numpy, _Tensor.__array__)
+def _numpy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    if tensor.requires_grad:
+        raise RuntimeError(
+            "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+        )
+    array = _host.read(tensor).numpy()
+    return array.astype(args[0]) if args and args[0] is not None else array
+
+
+@_answer(_Tensor.tolist)
+def _tolist(tensor: torch.Tensor) -> Any:
+    return _host.read(tensor.detach()).tolist()
+
+
+@_answer(_Tensor.item)
+def _item(tensor: torch.Tensor) -> Any:
+    if tensor.numel() != 1:
+        raise RuntimeError(f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar")
+    return dispatched(torch.ops.aten._local_scalar_dense.default, (tensor.reshape(()),), {})
+
+
+@_answer(F.scaled_dot_product_attention)
+def _attention(*args: Any, **kwargs: Any) -> torch.Tensor:
+    # The CPU's flash attention is one operation of its own, and XLA fuses the plain one.
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(*args, **kwargs)
+
+
+@_answer(_Tensor.is_shared, _Tensor.is_pinned)
+def _never(*_: Any, **__: Any) -> bool:
+    return False
+
+
+def _no_memory(name: str) -> Answer:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(f"{name} of a tensor on {DEVICE}, which has no memory here. Use .cpu()")
+
+    return refuse
+
+
+for _name in ("data_ptr", "untyped_storage", "storage", "share_memory_", "apply_", "map_"):
+    _answers[getattr(_Tensor, _name)] = _no_memory(_name)
+
+
+def assign(tensor: LazyTensor, value: torch.Tensor) -> None:
+    """`tensor.data = value`.
+
+    Raises:
+        RuntimeError: `value` has another shape or dtype.
+    """
+    if (value.shape, value.dtype) != (tensor.shape, tensor.dtype):
+        raise RuntimeError(
+            f"tensor.data of {list(tensor.shape)} {tensor.dtype} on {DEVICE} is assigned "
+            f"{list(value.shape)} {value.dtype}: make a new tensor instead"
+        )
+    if isinstance(value, LazyTensor):
+        tensor.cell, tensor.steps = value.cell, value.steps
+    else:
+        replace(tensor, value_of(value))
+
+
+hooks.assign = assign

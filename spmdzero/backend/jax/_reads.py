@@ -1,0 +1,77 @@
+"""Reads of a replica's tensor: Python gets the value that all replicas have, or an error."""
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from spmdzero._user_line import user_line
+from spmdzero.backend.jax import _host
+from spmdzero.backend.jax._dispatch import value_of
+from spmdzero.backend.jax._tensor import LazyTensor, hooks
+from spmdzero.backend.jax._values import Space
+from spmdzero.backend.jax.mesh import DeviceMesh
+from spmdzero.backend.replica import (
+    common_value,
+    current_reader,
+    in_region,
+    read_stacked,
+    reads_are_global,
+    shown_values,
+)
+from spmdzero.errors import ReplicaRegionError
+
+_meshes: list[DeviceMesh] = []
+
+
+def watch_reads(mesh: DeviceMesh) -> None:
+    """Has every read of a replica's tensor checked from now on; `mesh` has all devices."""
+    _meshes[:] = [mesh]
+    _host.traffic.watch = _read
+
+
+def _values(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The values of all replicas, None where `tensor` is global."""
+    if in_region():
+        reader = current_reader()
+        if reader is not None:
+            return reader.values(tensor)
+    value = value_of(tensor)
+    if value.stand_in:
+        raise ReplicaRegionError(
+            f"{user_line()}: Python reads a value here of what is only traced. Use torch.where"
+        )
+    if value.space is not Space.REPLICA:
+        return None
+    with reads_are_global():
+        return read_stacked(tensor, _meshes[0])
+
+
+def _read(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The value that all replicas have, on the CPU; None for a global tensor."""
+    values = _values(tensor)
+    if values is None:
+        return None
+    reader = current_reader()
+    return common_value(values, reader.line if reader else user_line)
+
+
+def _text(tensor: LazyTensor) -> str:
+    """`repr(tensor)`: reads a global one, shows what each replica has of another."""
+    with torch.no_grad(), _disable_current_modes(), torch._C.DisableTorchFunctionSubclass():
+        value = value_of(tensor)
+        if value.stand_in:
+            return (
+                f"tensor without data (shape={list(tensor.shape)}, dtype={tensor.dtype}, "
+                f"device={str(tensor.device)!r})"
+            )
+        if value.space is Space.REPLICA:
+            with reads_are_global():
+                return shown_values(tensor, read_stacked(tensor, _meshes[0]), repr)
+        shown = repr(_host.fetch(tensor))[:-1]
+    grad = ", requires_grad=True" if tensor.requires_grad else ""
+    text = f"{shown}, device={str(tensor.device)!r}{grad})"
+    if isinstance(tensor, torch.nn.Parameter):
+        return f"Parameter containing:\n{text}"
+    return text
+
+
+hooks.text = _text

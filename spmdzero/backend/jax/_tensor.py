@@ -1,0 +1,128 @@
+"""A torch tensor whose value JAX will compute: operations of it are recorded, not run.
+
+C++ takes it for a tensor on the CPU without memory, so that autograd, autocast and views work as
+torch ships them. Python is told the device ``xla:0``: `_python` answers what a Python call asks of
+the device, `_dispatch` records what autograd leaves of it.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from spmdzero.backend.jax._cells import Cell
+from spmdzero.backend.jax._values import Value
+from spmdzero.backend.jax._views import ViewStep
+
+DEVICE = torch.device("xla", 0)
+
+
+class LazyTensor(torch.Tensor):
+    """A tensor on the devices of the JAX backend.
+
+    Attributes:
+        cell: what it shares with its aliases.
+        steps: how it views what the cell holds.
+    """
+
+    cell: Cell
+    steps: tuple[ViewStep, ...]
+
+    @staticmethod
+    def __new__(cls, cell: Cell, steps: tuple[ViewStep, ...], like: torch.Tensor) -> "LazyTensor":
+        """A tensor with the shape, strides and dtype of `like`, which is on the meta device."""
+        made = torch.Tensor._make_wrapper_subclass(  # pyrefly: ignore[missing-attribute]
+            cls, like.shape, strides=like.stride(), storage_offset=like.storage_offset(),
+            dtype=like.dtype, device="cpu",
+        )  # fmt: skip
+        made.cell, made.steps = cell, steps
+        return made
+
+    def __init__(self, cell: Cell, steps: tuple[ViewStep, ...], like: torch.Tensor) -> None:
+        """Nothing is left to do."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """Where Python code believes it to be."""
+        return DEVICE
+
+    @property
+    def data(self) -> torch.Tensor:  # type: ignore[override]
+        """The same tensor without a gradient."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        hooks.assign(self, value)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return hooks.text(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        if id(self) not in memo:
+            made = self.detach().clone()
+            if isinstance(self, torch.nn.Parameter):
+                made = torch.nn.Parameter(made, self.requires_grad)
+            else:
+                made.requires_grad_(self.requires_grad)
+            made.__dict__.update(
+                {k: copy.deepcopy(v, memo) for k, v in vars(self).items() if k not in OWN}
+            )
+            memo[id(self)] = made
+        return memo[id(self)]
+
+    def __reduce_ex__(self, proto: Any) -> Any:
+        plain = self.detach().cpu()
+        if isinstance(self, torch.nn.Parameter):
+            plain = torch.nn.Parameter(plain, self.requires_grad)
+        else:
+            plain.requires_grad_(self.requires_grad)
+        return plain.__reduce_ex__(proto)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
+    ) -> Any:
+        return hooks.called(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
+    ) -> Any:
+        return hooks.dispatched(func, args, kwargs or {})
+
+
+# Attributes that make a tensor what it is.
+OWN = ("cell", "steps", "_is_param")
+
+
+class Hooks:
+    """What a tensor has others do, who know tensors: they set it when they are imported.
+
+    Attributes:
+        called: a Python call of torch's.
+        dispatched: an operation below autograd.
+        assign: `tensor.data = value`.
+        text: `repr(tensor)`.
+    """
+
+    called: Callable[[Any, tuple[Any, ...], dict], Any]
+    dispatched: Callable[[Any, tuple[Any, ...], dict], Any]
+    assign: Callable[[LazyTensor, torch.Tensor], None]
+    text: Callable[[LazyTensor], str]
+
+
+hooks = Hooks()
+
+
+def meta_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on the meta device of the same shape, strides and dtype."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def over(value: Value, like: torch.Tensor | None = None) -> LazyTensor:
+    """A new tensor that holds `value`, contiguous unless `like` says otherwise."""
+    if like is None:
+        like = torch.empty(value.shape, dtype=value.dtype, device="meta")
+    return LazyTensor(Cell(value), (), like)

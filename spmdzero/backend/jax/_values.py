@@ -1,0 +1,176 @@
+"""What a lazy tensor stands for: an array on the devices, or the result of an operation."""
+
+import dataclasses
+import enum
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+
+class Space(enum.IntEnum):
+    """Where a value lives: it decides where an operation of it is computed.
+
+    A neutral value is computed from nothing, such as `torch.arange`, and is the same anywhere. A
+    replica's is another on each device, and so is what is computed from it.
+    """
+
+    NEUTRAL = 0
+    GLOBAL = 1
+    REPLICA = 2
+
+
+class Op(Protocol):
+    """What a node does.
+
+    Attributes:
+        key: tells operations apart in the key of a program; everything but values is in it.
+        makes: the space of its results; None for that of its inputs.
+    """
+
+    key: Any
+    makes: Space | None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The results, of arrays that JAX traces."""
+
+
+_serial = itertools.count(1)
+
+
+class Value:
+    """One result of a node, an array on the devices, or an input of what is being traced.
+
+    Attributes:
+        shape, dtype: of the tensor; in replica space of one replica's.
+        space: where it lives.
+        node, index: what makes it, None once it is computed.
+        array: what the devices hold, None until then. A replica's has a leading dim of all devices.
+        stand_in: whether it is an input without data; what is computed from one has it too.
+        serial: later values have higher ones.
+        holders: live tensors' cells that hold it.
+        uploaded: whether it came from the host as a constant.
+    """
+
+    __slots__ = (
+        "__weakref__", "array", "dtype", "holders", "index", "node", "serial", "shape", "space",
+        "stand_in", "uploaded",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        space: Space,
+        *,
+        node: "Node | None" = None,
+        index: int = 0,
+        array: Any = None,
+        stand_in: bool = False,
+    ) -> None:
+        self.shape, self.dtype, self.space = tuple(shape), dtype, space
+        self.node, self.index, self.array = node, index, array
+        self.stand_in, self.serial = stand_in, next(_serial)
+        self.holders, self.uploaded = 0, False
+
+    @property
+    def pending(self) -> bool:
+        """Whether it is the result of operations that have not been started."""
+        return self.node is not None
+
+
+def latest_serial() -> int:
+    """The serial of a value that would be made now."""
+    return next(_serial)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Node:
+    """An operation that has not been started.
+
+    Attributes:
+        op: what it does.
+        args, kwargs: its inputs, values among them, in lists and tuples too.
+        values: what is among them, in order.
+        space: where it is computed.
+        scope: the names around it, outermost first.
+        outputs: its results.
+    """
+
+    op: Op
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    values: tuple[Value, ...]
+    space: Space
+    scope: tuple[str, ...] = ()
+    outputs: tuple[Value, ...] = ()
+
+
+def values_in(tree: Any) -> Iterator[Value]:
+    """The values in lists, tuples and dicts."""
+    if isinstance(tree, Value):
+        yield tree
+    elif isinstance(tree, list | tuple):
+        for item in tree:
+            yield from values_in(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from values_in(item)
+
+
+def swap_values(tree: Any, get: Any) -> Any:
+    """`tree` with `get(value)` for each value."""
+    if isinstance(tree, Value):
+        return get(tree)
+    if isinstance(tree, tuple):
+        return tuple([swap_values(item, get) for item in tree])
+    if isinstance(tree, list):
+        return [swap_values(item, get) for item in tree]
+    if isinstance(tree, dict):
+        return {key: swap_values(item, get) for key, item in tree.items()}
+    return tree
+
+
+_scopes: list[str] = []
+
+
+@dataclasses.dataclass
+class Scoped:
+    """A context in which nodes carry a name."""
+
+    name: str
+
+    def __enter__(self) -> None:
+        _scopes.append(self.name)
+
+    def __exit__(self, *_: object) -> None:
+        _scopes.pop()
+
+
+def record(
+    op: Op,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    forms: Sequence[tuple[Sequence[int], torch.dtype]],
+) -> tuple[Value, ...]:
+    """Notes an operation.
+
+    Args:
+        op: what it does.
+        args, kwargs: its inputs; values stand for tensors.
+        forms: shape and dtype of each result.
+    """
+    values = (*values_in(args), *values_in(dict(kwargs)))
+    space = op.makes
+    if space is None:
+        space = max((value.space for value in values), default=Space.NEUTRAL)
+    node = Node(op, args, kwargs, values, space, tuple(_scopes))
+    stand_in = any(value.stand_in for value in values)
+    node.outputs = tuple(
+        [
+            Value(shape, dtype, space, node=node, index=index, stand_in=stand_in)
+            for index, (shape, dtype) in enumerate(forms)
+        ]
+    )
+    return node.outputs

@@ -1,0 +1,169 @@
+"""What the devices hold of one tensor: see `spmdzero.backend.Arrays`."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jax.sharding import NamedSharding
+
+from spmdzero.backend.jax import _dispatch, _host
+from spmdzero.backend.jax._dispatch import value_of
+from spmdzero.backend.jax._tensor import OWN, LazyTensor
+from spmdzero.backend.jax._values import Space
+from spmdzero.backend.jax._versions import wide_numbers
+from spmdzero.backend.jax.mesh import ordered_shards
+
+_SHARDED = ("mark", "leave")
+
+
+PARAMETER = LazyTensor
+
+
+def attributes(tensor: torch.Tensor) -> dict[str, Any]:
+    """What was set on `tensor` by its users, without what makes it a lazy tensor."""
+    return {key: value for key, value in vars(tensor).items() if key not in OWN}
+
+
+def is_mine(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` is on the devices."""
+    return isinstance(tensor, LazyTensor)
+
+
+def inner(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that a dispatch mode sees in the place of `tensor`: itself."""
+    return tensor
+
+
+def fresh(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that is an operation of the pending program, free to be annotated and donated."""
+    return tensor.clone()
+
+
+def write_stamp(tensor: torch.Tensor) -> tuple[int, int]:
+    """Changes whenever `tensor` is written: in place, through a view, or through `.data`."""
+    assert isinstance(tensor, LazyTensor)
+    return id(tensor.cell), tensor.cell.writes
+
+
+def set_value(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Makes `tensor`, what is detached from it and its views hold what `value` holds."""
+    _dispatch.write(tensor, value_of(value))
+
+
+def replace(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Makes `tensor` alone hold what `other` holds."""
+    assert isinstance(tensor, LazyTensor)
+    _dispatch.replace(tensor, value_of(other))
+
+
+def are_pending(tensors: Sequence[torch.Tensor]) -> list[bool]:
+    """Whether each is the result of operations that have not been started."""
+    return [isinstance(t, LazyTensor) and value_of(t).node is not None for t in tensors]
+
+
+def buffer_handles(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """What tells the memory of computed tensors apart; shared by those that share it."""
+    return [value_of(tensor).serial for tensor in tensors]
+
+
+def buffer_ids(tensor: torch.Tensor) -> tuple[int, int]:
+    """The id of `tensor`, and of the input whose memory its value will take; one for none."""
+    value = value_of(tensor)
+    return value.serial, value.serial
+
+
+def shardings_of(tensors: Sequence[torch.Tensor]) -> list[str]:
+    """`sharding_of` each."""
+    return [sharding_of(tensor) for tensor in tensors]
+
+
+def sharding_of(tensor: torch.Tensor) -> str:
+    """The annotation as HLO writes it, ``''`` where there is none."""
+    value = value_of(tensor)
+    if value.space is Space.REPLICA:
+        return "{manual}"
+    if value.array is not None:
+        return hlo_sharding(value.array.sharding, len(value.shape))
+    if value.node is not None and value.node.op.key[0] in _SHARDED:
+        from jax.sharding import PartitionSpec
+
+        from spmdzero.backend.jax._execute import compilations
+
+        spec = PartitionSpec(*value.node.op.spec)  # pyrefly: ignore[missing-attribute]
+        return hlo_sharding(NamedSharding(compilations.mesh, spec), len(value.shape))
+    return ""
+
+
+def hlo_sharding(sharding: Any, ndim: int) -> str:
+    """A sharding as HLO writes it."""
+    if not isinstance(sharding, NamedSharding) or sharding.is_fully_replicated:
+        return "{replicated}"
+    mesh, used, parts = sharding.mesh, list[str](), list[int]()
+    for axes in (*sharding.spec, *(None,) * (ndim - len(sharding.spec))):
+        names = () if axes is None else (axes,) if isinstance(axes, str) else axes
+        used += names
+        parts.append(math.prod(mesh.shape[name] for name in names))
+    rest = [name for name in mesh.axis_names if name not in used]
+    order = [mesh.axis_names.index(name) for name in (*used, *rest)]
+    ids = np.arange(mesh.size).reshape(mesh.devices.shape).transpose(order).reshape(-1)
+    last = math.prod(mesh.shape[name] for name in rest)
+    tiles = [*parts, last] if last > 1 else parts
+    listed = ",".join(map(str, ids))
+    if list(ids) == list(range(mesh.size)):
+        listed = f"<=[{mesh.size}]"
+    suffix = " last_tile_dim_replicate" if last > 1 else ""
+    return f"{{devices=[{','.join(map(str, tiles))}]{listed}{suffix}}}"
+
+
+def is_split(tensor: torch.Tensor) -> bool:
+    """Whether an annotated tensor may be different on each device."""
+    return sharding_of(tensor) not in ("", "{replicated}")
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    value = value_of(tensor)
+    _host.compute(value)
+    return value.array
+
+
+def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """What each device of this process holds, as CPU tensors, once it is computed."""
+    value = value_of(tensor)
+    with wide_numbers():
+        return [
+            _host.to_torch(np.asarray(shard.data), value.dtype)
+            for shard in ordered_shards(_array(tensor))
+        ]
+
+
+def local_slices(tensor: torch.Tensor) -> list[tuple[slice, ...]]:
+    """The part that each of them holds; nothing is read from the devices."""
+    array = _array(tensor)
+    return [
+        tuple(
+            slice(part.start or 0, length if part.stop is None else part.stop)
+            for part, length in zip(shard.index, array.shape, strict=True)
+        )
+        for shard in ordered_shards(array)
+    ]
+
+
+def local_shapes(tensor: torch.Tensor) -> list[tuple[int, ...]]:
+    """The shapes of `local_slices`."""
+    return [tuple(part.stop - part.start for part in parts) for parts in local_slices(tensor)]
+
+
+def local_replicas(tensor: torch.Tensor) -> list[int]:
+    """For each of them, how many devices before it hold the same part."""
+    return [shard.replica_id for shard in ordered_shards(_array(tensor))]
+
+
+__all__ = [
+    "PARAMETER", "are_pending", "attributes", "buffer_handles", "buffer_ids", "fresh",
+    "inner",
+    "is_mine", "is_split",
+    "local_replicas", "local_shapes", "local_shards", "local_slices", "replace",
+    "set_value", "sharding_of", "shardings_of", "write_stamp",
+]  # fmt: skip

@@ -1,0 +1,224 @@
+"""A JAX mesh made from the plan's backend-free description: placing, marking, crossing."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as JaxSpec
+
+from spmdzero.backend._mesh import PartitionSpec
+from spmdzero.backend.jax import _host
+from spmdzero.backend.jax._dispatch import copied, value_of, write
+from spmdzero.backend.jax._execute import compilations
+from spmdzero.backend.jax._operations import MeshOp
+from spmdzero.backend.jax._tensor import over
+from spmdzero.backend.jax._values import Space, Value, record
+from spmdzero.backend.jax._versions import wide_numbers
+from spmdzero.plan import MeshSpec, Placement
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceMesh:
+    """The devices of a `MeshSpec`, in JAX's order.
+
+    Attributes:
+        spec: the named axes and their sizes.
+    """
+
+    spec: MeshSpec
+
+    def __post_init__(self) -> None:
+        compilations.mesh = self.devices
+        _host.traffic.place = self._put_whole
+
+    @functools.cached_property
+    def devices(self) -> jax.sharding.Mesh:
+        """The mesh as JAX has it."""
+        devices = np.array(jax.devices()[: self.spec.size]).reshape(self.spec.shape)
+        return jax.sharding.Mesh(devices, self.spec.names)
+
+    @property
+    def size(self) -> int:
+        """Devices in the mesh."""
+        return self.spec.size
+
+    @property
+    def batch_axes(self) -> str | tuple[str, ...]:
+        """The axes that a batch dim is split over: all of them."""
+        return self.spec.names if len(self.spec.names) > 1 else self.spec.names[0]
+
+    def batch_spec(self, ndim: int, dim: int = 0) -> PartitionSpec:
+        """`dim` of an `ndim`-dimensional tensor split over all axes."""
+        return tuple(self.batch_axes if i == dim else None for i in range(ndim))
+
+    def sharding(self, spec: PartitionSpec) -> NamedSharding:
+        """What JAX calls a spec on this mesh."""
+        return NamedSharding(self.devices, JaxSpec(*spec))
+
+    def mark(self, tensor: torch.Tensor, spec: PartitionSpec | None = None) -> torch.Tensor:
+        """Annotates `tensor` in place (replicated by default) and returns it."""
+        spec = tuple(spec or (None,) * tensor.dim())
+        value, sharding = value_of(tensor), self.sharding(spec)
+        if value.array is not None and value.space is not Space.REPLICA:
+            if value.array.sharding.is_equivalent_to(sharding, len(value.shape)):
+                return tensor
+        elif value.node is not None and value.node.op.key == ("mark", spec):
+            return tensor
+
+        def constrained(array: jax.Array) -> jax.Array:
+            return jax.lax.with_sharding_constraint(array, sharding)
+
+        op = MeshOp(("mark", spec), constrained, Space.GLOBAL, spec)
+        (marked,) = record(op, (value,), {}, [(value.shape, value.dtype)])
+        writes = tensor.cell.writes
+        write(tensor, marked)
+        # An annotation changes no number.
+        tensor.cell.writes = writes
+        return tensor
+
+    def commit(
+        self, old: torch.Tensor, new: torch.Tensor, spec: PartitionSpec | None = None
+    ) -> None:
+        """Makes `old` hold `new`, annotated; nobody holds the old value then: it is donated."""
+        old.copy_(new)
+        self.mark(old, spec)
+
+    def enter(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
+        """This device's shard of a global tensor, in replica space."""
+        spec = tuple(spec)
+        shape = [
+            length // self._parts(axes) for length, axes in zip(tensor.shape, spec, strict=True)
+        ]
+        op = MeshOp(("enter", spec), None, Space.REPLICA, spec)
+        return over(record(op, (value_of(tensor),), {}, [(shape, tensor.dtype)])[0])
+
+    def leave(
+        self, tensor: torch.Tensor, spec: PartitionSpec, shape: tuple[int, ...]
+    ) -> torch.Tensor:
+        """The global tensor of `shape` whose shard on each device is `tensor`."""
+        op = MeshOp(("leave", tuple(spec)), None, Space.GLOBAL, tuple(spec))
+        return over(record(op, (value_of(tensor),), {}, [(shape, tensor.dtype)])[0])
+
+    def _parts(self, axes: str | tuple[str, ...] | None) -> int:
+        if axes is None:
+            return 1
+        sizes = dict(zip(self.spec.names, self.spec.shape, strict=True))
+        return math.prod(sizes[name] for name in ((axes,) if isinstance(axes, str) else axes))
+
+    def reduce_scatter(
+        self, local: torch.Tensor, *, axis: str, dim: int, steps: tuple[int, ...] = ()
+    ) -> torch.Tensor:
+        """The sum over an axis, of which this device keeps its part of `dim`; in replica space.
+
+        Args:
+            steps: as `groups`; on JAX the axis is one step.
+        """
+        shape = list(local.shape)
+        shape[dim] //= self._parts(axis)
+
+        def scattered(array: jax.Array) -> jax.Array:
+            return jax.lax.psum_scatter(array, axis, scatter_dimension=dim, tiled=True)
+
+        op = MeshOp(("reduce_scatter", axis, dim), scattered, Space.REPLICA)
+        return over(record(op, (value_of(local),), {}, [(shape, local.dtype)])[0])
+
+    def all_reduce(self, local: torch.Tensor, *, axis: str) -> torch.Tensor:
+        """The sum over an axis, in replica space."""
+        op = MeshOp(("all_reduce", axis), lambda array: jax.lax.psum(array, axis), Space.REPLICA)
+        return over(record(op, (value_of(local),), {}, [(tuple(local.shape), local.dtype)])[0])
+
+    def let_go_of_whole(self, gradient: torch.Tensor, placement: Placement) -> torch.Tensor:
+        """A reduced gradient, number for number, of which devices keep their shards only."""
+        return gradient
+
+    def place(self, host: torch.Tensor, spec: PartitionSpec | None = None) -> torch.Tensor:
+        """Uploads a CPU tensor: each device receives only its own shard.
+
+        With several hosts a tensor that is split holds this host's part only.
+        """
+        spec = spec or (None,) * host.dim()
+        array = self._put(_host.to_numpy(host), spec)
+        value = Value(array.shape, host.dtype, Space.GLOBAL, array=array)
+        _host.note_upload(value)
+        return over(value)
+
+    def _put(self, array: np.ndarray, spec: PartitionSpec) -> jax.Array:
+        sharding = self.sharding(spec)
+        with wide_numbers():
+            if jax.process_count() > 1:
+                return jax.make_array_from_process_local_data(sharding, array)
+            return jax.device_put(array, sharding)
+
+    def _put_whole(self, array: np.ndarray) -> jax.Array:
+        return self._put(array, (None,) * array.ndim)
+
+    def place_all(self, hosts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Uploads CPU tensors to every device whole."""
+        return [self.place(host) for host in hosts]
+
+    def overwrite(self, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+        """Replaces what the devices hold of `tensor`, which stays the same tensor.
+
+        Args:
+            tensor: annotated, and computed.
+            parts: what each device of this process is to hold, CPU tensors of its dtype in the
+                order of `Arrays.local_slices`.
+        """
+        value = value_of(tensor)
+        with wide_numbers():
+            shards = [
+                jax.device_put(_padded(_host.to_numpy(part), shard.data.shape), shard.device)
+                for part, shard in zip(parts, ordered_shards(value.array), strict=True)
+            ]
+            array = jax.make_array_from_single_device_arrays(
+                value.array.shape, value.array.sharding, shards
+            )
+        write(tensor, Value(value.shape, value.dtype, value.space, array=array))
+
+    def zeros(
+        self, shape: tuple[int, ...], dtype: torch.dtype, spec: PartitionSpec
+    ) -> torch.Tensor:
+        """Zeros that are born as shards: no device ever holds the whole tensor."""
+        return self.mark(torch.zeros(shape, dtype=dtype, device="xla"), spec)
+
+    def store(self, tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
+        """A copy of a whole tensor in the form that `placement` stores: padded flat, or a shard."""
+        shape = tuple(tensor.shape)
+        stored = placement.stored_shape(shape, self.spec)
+        if placement.kind == "flat":
+            tensor = F.pad(tensor.reshape(-1), (0, stored[0] - tensor.numel()))
+        else:
+            tensor = over(copied(value_of(tensor)))
+        return self.mark(tensor, placement.partition_spec(shape, self.spec))
+
+    def gather(
+        self, stored: torch.Tensor, placement: Placement, shape: tuple[int, ...]
+    ) -> torch.Tensor:
+        """The whole tensor of `shape` that `store` made `stored` from, replicated."""
+        whole = self.mark(over(copied(value_of(stored))))
+        return whole[: math.prod(shape)].reshape(shape) if placement.kind == "flat" else whole
+
+    def stored_zeros(
+        self, shape: tuple[int, ...], placement: Placement, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Zeros in the form in which `placement` stores a tensor of `shape`."""
+        stored = placement.stored_shape(shape, self.spec)
+        return self.zeros(stored, dtype, placement.partition_spec(shape, self.spec))
+
+
+def ordered_shards(array: jax.Array) -> list[jax.Shard]:
+    """What each device of this process holds, in the order of the devices."""
+    return sorted(array.addressable_shards, key=lambda shard: shard.device.id)
+
+
+def _padded(part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    if part.shape == shape:
+        return part
+    return np.asarray(jnp.pad(part, [(0, b - a) for a, b in zip(part.shape, shape, strict=True)]))

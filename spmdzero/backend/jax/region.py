@@ -1,0 +1,60 @@
+"""The replica region and the global forward, on JAX."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from spmdzero.backend._region import GradientSink, Recompute, RegionRules
+from spmdzero.backend.jax._around import JaxAround
+from spmdzero.backend.jax._reads import watch_reads
+from spmdzero.backend.jax.mesh import DeviceMesh
+from spmdzero.backend.replica import GlobalForward, ReplicaRegion
+from spmdzero.errors import SpmdZeroConfigError
+
+
+def replica_region(
+    *,
+    mesh: DeviceMesh,
+    module: nn.Module,
+    sink: GradientSink,
+    rules: RegionRules,
+    seed: int = 1,
+    autocast: torch.dtype | None = None,
+    attention: str = "auto",
+    scan: str = "off",
+    recompute: Recompute = "nothing",
+) -> ReplicaRegion:
+    """A `ReplicaRegion`; autocast and recompute as in `JaxAround`.
+
+    Raises:
+        SpmdZeroConfigError: attention by kernels, or a loop over equal blocks, is asked for.
+    """
+    _refuse("attention", attention, {"auto", "plain"}, 'Use "auto" or "plain".')
+    _refuse("scan", scan, {"off"}, 'Use "off".')
+    watch_reads(mesh)
+    around = JaxAround(module, autocast=autocast, recompute=recompute)
+    return ReplicaRegion(mesh=mesh, module=module, sink=sink, rules=rules, around=around, seed=seed)
+
+
+def global_forward(
+    *,
+    mesh: DeviceMesh,
+    module: nn.Module,
+    autocast: torch.dtype | None = None,
+    attention: str = "auto",
+) -> GlobalForward:
+    """A `GlobalForward`; autocast as in `JaxAround`."""
+    _refuse("attention", attention, {"auto", "plain"}, 'Use "auto" or "plain".')
+    watch_reads(mesh)
+    return GlobalForward(mesh=mesh, module=module, around=JaxAround(module, autocast=autocast))
+
+
+def _refuse(key: str, value: Any, known: set[str], fix: str) -> None:
+    if value not in known:
+        raise SpmdZeroConfigError(
+            key=f"spmd.{key}",
+            value=value,
+            reason="the JAX backend doesn't have it yet",
+            fix=f'{fix[:-1]}, or "spmd": {{"backend": "torch_xla"}}.',
+        )

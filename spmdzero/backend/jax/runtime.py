@@ -1,0 +1,175 @@
+"""Devices and processes, as JAX knows them: see `spmdzero.backend.Runtime`."""
+
+import contextlib
+import functools
+import glob
+import os
+import sys
+from collections.abc import Iterator
+
+import jax
+import torch
+
+from spmdzero.backend._torus import Torus
+from spmdzero.backend.jax._cells import pending_values
+from spmdzero.backend.jax._execute import compilations
+from spmdzero.backend.jax._execute import start as start_values
+from spmdzero.backend.jax._factories import register
+from spmdzero.backend.jax._tensor import DEVICE
+from spmdzero.errors import SpmdZeroRuntimeError
+
+
+@functools.cache
+def start() -> None:
+    """Readies the devices; does nothing the second time.
+
+    ``PJRT_DEVICE=CPU`` and ``CPU_NUM_DEVICES``, by which torch_xla is told of virtual CPU devices,
+    tell JAX of them too, unless its own variables do or its devices were used before.
+
+    Raises:
+        SpmdZeroRuntimeError: torch_xla is imported, whose tensors have the same device.
+    """
+    if "torch_xla" in sys.modules:
+        raise SpmdZeroRuntimeError(
+            "torch_xla is imported, and its tensors and those of the JAX backend have one name for "
+            'their device. Take its backend ("spmd": {"backend": "torch_xla"}), or keep it out of '
+            "this process"
+        )
+    if os.environ.get("PJRT_DEVICE") == "CPU" and not os.environ.get("JAX_PLATFORMS"):
+        jax.config.update("jax_platforms", "cpu")
+    count = os.environ.get("CPU_NUM_DEVICES")
+    if count and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        # JAX refuses where its devices were used: their number is its user's then.
+        with contextlib.suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", int(count))
+    register()
+    jax.devices()
+
+
+def device() -> torch.device:
+    """Where tensors live that the mesh holds."""
+    return DEVICE
+
+
+def device_count() -> int:
+    """Devices of all processes."""
+    start()
+    return jax.device_count()
+
+
+def local_device_count() -> int:
+    """Devices that this process drives."""
+    start()
+    return jax.local_device_count()
+
+
+def local_devices() -> list[str]:
+    """Their names, such as ``TPU:0``."""
+    return [f"{platform()}:{d.id}" for d in sorted(jax.local_devices(), key=lambda d: d.id)]
+
+
+def process_count() -> int:
+    """Processes, one per host."""
+    return jax.process_count()
+
+
+def process_index() -> int:
+    """This process's place among them."""
+    return jax.process_index()
+
+
+def rendezvous() -> str:
+    """Where connected processes find each other: an `init_method` of torch.distributed."""
+    return "env://"
+
+
+def platform() -> str:
+    """``"CPU"``, ``"TPU"``, ..."""
+    return {"gpu": "CUDA"}.get(jax.default_backend(), jax.default_backend().upper())
+
+
+def has_tpu_chips() -> bool:
+    """Whether this machine has TPU chips, used or not."""
+    return os.path.exists("/dev/accel0") or bool(glob.glob("/dev/vfio/[0-9]*"))
+
+
+def sync() -> None:
+    """Starts what is recorded and hasn't been started."""
+    if not compilations.tracing_only:
+        start_values(pending_values())
+
+
+def wait() -> None:
+    """Blocks until the devices have finished what was started."""
+    jax.effects_barrier()
+    for value in _computed():
+        value.block_until_ready()
+
+
+def _computed() -> Iterator[jax.Array]:
+    from spmdzero.backend.jax._cells import cells
+
+    for cell in cells():
+        array = cell.value.array
+        if array is not None and not array.is_deleted():
+            yield array
+
+
+_seed = 0
+
+
+def generator_state() -> int:
+    """The state of the devices' own generator, which draws outside of the replica region."""
+    return _seed
+
+
+def seed(value: int) -> None:
+    """Sets it."""
+    global _seed
+    _seed = value
+
+
+_traced_for: str | None = None
+_torus: Torus | None = None
+
+
+def program_platform() -> str:
+    """The platform that the program being traced is for, as `platform` names it."""
+    return _traced_for or platform()
+
+
+def program_torus() -> Torus | None:
+    """How the chips are joined that the program being traced is for."""
+    return _torus
+
+
+@contextlib.contextmanager
+def on_torus(torus: Torus | None) -> Iterator[None]:
+    """Inside, `program_torus` says `torus`; None leaves it."""
+    global _torus
+    before, _torus = _torus, torus or _torus
+    try:
+        yield
+    finally:
+        _torus = before
+
+
+@contextlib.contextmanager
+def tracing_only(*, platform: str | None = None) -> Iterator[None]:
+    """Inside, `sync` starts nothing, and models may be on the meta device.
+
+    Args:
+        platform: what `program_platform` says inside; None leaves it.
+    """
+    global _traced_for
+    before = compilations.tracing_only, _traced_for
+    compilations.tracing_only, _traced_for = True, platform or _traced_for
+    try:
+        yield
+    finally:
+        compilations.tracing_only, _traced_for = before
+
+
+def is_tracing_only() -> bool:
+    """Whether `tracing_only` is in force."""
+    return compilations.tracing_only

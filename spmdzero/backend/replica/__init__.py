@@ -1,0 +1,44 @@
+"""The replica region, of any backend: a module's forward and backward run once per device."""
+
+from spmdzero.backend.replica._around import Around, FollowError, Quirks
+from spmdzero.backend.replica._boundary import refuse_leak
+from spmdzero.backend.replica._global import GlobalForward
+from spmdzero.backend.replica._manual import leave_stacked, read_stacked
+from spmdzero.backend.replica._norm import global_norm
+from spmdzero.backend.replica._random import ReplicaRandom
+from spmdzero.backend.replica._readers import (
+    Reader,
+    common_value,
+    current_reader,
+    in_region,
+    reads_are_global,
+    reads_by,
+    shown_values,
+)
+from spmdzero.backend.replica._recompute import recomputed
+from spmdzero.backend.replica._recomputed_blocks import RecomputedBlocks
+from spmdzero.backend.replica._reduction import GradientReduction
+from spmdzero.backend.replica._region import ReplicaRegion
+
+__all__ = [
+    "Around",
+    "FollowError",
+    "GlobalForward",
+    "GradientReduction",
+    "Quirks",
+    "Reader",
+    "RecomputedBlocks",
+    "ReplicaRandom",
+    "ReplicaRegion",
+    "common_value",
+    "current_reader",
+    "global_norm",
+    "in_region",
+    "leave_stacked",
+    "read_stacked",
+    "reads_are_global",
+    "reads_by",
+    "recomputed",
+    "refuse_leak",
+    "shown_values",
+]

@@ -1,0 +1,118 @@
+"""Reads of what belongs to a replica: Python gets the value that all replicas have, or an error.
+
+`RegionDispatch` sees most reads; not those that torch makes with modes off (`repr`), and not those
+of a hook that keeps a tensor and reads it after the region, or that runs in a plain
+`loss.backward()`. So a backend asks here at each of its ways to the host.
+"""
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+
+import torch
+
+from spmdzero.errors import ReplicaRegionError
+
+# Replicas whose values `repr` shows.
+_SHOWN = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reader:
+    """How a region reads.
+
+    Attributes:
+        values: `[*shape]` in replica space -> those of all replicas, `[n, *shape]` on the CPU.
+        line: names the user's line and module.
+    """
+
+    values: Callable[[torch.Tensor], torch.Tensor]
+    line: Callable[[], str]
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        # One for each region that this thread is in; None while spmdzero itself reads.
+        self.readers: list[Reader | None] = []
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def reads_by(reader: Reader | None) -> Iterator[None]:
+    """Inside, reads of this thread are the reader's."""
+    _thread.readers.append(reader)
+    try:
+        yield
+    finally:
+        _thread.readers.pop()
+
+
+def reads_are_global() -> contextlib.AbstractContextManager[None]:
+    """Inside, what is read belongs to no replica."""
+    return reads_by(None)
+
+
+def in_region() -> bool:
+    """Whether this thread runs what belongs to a replica."""
+    return bool(_thread.readers)
+
+
+def common_value(values: torch.Tensor, line: Callable[[], str]) -> torch.Tensor:
+    """The value that all replicas have, `[*shape]`.
+
+    Args:
+        values: of all replicas, `[n, *shape]` on the CPU.
+        line: says where Python reads it.
+
+    Raises:
+        ReplicaRegionError: the replicas disagree.
+    """
+    first = values[0]
+    if not _agree(values):
+        shown_values = ", ".join(map(str, values.reshape(len(values), -1)[:, 0].tolist()))
+        raise ReplicaRegionError(
+            f"{line()}: Python reads a value here, and the replicas disagree on it "
+            f"({shown_values}). Each replica runs the same traced program on its own rows, so "
+            "Python can't branch on one replica's data. Use torch.where, or move the decision out "
+            "of the module; print(tensor) shows what each replica has"
+        )
+    return first
+
+
+def current_reader() -> Reader | None:
+    """The innermost region's of this thread; None outside, and where what is read is global."""
+    return _thread.readers[-1] if _thread.readers else None
+
+
+def shown_values(
+    tensor: torch.Tensor, values: torch.Tensor, plain: Callable[[torch.Tensor], str]
+) -> str:
+    """What `print` shows of a tensor on which the replicas may disagree.
+
+    Args:
+        tensor: on the devices.
+        values: of all replicas, `[n, *shape]` on the CPU.
+        plain: a tensor on the CPU -> its `repr`.
+    """
+    suffix = f"device={str(tensor.device)!r}"
+    if tensor.requires_grad:
+        suffix += ", requires_grad=True"
+    if _agree(values):
+        return f"{plain(values[0])[:-1]}, {suffix})"
+    lines = [f"replica {i}: {plain(value)}" for i, value in enumerate(values[:_SHOWN])]
+    if len(values) > _SHOWN:
+        lines.append(f"... and {len(values) - _SHOWN} more")
+    body = "".join("\n  " + line.replace("\n", "\n  ") for line in lines)
+    return (
+        f"tensor of {len(values)} replicas, another on each (shape={list(tensor.shape)}, "
+        f"dtype={tensor.dtype}, {suffix}):{body}"
+    )
+
+
+def _agree(values: torch.Tensor) -> bool:
+    first = values[0]
+    # NaN agrees with NaN.
+    return bool(((values == first) | ((values != values) & (first != first))).all())

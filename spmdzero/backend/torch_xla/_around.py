@@ -1,0 +1,95 @@
+"""What torch_xla's backend puts around a module: see `spmdzero.backend.replica.Around`."""
+
+import contextlib
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from spmdzero.backend._region import AttentionCall, AttentionChoice, Recompute
+from spmdzero.backend.replica import RecomputedBlocks, ReplicaRandom
+from spmdzero.backend.replica._around import Upload
+from spmdzero.backend.torch_xla import _private
+from spmdzero.backend.torch_xla._autocast import autocast
+from spmdzero.backend.torch_xla._quirks import TorchXlaQuirks
+from spmdzero.backend.torch_xla.attention import AttentionKernels
+from spmdzero.backend.torch_xla.kernels import TorchsNorms
+from spmdzero.backend.torch_xla.scan import Scan, equal_blocks_as_loops, made_real
+from spmdzero.backend.torch_xla.strangers import is_fixed
+
+_NO_REGION = "the forward is global, and GSPMD can't split a kernel"
+
+
+class TorchXlaAround:
+    """Kernels, loops, autocast and torch's own norms.
+
+    Args:
+        module: whose forward runs.
+        autocast: dtype of `torch.autocast` around the module's forward, None for none.
+        attention: who computes `scaled_dot_product_attention`, see `AttentionKernels`.
+        scan: whether equal blocks of the module become one loop, see `equal_blocks_as_loops`.
+        recompute: what of which blocks runs again in backward, see `RecomputedBlocks`.
+
+    Attributes:
+        quirks, attention: see `Around`.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        autocast: torch.dtype | None = None,
+        attention: AttentionChoice = "auto",
+        scan: Scan = "off",
+        recompute: Recompute = "nothing",
+    ) -> None:
+        self.quirks = TorchXlaQuirks()
+        self._module, self._autocast, self._scan = module, autocast, scan
+        self._recomputed = RecomputedBlocks(module, recompute)
+        self._attention: AttentionChoice = attention
+        self.attention: tuple[AttentionCall, ...] = ()
+
+    @contextlib.contextmanager
+    def forward(
+        self, random: ReplicaRandom, upload: Upload, enter_whole: Upload, *, loops: bool
+    ) -> Iterator[None]:
+        """Around a forward in the region."""
+        with (
+            TorchsNorms(),
+            AttentionKernels(self._attention, owner=self._module) as kernels,
+            autocast(self._autocast),
+            # Inside of the loops: what runs again is a part of a loop's body.
+            self._recomputed(),
+            equal_blocks_as_loops(
+                self._module, self._scan if loops else "off", random, upload, enter_whole
+            ),
+        ):
+            yield
+        self.attention = tuple(kernels.calls)
+
+    @contextlib.contextmanager
+    def global_forward(self) -> Iterator[None]:
+        """Around a forward in global space."""
+        kernels = AttentionKernels(self._attention, owner=self._module, never=_NO_REGION)
+        with TorchsNorms(), kernels, autocast(self._autocast):
+            yield
+        self.attention = tuple(kernels.calls)
+
+    def finish(self, output: Any) -> Any:
+        """What the module returned, as tensors that can be computed with."""
+        return made_real(output)
+
+    @contextlib.contextmanager
+    def backward(self) -> Iterator[None]:
+        """Around the backward of a forward in the region."""
+        with TorchsNorms(), AttentionKernels(self._attention, owner=self._module):
+            yield
+
+    def value_ids(self, tensors: Sequence[torch.Tensor]) -> list[Hashable]:
+        """One for each tensor: the same as before where nothing was written into it."""
+        return [*_private.output_ids(list(tensors))]
+
+    def is_fixed(self, tensor: torch.Tensor) -> bool:
+        """Whether a value is the same at the next step, as far as is known."""
+        return is_fixed(tensor)

@@ -1,0 +1,71 @@
+"""Where torch_xla's operations differ from torch's, in a replica region: see `Quirks`."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from spmdzero.backend.replica._products import PRODUCTS
+
+_aten = torch.ops.aten
+
+
+class TorchXlaQuirks:
+    """Of torch_xla 2.9."""
+
+    def unsupported(self, func: Any, args: tuple[Any, ...]) -> str | None:
+        """Why `func` can't be computed of these: it would end the process, or run on the CPU."""
+        # torch_xla takes them, and XLA's verifier fails on the whole program later.
+        if func in PRODUCTS or func is _aten.native_batch_norm.default:
+            tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+            dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+            if len(dtypes) > 1:
+                names = " and ".join(sorted(str(d).removeprefix("torch.") for d in dtypes))
+                return (
+                    f"{func} takes tensors of different dtypes, {names}. Cast the "
+                    'input: under "bf16" parameters are bfloat16, and inputs stay as they are given'
+                )
+        if not _has_lowering(func):
+            return (
+                f"torch_xla has no lowering of {func} and would run it on the CPU, which can't be "
+                'done per replica. Rewrite it with other operations, or set "spmd": {"forward": '
+                '"global"} to run the forward outside of the replica region'
+            )
+        return None
+
+    def batch_norm(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What a BatchNorm returns; its running statistics become torch's."""
+        outputs = func(*args, **kwargs)
+        x, _, running_var, training, momentum, eps = args[0], *args[3:8]
+        if training and running_var is not None:
+            # torch_xla averages the biased variance into running_var, torch the unbiased one.
+            count = x.numel() // x.shape[1]
+            biased = outputs[2].pow(-2) - eps
+            running_var.add_(biased * (momentum / (count - 1)))
+        return outputs
+
+    def made(self, result: Any) -> Any:
+        """What was made of no tensor on the devices, so that writes through its views reach it.
+
+        torch wraps the results of all other operations for that. torch_xla wraps what it makes of
+        nothing, but not below a dispatch mode.
+        """
+        if isinstance(result, torch.Tensor) and result.device.type == "xla":
+            return result if torch._is_functional_tensor(result) else _lifted(result)
+        return result
+
+
+def _lifted(tensor: torch.Tensor) -> torch.Tensor:
+    return _aten.lift_fresh.default(tensor)
+
+
+@functools.cache
+def _has_lowering(func: Any) -> bool:
+    name = func.name()
+    return not name.startswith("aten::") or any(
+        torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+        for key in ("XLA", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+    )
