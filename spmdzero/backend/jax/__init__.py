@@ -1,0 +1,1 @@
+"""The JAX backend: what torch dispatches, traced into JAX programs."""
