@@ -61,14 +61,14 @@ def native_layer_norm_backward(
 
 @lowers("native_group_norm")
 def native_group_norm(
-    input: Any, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, eps: float
+    input: Any, weight: Any, bias: Any, n: int, c: int, area: int, group: int, eps: float
 ) -> tuple[Any, Any, Any]:
     """The input normed over each group of channels, the means and 1 / the deviations."""
-    x = wide(input).reshape(N, group, -1)
+    x = wide(input).reshape(n, group, -1)
     mean, rstd = _moments(x, (2,), eps)
-    out = ((x - mean) * rstd).reshape(N, C, HxW)
-    out = out if weight is None else out * wide(weight).reshape(C, 1)
-    out = out if bias is None else out + wide(bias).reshape(C, 1)
+    out = ((x - mean) * rstd).reshape(n, c, area)
+    out = out if weight is None else out * wide(weight).reshape(c, 1)
+    out = out if bias is None else out + wide(bias).reshape(c, 1)
     return out.reshape(input.shape), mean[..., 0], rstd[..., 0]
 
 
@@ -79,19 +79,19 @@ def native_group_norm_backward(
     mean: Any,
     rstd: Any,
     weight: Any,
-    N: int,
-    C: int,
-    HxW: int,
+    n: int,
+    c: int,
+    area: int,
     group: int,
     output_mask: Any,
 ) -> tuple[Any, Any, Any]:
     """The gradients of input, weight and bias, of which the mask asks."""
-    grad, x = wide(grad_out).reshape(N, C, HxW), wide(input).reshape(N, group, -1)
-    mean, rstd = wide(mean).reshape(N, group, 1), wide(rstd).reshape(N, group, 1)
+    grad, x = wide(grad_out).reshape(n, c, area), wide(input).reshape(n, group, -1)
+    mean, rstd = wide(mean).reshape(n, group, 1), wide(rstd).reshape(n, group, 1)
     normed = (x - mean) * rstd
     grad_x = grad_w = grad_b = None
     if output_mask[0]:
-        scaled = grad if weight is None else grad * wide(weight).reshape(C, 1)
+        scaled = grad if weight is None else grad * wide(weight).reshape(c, 1)
         scaled = scaled.reshape(x.shape)
         about = normed * jnp.mean(scaled * normed, 2, keepdims=True)
         grad_x = rstd * (scaled - jnp.mean(scaled, 2, keepdims=True) - about)
