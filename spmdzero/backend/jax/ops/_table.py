@@ -17,7 +17,9 @@ def lowers(*names: str) -> Callable[[F], F]:
 
     def enter(function: F) -> F:
         for name in names:
-            key = f"aten.{name}" if "." in name else f"aten.{name}.default"
+            # The decompositions of torch end in a few ops of prims.
+            full = name if name.startswith("prims.") else f"aten.{name}"
+            key = full if full.count(".") == 2 else f"{full}.default"
             if key in _TABLE:
                 raise ValueError(f"{key} is lowered twice")
             _TABLE[key] = function

@@ -35,7 +35,7 @@ def _convolved(
     )
 
 
-@lowers("convolution", "convolution_overrideable")
+@lowers("convolution")
 def convolution(
     input: Any,
     weight: Any,
@@ -72,7 +72,7 @@ def convolution(
     return out if batched else out[0]
 
 
-@lowers("convolution_backward", "convolution_backward_overrideable")
+@lowers("convolution_backward")
 def convolution_backward(
     grad_output: Any,
     input: Any,

@@ -17,7 +17,7 @@ def _or_default(dtype: Any) -> Any:
     return jax_dtype(torch.get_default_dtype() if dtype is None else dtype)
 
 
-@lowers("zeros", "empty.memory_format")
+@lowers("zeros", "empty.memory_format", "_efficientzerotensor")
 def zeros(size: Any, *, dtype: Any = None, **_: Any) -> Any:
     """0 everywhere."""
     return jnp.zeros(tuple(size), _or_default(dtype))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import jax.scipy.linalg as jsl
 from jax import lax
 
+from spmdzero.backend.jax.ops._dtypes import wide
 from spmdzero.backend.jax.ops._table import lowers
 
 
@@ -216,4 +217,4 @@ def eigh(a: Any, uplo: str = "L", compute_v: bool = True) -> tuple[Any, Any]:
 @lowers("linalg_matrix_exp")
 def matrix_exp(self: Any) -> Any:
     """The exponential of a matrix."""
-    return jnp.vectorize(jsl.expm, signature="(n,n)->(n,n)")(self)
+    return jnp.vectorize(jsl.expm, signature="(n,n)->(n,n)")(wide(self))

@@ -15,6 +15,7 @@ from spmdzero.backend.jax.ops._dtypes import (
     math_dtype,
 )
 from spmdzero.backend.jax.ops._table import lowers
+from spmdzero.backend.jax.ops.activations import gelu, relu
 
 
 def product(a: Any, b: Any, contract: tuple[Any, Any], batch: tuple[Any, Any] = ((), ())) -> Any:
@@ -99,8 +100,6 @@ def addmm_activation(
     self: Any, mat1: Any, mat2: Any, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False
 ) -> Any:
     """The activation of `addmm`."""
-    from spmdzero.backend.jax.ops.activations import gelu, relu
-
     out = addmm(self, mat1, mat2, beta, alpha)
     return gelu(out, "tanh") if use_gelu else relu(out)
 

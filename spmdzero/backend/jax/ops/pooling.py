@@ -224,7 +224,6 @@ def _enter_adaptive(dims: int) -> None:
         return _to_places(grad_output, self.shape, indices, dims)
 
 
-for _dims in (1, 2, 3):
-    _enter_avg_pool(_dims)
 for _dims in (2, 3):
+    _enter_avg_pool(_dims)
     _enter_adaptive(_dims)

@@ -112,15 +112,14 @@ def neg(self: Any) -> Any:
     return jnp.negative(self)
 
 
-@lowers("positive", "alias", "detach", "lift_fresh", "lift_fresh_copy", "lift", "alias_copy")
-@lowers("detach_copy", "resolve_conj", "resolve_neg", "_neg_view", "contiguous")
+@lowers("alias", "alias_copy", "detach", "detach_copy", "lift", "lift_fresh", "lift_fresh_copy")
 def same(self: Any, **_: Any) -> Any:
     """self."""
     return self
 
 
 # An array holds no lazy sign: torch's flag on a view is a negation here.
-lowers("_neg_view_copy")(neg)
+lowers("_neg_view", "_neg_view_copy")(neg)
 
 
 @lowers("clone")
@@ -239,7 +238,7 @@ def view_as_complex(self: Any) -> Any:
     return complex_(self[..., 0], self[..., 1])
 
 
-@lowers("_to_copy", "to.dtype")
+@lowers("_to_copy", "prims.convert_element_type")
 def to_copy(self: Any, dtype: Any = None, *_: Any, **__: Any) -> Any:
     """self in another dtype; the device, the layout and the rest mean nothing here."""
     return cast(self, dtype)
