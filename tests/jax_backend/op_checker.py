@@ -34,6 +34,9 @@ TOLERANCE = {
 # Near the poles of the negative integers what is left of x - n is its last bits.
 LOOSE = {"aten.polygamma.default": (2e-2, 2e-3)}
 
+# Torch squares the matrix in bfloat16 again and again, and so does what it rounds.
+INCOMPARABLE = {("aten.linalg_matrix_exp.default", torch.bfloat16)}
+
 # What JAX has too: not complex32, nor what is quantized.
 DTYPES = {
     torch.bool,
@@ -223,7 +226,7 @@ class Checker(TorchDispatchMode):
             self.wrong.append(f"{name}{self.shown(args, kwargs)}: {type(error).__name__}: {error}")
             return
         self.exercised.add(name)
-        if name in UNDEFINED:
+        if name in UNDEFINED or (name, *dtypes[:1]) in INCOMPARABLE:
             return
         single = isinstance(theirs, torch.Tensor)
         theirs, ours = ([theirs], [ours]) if single else (list(theirs), list(ours))

@@ -33,8 +33,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 
-# Compiling is what the time goes for: 5 shapes of each op are enough to see its rules.
-CHECKER = Checker(most=5)
+# Compiling is what the time goes for: 2 shapes of each op are enough to see its rules.
+CHECKER = Checker(most=2)
 EVERY = Checker()
 RAN = set()
 
@@ -62,9 +62,10 @@ def _run(op, dtype, most, checker):
                 if outs and inputs:
                     ones = [torch.ones_like(x) * 0.7 for x in outs]
                     torch.autograd.grad(outs, inputs, ones, allow_unused=True)
-        except (RuntimeError, TypeError, NotImplementedError, ValueError) as error:
-            # What torch itself refuses (a sparse sample, a dtype of a backward kernel).
-            print(f"{op.name}: {type(error).__name__}: {str(error)[:100]}")
+        except (RuntimeError, NotImplementedError):
+            # A sparse tensor of torch's CPU is refused by ops that the mode's own gradients need.
+            if "sparse" not in op.name:
+                raise
     wrong, checker.wrong = checker.wrong, []
     assert not wrong, "\n".join(wrong)
 
@@ -136,7 +137,7 @@ DIRECT = {
     "_upsample_nearest_exact3d_backward": [(BOXES, [2, 2, 4], [1, 3, 3, 1, 5])],
     "all.dims": [(I64 > 0, [0, 1]), (I64 > 0, [1], True)],
     "argsort": [(I64, 1, True)],
-    "argsort.stable": [(I64, 1, False)],
+    "argsort.stable": [(I64, True, 1, True)],
     "bitwise_and.Scalar": [(I64, 6)],
     "bitwise_and.Scalar_Tensor": [(6, I64)],
     "bitwise_left_shift.Scalar_Tensor": [(3, SHIFTS)],
@@ -170,6 +171,7 @@ DIRECT = {
     "searchsorted.Scalar": [(F32[0], 0.1)],
     "select_copy.int": [(F32, 1, -1)],
     "slice_copy.Tensor": [(F32, 1, -3, None, 2)],
+    "sort.stable": [(I64, True, 1, True)],
     "special_zeta.other_scalar": [(F32.abs() + 2, 3.0)],
     "special_zeta.self_scalar": [(3.0, F32.abs() + 2)],
     "split_copy.Tensor": [(F32, 3, 1)],
@@ -187,10 +189,6 @@ DIRECT = {
     "xlogy.Scalar_Other": [(F32, 2.0)],
     "xlogy.Scalar_Self": [(2.0, F32.abs())],
 }
-NAMED = {
-    "sort.stable": (I64, {"stable": True, "dim": 1, "descending": True}),
-    "_efficientzerotensor": ([2, 3], {"dtype": torch.float32}),
-}
 # CUDA's, and what only a decomposition leads to.
 NOT_ON_CPU = {"aten.bmm.dtype", "aten.mm.dtype"}
 
@@ -201,6 +199,11 @@ def _overload(name):
 
 
 def _check(func, args, kwargs):
+    """Compares; arguments that only go by name may be given by their place."""
+    declared = func._schema.arguments
+    named = {d.name: x for d, x in zip(declared, args, strict=False) if d.kwarg_only}
+    args = tuple(x for d, x in zip(declared, args, strict=False) if not d.kwarg_only)
+    kwargs = {**kwargs, **named}
     CHECKER.check(func, args, kwargs)
     wrong, CHECKER.wrong = CHECKER.wrong, []
     assert not wrong, "\n".join(wrong)
@@ -212,11 +215,8 @@ def test_what_the_database_does_not_reach(name):
         _check(_overload(name), args, {})
 
 
-@pytest.mark.parametrize("name", NAMED)
-def test_what_takes_options_by_name(name):
-    value, options = NAMED[name]
-    args = (value,) if isinstance(value, torch.Tensor) or name.startswith("_eff") else value
-    _check(_overload(name), args, options)
+def test_zeros_that_are_no_memory():
+    _check(_overload("_efficientzerotensor"), ([2, 3],), {"dtype": torch.float32})
 
 
 @pytest.mark.parametrize("causal", [True, False])
