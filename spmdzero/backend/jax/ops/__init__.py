@@ -1,0 +1,13 @@
+"""What aten's functional ops compute, of jax arrays: `lowering` of an overload is a function."""
+
+import importlib
+import pkgutil
+
+from spmdzero.backend.jax.ops._dtypes import jax_dtype, torch_dtype
+from spmdzero.backend.jax.ops._table import lowering, table
+
+__all__ = ["jax_dtype", "lowering", "table", "torch_dtype"]
+
+# Importing a family enters its ops into the table.
+for _family in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_family.name}")

@@ -1,0 +1,138 @@
+"""Attention, as torch dispatches it for CPU tensors; distances between rows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from spmdzero.backend.jax.ops._dtypes import wide
+from spmdzero.backend.jax.ops._table import lowers
+from spmdzero.backend.jax.ops.reductions import vector_norm
+
+
+def _attention(
+    query: Any, key: Any, value: Any, causal: bool, mask: Any, scale: float | None
+) -> tuple[Any, Any]:
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    precision = lax.Precision.HIGHEST
+    scores = jnp.einsum("...qd,...kd->...qk", query, key, precision=precision) * scale
+    if mask is not None:
+        scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == bool else scores + wide(mask)
+    if causal:
+        scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -jnp.inf)
+    top = jnp.max(scores, -1, keepdims=True)
+    # A row that is masked whole attends to nothing.
+    top = lax.stop_gradient(jnp.where(top == -jnp.inf, 0, top))
+    exponentials = jnp.exp(scores - top)
+    total = jnp.sum(exponentials, -1, keepdims=True)
+    weights = exponentials / jnp.where(total == 0, 1, total)
+    out = jnp.einsum("...qk,...kd->...qd", weights, value, precision=precision)
+    return out, (jnp.log(total) + top)[..., 0]
+
+
+@lowers("_scaled_dot_product_flash_attention_for_cpu")
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Any = None,
+    scale: float | None = None,
+) -> tuple[Any, Any]:
+    """What each query attends to, and the logarithms of the sums of its exponentials."""
+    if dropout_p:
+        raise NotImplementedError("torch's kernel has no dropout either")
+    return _attention(wide(query), wide(key), wide(value), is_causal, attn_mask, scale)
+
+
+@lowers("_scaled_dot_product_flash_attention_for_cpu_backward")
+def attention_backward(
+    grad_out: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    out: Any,
+    logsumexp: Any,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Any = None,
+    scale: float | None = None,
+) -> tuple[Any, Any, Any]:
+    """The gradients of query, key and value."""
+
+    def forward(q: Any, k: Any, v: Any) -> Any:
+        return _attention(q, k, v, is_causal, attn_mask, scale)[0]
+
+    _, pull = jax.vjp(forward, wide(query), wide(key), wide(value))
+    return pull(wide(grad_out))
+
+
+def _apart(x1: Any, x2: Any) -> Any:
+    return x1[..., :, None, :] - x2[..., None, :, :]
+
+
+@lowers("_cdist_forward")
+def cdist(x1: Any, x2: Any, p: float, compute_mode: int | None) -> Any:
+    """The distance of each row of the one from each row of the other."""
+    size = jnp.abs(_apart(wide(x1), wide(x2)))
+    if p == 0:
+        return jnp.sum(size != 0, -1).astype(size.dtype)
+    if p == math.inf:
+        return jnp.max(size, -1, initial=0)
+    if p == 1:
+        return jnp.sum(size, -1)
+    if p == 2:
+        return jnp.sqrt(jnp.sum(size * size, -1))
+    return jnp.sum(size**p, -1) ** (1 / p)
+
+
+@lowers("_cdist_backward")
+def cdist_backward(grad: Any, x1: Any, x2: Any, p: float, cdist: Any) -> Any:
+    """The gradient of the first rows: of rows that are no distance apart 0."""
+    apart = _apart(wide(x1), wide(x2))
+    grad, far = wide(grad)[..., None], wide(cdist)[..., None]
+    if p == 0:
+        return jnp.zeros_like(apart).sum(-2)
+    if p == 1:
+        each = grad * jnp.sign(apart)
+    elif p == math.inf:
+        each = jnp.where(jnp.abs(apart) == far, grad * jnp.sign(apart), 0)
+    else:
+        safe = jnp.where(far == 0, 1, far)
+        size = jnp.where(apart == 0, 1, jnp.abs(apart))
+        each = jnp.where(
+            (far == 0) | (apart == 0), 0, apart * size ** (p - 2) * grad / safe ** (p - 1)
+        )
+    return jnp.sum(each, -2)
+
+
+@lowers("dist")
+def dist(self: Any, other: Any, p: float = 2) -> Any:
+    """The norm of the difference."""
+    return vector_norm(wide(self) - wide(other), p)
+
+
+@lowers("_trilinear")
+def trilinear(
+    i1: Any,
+    i2: Any,
+    i3: Any,
+    expand1: Any,
+    expand2: Any,
+    expand3: Any,
+    sumdim: Any,
+    unroll_dim: int = 1,
+) -> Any:
+    """The product of three, each with dims of 1 put in, summed over dims."""
+    a, b, c = (
+        jnp.expand_dims(wide(x), tuple(dims))
+        for x, dims in ((i1, expand1), (i2, expand2), (i3, expand3))
+    )
+    return jnp.sum(a * b * c, tuple(sumdim))

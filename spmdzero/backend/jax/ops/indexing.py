@@ -1,0 +1,246 @@
+"""Reading and writing by arrays of indices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from spmdzero.backend.jax.ops._dtypes import cast, dtype_of, is_inexact, wide
+from spmdzero.backend.jax.ops._shapes import at, axis
+from spmdzero.backend.jax.ops._table import lowers
+
+
+def _is_mask(index: Any) -> bool:
+    return index is not None and index.dtype in (jnp.bool_, jnp.uint8)
+
+
+def _selection(indices: Any, count: int | None = None) -> tuple[Any, ...]:
+    """The index of NumPy for torch's list of arrays and Nones.
+
+    How many elements a mask selects is no static shape, unless `count` tells it.
+    """
+    parts: list[Any] = []
+    for index in indices:
+        if not _is_mask(index):
+            parts.append(slice(None) if index is None else index)
+        elif count is None:
+            raise NotImplementedError("what a mask selects has no static shape")
+        else:
+            parts.extend(jnp.nonzero(index, size=count))
+    return tuple(parts)
+
+
+@lowers("index.Tensor", "_unsafe_index.Tensor")
+def index(self: Any, indices: Any) -> Any:
+    """The elements at the indices."""
+    return self[_selection(indices)]
+
+
+@lowers("index_put", "_unsafe_index_put", "_index_put_impl")
+def index_put(
+    self: Any, indices: Any, values: Any, accumulate: bool = False, unsafe: bool = False
+) -> Any:
+    """self with the values at the indices, or with them added there."""
+    values = values.astype(self.dtype)
+    masks = [i for i, index in enumerate(indices) if _is_mask(index)]
+    count = None
+    if masks:
+        place, mask = masks[0], indices[masks[0]].astype(bool)
+        alone = all(x is None for i, x in enumerate(indices) if i != place)
+        after = self.ndim - place - mask.ndim
+        if alone and (values.ndim <= after or values.shape[values.ndim - after - 1] == 1):
+            # One value, or one per trailing dim, for all that the mask selects.
+            shape = values.shape[values.ndim - after :] if after and values.ndim >= after else ()
+            if place == 0:
+                values = values.reshape(shape if values.ndim > after else values.shape)
+                new = self + values if accumulate else jnp.broadcast_to(values, self.shape)
+                return jnp.where(mask.reshape(mask.shape + (1,) * after), new, self)
+        count = values.shape[max(values.ndim - after - 1, 0)] if values.ndim else 1
+    target = self.at[_selection(indices, count)]
+    return target.add(values) if accumulate else target.set(values)
+
+
+@lowers("gather")
+def gather(self: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
+    """The elements of a dim that the index names, at each place."""
+    if self.ndim == 0 or index.ndim == 0:
+        return jnp.broadcast_to(self.reshape(-1)[0], index.shape)
+    place = axis(dim, self.ndim)
+    part = self[tuple(slice(None) if d == place else slice(n) for d, n in enumerate(index.shape))]
+    return jnp.take_along_axis(part, index.astype(jnp.int64), place, mode="clip")
+
+
+def _places(dim: int, index: Any) -> tuple[Any, ...]:
+    """An index of every dim, of which one is given."""
+    return tuple(
+        index if d == axis(dim, index.ndim) else lax.broadcasted_iota(index.dtype, index.shape, d)
+        for d in range(index.ndim)
+    )
+
+
+_UPDATES = {
+    "add": "add",
+    "sum": "add",
+    "mean": "add",
+    "multiply": "multiply",
+    "prod": "multiply",
+    "amax": "max",
+    "amin": "min",
+}
+
+
+@lowers("scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce")
+def scatter(self: Any, dim: int, index: Any, src: Any, *, reduce: str | None = None) -> Any:
+    """self with the source's elements where the index says along a dim."""
+    if self.ndim == 0:
+        return scatter(self[None], 0, index.reshape(-1), _flat(src), reduce=reduce)[0]
+    if index.size == 0:
+        return self
+    if hasattr(src, "ndim") and src.ndim:
+        src = src[tuple(slice(n) for n in index.shape)]
+    target = wide(self).at[_places(dim, index)]
+    src = cast(src, dtype_of(wide(self)))
+    return target.set(src) if reduce is None else getattr(target, _UPDATES[reduce])(src)
+
+
+def _flat(src: Any) -> Any:
+    return src.reshape(-1) if hasattr(src, "reshape") else src
+
+
+@lowers("scatter_add")
+def scatter_add(self: Any, dim: int, index: Any, src: Any) -> Any:
+    """self with the source's elements added where the index says along a dim."""
+    return scatter(self, dim, index, src, reduce="add")
+
+
+@lowers("scatter_reduce.two")
+def scatter_reduce(
+    self: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True
+) -> Any:
+    """As `scatter` with a reduction, of what self holds too or without it."""
+    if self.ndim == 0:
+        whole = scatter_reduce(
+            self[None], 0, index.reshape(-1), _flat(src), reduce, include_self=include_self
+        )
+        return whole[0]
+    if not include_self and index.size:
+        places = self.at[_places(dim, index)]
+        neutral = {"prod": 1, "amax": _least(self), "amin": _most(self)}
+        self = places.set(jnp.asarray(neutral.get(reduce, 0), self.dtype))
+    out = scatter(self, dim, index, src, reduce=reduce)
+    if reduce != "mean":
+        return out
+    counts = jnp.full(self.shape, int(include_self), jnp.int64)
+    counts = jnp.maximum(scatter(counts, dim, index, 1, reduce="add"), 1)
+    return out / counts.astype(out.dtype) if is_inexact(dtype_of(out)) else out // counts
+
+
+def _least(like: Any) -> Any:
+    if is_inexact(dtype_of(like)):
+        return -jnp.inf
+    return False if like.dtype == bool else jnp.iinfo(like.dtype).min
+
+
+def _most(like: Any) -> Any:
+    if is_inexact(dtype_of(like)):
+        return jnp.inf
+    return True if like.dtype == bool else jnp.iinfo(like.dtype).max
+
+
+@lowers("index_select")
+def index_select(self: Any, dim: int, index: Any) -> Any:
+    """The given indices of a dim."""
+    if self.ndim == 0:
+        return self
+    return jnp.take(self, index.reshape(-1), axis(dim, self.ndim), mode="clip")
+
+
+@lowers("index_add")
+def index_add(self: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> Any:
+    """self with alpha times the source added at indices of a dim."""
+    x = wide(jnp.atleast_1d(self))
+    source = source.astype(x.dtype) * cast(alpha, dtype_of(x))
+    place = at(dim, x.ndim, index.reshape(-1))
+    return x.at[place].add(source.reshape(-1) if self.ndim == 0 else source).reshape(self.shape)
+
+
+@lowers("index_copy")
+def index_copy(self: Any, dim: int, index: Any, source: Any) -> Any:
+    """self with the source at indices of a dim."""
+    x = jnp.atleast_1d(self)
+    source = source.reshape(-1) if x.ndim == 1 else source
+    return x.at[at(dim, x.ndim, index.reshape(-1))].set(source).reshape(self.shape)
+
+
+@lowers("index_fill.int_Scalar", "index_fill.int_Tensor")
+def index_fill(self: Any, dim: int, index: Any, value: Any) -> Any:
+    """self with one value at indices of a dim."""
+    x = jnp.atleast_1d(self)
+    value = cast(value, dtype_of(self))
+    return x.at[at(dim, x.ndim, index.reshape(-1))].set(value).reshape(self.shape)
+
+
+@lowers("index_reduce")
+def index_reduce(
+    self: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
+) -> Any:
+    """As `index_add` with another reduction."""
+    if self.ndim == 0:
+        whole = index_reduce(
+            self[None], 0, index.reshape(-1), source.reshape(-1), reduce, include_self=include_self
+        )
+        return whole[0]
+    place = axis(dim, self.ndim)
+    rows = index.reshape((-1,) + (1,) * (self.ndim - 1 - place))
+    return scatter_reduce(
+        self, dim, jnp.broadcast_to(rows, source.shape), source, reduce, include_self=include_self
+    )
+
+
+@lowers("take")
+def take(self: Any, index: Any) -> Any:
+    """The elements at indices of all of them in order."""
+    return self.reshape(-1)[index]
+
+
+@lowers("put")
+def put(self: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
+    """self with the source at indices of all elements in order."""
+    target = wide(self).reshape(-1).at[index]
+    source = source.reshape(index.shape).astype(wide(self).dtype)
+    return (target.add(source) if accumulate else target.set(source)).reshape(self.shape)
+
+
+@lowers("masked_scatter")
+def masked_scatter(self: Any, mask: Any, source: Any) -> Any:
+    """The source's elements, in order, where the mask holds."""
+    shape = jnp.broadcast_shapes(self.shape, mask.shape)
+    mask = jnp.broadcast_to(mask.astype(bool), shape)
+    order = jnp.cumsum(mask.reshape(-1)) - 1
+    if source.size == 0:
+        return jnp.broadcast_to(self, shape)
+    values = source.reshape(-1)[jnp.clip(order, 0, source.size - 1)].reshape(shape)
+    return jnp.where(mask, values, self)
+
+
+@lowers("embedding")
+def embedding(weight: Any, indices: Any, padding_idx: int = -1, *_: Any, **__: Any) -> Any:
+    """The weight's rows at the indices."""
+    return jnp.take(weight, indices, 0, mode="clip")
+
+
+@lowers("embedding_dense_backward")
+def embedding_dense_backward(
+    grad_output: Any, indices: Any, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Any:
+    """The gradients of the rows summed, but that of the padding's row."""
+    grad = wide(grad_output).reshape(-1, grad_output.shape[-1])
+    rows = indices.reshape(-1).astype(jnp.int64)
+    if scale_grad_by_freq:
+        counts = jnp.zeros(num_weights, jnp.int64).at[rows].add(1)
+        grad = grad / counts[rows][:, None].astype(grad.dtype)
+    # A row of no weight is dropped: so goes the padding's gradient.
+    rows = jnp.where(rows == padding_idx, num_weights, rows) if padding_idx >= 0 else rows
+    return jnp.zeros((num_weights, grad.shape[1]), grad.dtype).at[rows].add(grad, mode="drop")

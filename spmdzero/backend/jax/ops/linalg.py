@@ -1,0 +1,220 @@
+"""Decompositions and solutions of linear systems, by what JAX has of LAPACK."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import jax.scipy.linalg as jsl
+from jax import lax
+
+from spmdzero.backend.jax.ops._dtypes import wide
+from spmdzero.backend.jax.ops._table import lowers
+
+
+def _adjoint(a: Any) -> Any:
+    return jnp.conj(jnp.swapaxes(a, -1, -2))
+
+
+def _turned(a: Any) -> Any:
+    """What torch factorizes of a contiguous real matrix: its transpose, which LAPACK reads."""
+    return a if jnp.iscomplexobj(a) else jnp.swapaxes(a, -1, -2)
+
+
+def _info(a: Any) -> Any:
+    return jnp.zeros(a.shape[:-2], jnp.int32)
+
+
+def _lu(a: Any) -> tuple[Any, Any, Any]:
+    """The LU, torch's pivots, which count from 1, and the permutation."""
+    lu, pivots, permutation = lax.linalg.lu(a)
+    return lu, pivots.astype(jnp.int32) + 1, permutation
+
+
+@lowers("linalg_cholesky_ex")
+def cholesky_ex(self: Any, *, upper: bool = False, check_errors: bool = False) -> tuple[Any, Any]:
+    """The Cholesky factor."""
+    return cholesky(self, upper), _info(self)
+
+
+@lowers("cholesky")
+def cholesky(self: Any, upper: bool = False) -> Any:
+    """The Cholesky factor."""
+    # Torch reads one triangle only: the other need not be its mirror.
+    a = _adjoint(self) if upper else self
+    lower = lax.linalg.cholesky(a, symmetrize_input=False)
+    return _adjoint(lower) if upper else lower
+
+
+@lowers("linalg_inv_ex")
+def inv_ex(a: Any, *, check_errors: bool = False) -> tuple[Any, Any]:
+    """The inverse."""
+    return jnp.linalg.inv(a), _info(a)
+
+
+@lowers("_linalg_slogdet")
+def slogdet(a: Any) -> tuple[Any, Any, Any, Any]:
+    """The determinant's sign and logarithm, and the LU."""
+    lu, pivots, _ = _lu(_turned(a))
+    diagonal = jnp.diagonal(lu, axis1=-2, axis2=-1)
+    size = jnp.abs(diagonal)
+    sign = jnp.prod(diagonal / jnp.where(size == 0, 1, size), -1) * _parity(pivots, lu.dtype)
+    return sign, jnp.sum(jnp.log(size), -1), lu, pivots
+
+
+def _parity(pivots: Any, dtype: Any) -> Any:
+    swaps = jnp.sum(pivots != jnp.arange(1, pivots.shape[-1] + 1), -1)
+    return jnp.where(swaps % 2 == 0, 1, -1).astype(dtype)
+
+
+@lowers("_linalg_det")
+def det(a: Any) -> tuple[Any, Any, Any]:
+    """The determinant, and the LU."""
+    lu, pivots, _ = _lu(_turned(a))
+    diagonal = jnp.diagonal(lu, axis1=-2, axis2=-1)
+    return jnp.prod(diagonal, -1) * _parity(pivots, lu.dtype), lu, pivots
+
+
+@lowers("linalg_lu_factor_ex")
+def lu_factor_ex(a: Any, *, pivot: bool = True, check_errors: bool = False) -> tuple[Any, Any, Any]:
+    """The LU and its pivots."""
+    if not pivot:
+        raise NotImplementedError("JAX has no LU without pivots")
+    lu, pivots, _ = _lu(a)
+    return lu, pivots, _info(a)
+
+
+def _lower(lu: Any, columns: int) -> Any:
+    return jnp.tril(lu[..., :columns], -1) + jnp.eye(lu.shape[-2], columns, dtype=lu.dtype)
+
+
+@lowers("linalg_lu")
+def lu(a: Any, *, pivot: bool = True) -> tuple[Any, Any, Any]:
+    """The permutation and the two factors."""
+    if not pivot:
+        raise NotImplementedError("JAX has no LU without pivots")
+    factors, _, permutation = _lu(a)
+    k = min(a.shape[-2:])
+    rows = permutation[..., None, :] == jnp.arange(a.shape[-2])[:, None]
+    return rows.astype(a.dtype), _lower(factors, k), jnp.triu(factors[..., :k, :])
+
+
+def _triangular(
+    a: Any, b: Any, *, left: bool, lower: bool, turn: bool = False, unit: bool = False
+) -> Any:
+    batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return lax.linalg.triangular_solve(
+        jnp.broadcast_to(a, batch + a.shape[-2:]),
+        jnp.broadcast_to(b, batch + b.shape[-2:]),
+        left_side=left,
+        lower=lower,
+        transpose_a=turn,
+        conjugate_a=turn,
+        unit_diagonal=unit,
+    )
+
+
+@lowers("linalg_solve_triangular")
+def solve_triangular(
+    self: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> Any:
+    """What a triangular matrix takes to b."""
+    return _triangular(self, b, left=left, lower=not upper, unit=unitriangular)
+
+
+@lowers("triangular_solve")
+def triangular_solve(
+    self: Any, a: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> tuple[Any, Any]:
+    """What a triangular matrix takes to self, and that matrix."""
+    matrix = jnp.swapaxes(a, -1, -2) if transpose else a
+    lower = upper if transpose else not upper
+    return _triangular(matrix, self, left=True, lower=lower, unit=unitriangular), a
+
+
+@lowers("_linalg_solve_ex")
+def solve_ex(
+    a: Any, b: Any, *, left: bool = True, check_errors: bool = False
+) -> tuple[Any, Any, Any, Any]:
+    """What the matrix takes to b, and the LU."""
+    vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
+    right = b[..., None] if vector else b
+    batch = jnp.broadcast_shapes(a.shape[:-2], right.shape[:-2])
+    whole = jnp.broadcast_to(a, batch + a.shape[-2:])
+    right = jnp.broadcast_to(right, batch + right.shape[-2:])
+    if left:
+        out = jnp.linalg.solve(whole, right)
+    else:
+        out = jnp.swapaxes(
+            jnp.linalg.solve(jnp.swapaxes(whole, -1, -2), jnp.swapaxes(right, -1, -2)), -1, -2
+        )
+    factors, pivots, _ = _lu(_turned(a))
+    return out[..., 0] if vector else out, factors, pivots, _info(a)
+
+
+@lowers("linalg_lu_solve")
+def lu_solve(lu: Any, pivots: Any, b: Any, *, left: bool = True, adjoint: bool = False) -> Any:
+    """What the matrix of this LU takes to b."""
+    if not left:
+        out = lu_solve(lu, pivots, _adjoint(b), adjoint=not adjoint)
+        return _adjoint(out)
+    size = lu.shape[-1]
+    permutation = lax.linalg.lu_pivots_to_permutation(pivots - 1, size)
+    batch = jnp.broadcast_shapes(lu.shape[:-2], b.shape[:-2])
+    permutation = jnp.broadcast_to(permutation, (*batch, size))
+    b = jnp.broadcast_to(b, batch + b.shape[-2:])
+    if adjoint:
+        out = _triangular(lu, b, left=True, lower=False, turn=True)
+        out = _triangular(lu, out, left=True, lower=True, turn=True, unit=True)
+        return jnp.take_along_axis(out, jnp.argsort(permutation, -1)[..., None], -2)
+    b = jnp.take_along_axis(b, permutation[..., None], -2)
+    out = _triangular(lu, b, left=True, lower=True, unit=True)
+    return _triangular(lu, out, left=True, lower=False)
+
+
+@lowers("cholesky_solve")
+def cholesky_solve(self: Any, input2: Any, upper: bool = False) -> Any:
+    """What the matrix of this Cholesky factor takes to self."""
+    lower = _adjoint(input2) if upper else input2
+    out = _triangular(lower, self, left=True, lower=True)
+    return _triangular(lower, out, left=True, lower=True, turn=True)
+
+
+@lowers("cholesky_inverse")
+def cholesky_inverse(self: Any, upper: bool = False) -> Any:
+    """The inverse of the matrix of this Cholesky factor."""
+    one = jnp.broadcast_to(jnp.eye(self.shape[-1], dtype=self.dtype), self.shape)
+    return cholesky_solve(one, self, upper)
+
+
+@lowers("linalg_qr")
+def qr(a: Any, mode: str = "reduced") -> tuple[Any, Any]:
+    """The orthogonal and the triangular factor."""
+    if mode == "r":
+        return jnp.zeros(0, a.dtype), jnp.linalg.qr(a, mode="r")
+    q, r = jnp.linalg.qr(a, mode=mode)
+    return q, r
+
+
+@lowers("_linalg_svd")
+def svd(
+    a: Any, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
+) -> tuple[Any, Any, Any]:
+    """The singular values, and their vectors if asked for."""
+    if compute_uv:
+        u, s, vh = jnp.linalg.svd(a, full_matrices=full_matrices)
+        return u, s, vh
+    return jnp.zeros(0, a.dtype), jnp.linalg.svd(a, compute_uv=False), jnp.zeros(0, a.dtype)
+
+
+@lowers("_linalg_eigh")
+def eigh(a: Any, uplo: str = "L", compute_v: bool = True) -> tuple[Any, Any]:
+    """The eigenvalues, and their vectors if asked for."""
+    values, vectors = jnp.linalg.eigh(a, UPLO=uplo.upper(), symmetrize_input=False)
+    return values, vectors if compute_v else jnp.zeros(0, a.dtype)
+
+
+@lowers("linalg_matrix_exp")
+def matrix_exp(self: Any) -> Any:
+    """The exponential of a matrix."""
+    return jnp.vectorize(jsl.expm, signature="(n,n)->(n,n)")(wide(self))

@@ -1,0 +1,111 @@
+"""Products of matrices: float32 is multiplied as float32, half precision accumulates in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from spmdzero.backend.jax.ops._dtypes import (
+    cast,
+    dtype_of,
+    is_inexact,
+    jax_dtype,
+    math_dtype,
+)
+from spmdzero.backend.jax.ops._table import lowers
+from spmdzero.backend.jax.ops.activations import gelu, relu
+
+
+def product(a: Any, b: Any, contract: tuple[Any, Any], batch: tuple[Any, Any] = ((), ())) -> Any:
+    """dot_general of one dtype, accumulated and returned in what torch's kernels compute in."""
+    wide = jax_dtype(math_dtype(dtype_of(a)))
+    return lax.dot_general(
+        a,
+        b,
+        (contract, batch),
+        precision=lax.Precision.HIGHEST,
+        preferred_element_type=wide,
+    )
+
+
+@lowers("mm", "mm.dtype")
+def mm(self: Any, mat2: Any, out_dtype: Any = None) -> Any:
+    """The product of two matrices."""
+    return product(self, mat2, ((1,), (0,)))
+
+
+@lowers("bmm", "bmm.dtype")
+def bmm(self: Any, mat2: Any, out_dtype: Any = None) -> Any:
+    """The products of two batches of matrices."""
+    return product(self, mat2, ((2,), (1,)), ((0,), (0,)))
+
+
+@lowers("mv")
+def mv(self: Any, vec: Any) -> Any:
+    """The product of a matrix and a vector."""
+    return product(self, vec, ((1,), (0,)))
+
+
+@lowers("dot")
+def dot(self: Any, tensor: Any) -> Any:
+    """The product of two vectors."""
+    return product(self, tensor, ((0,), (0,)))
+
+
+@lowers("vdot")
+def vdot(self: Any, other: Any) -> Any:
+    """The product of two vectors, the first conjugated."""
+    return dot(jnp.conj(self), other)
+
+
+def _plus(self: Any, out: Any, beta: Any, alpha: Any) -> Any:
+    """beta * self + alpha * out, rounded once by the caller; self is not read where beta is 0."""
+    if not is_inexact(dtype_of(out)):
+        beta, alpha = int(beta), int(alpha)
+    out = out if alpha == 1 else out * cast(alpha, dtype_of(out))
+    if beta == 0:
+        return out
+    self = self.astype(out.dtype)
+    return out + (self if beta == 1 else self * cast(beta, dtype_of(out)))
+
+
+@lowers("addmm")
+def addmm(self: Any, mat1: Any, mat2: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+    """beta * self + alpha * (mat1 @ mat2)."""
+    return _plus(self, mm(mat1, mat2), beta, alpha)
+
+
+@lowers("baddbmm")
+def baddbmm(self: Any, batch1: Any, batch2: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+    """beta * self + alpha * (batch1 @ batch2)."""
+    return _plus(self, bmm(batch1, batch2), beta, alpha)
+
+
+@lowers("addbmm")
+def addbmm(self: Any, batch1: Any, batch2: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+    """beta * self + alpha times the sum of the products of the batches."""
+    return _plus(self, product(batch1, batch2, ((0, 2), (0, 1))), beta, alpha)
+
+
+@lowers("addmv")
+def addmv(self: Any, mat: Any, vec: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+    """beta * self + alpha * (mat @ vec)."""
+    return _plus(self, mv(mat, vec), beta, alpha)
+
+
+@lowers("_addmm_activation")
+def addmm_activation(
+    self: Any, mat1: Any, mat2: Any, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False
+) -> Any:
+    """The activation of `addmm`."""
+    out = addmm(self, mat1, mat2, beta, alpha)
+    return gelu(out, "tanh") if use_gelu else relu(out)
+
+
+@lowers("linear")
+def linear(input: Any, weight: Any, bias: Any = None) -> Any:
+    """input @ weight.T + bias."""
+    out = product(input, weight, ((input.ndim - 1,), (weight.ndim - 1,)))
+    return out if bias is None else out + bias.astype(out.dtype)

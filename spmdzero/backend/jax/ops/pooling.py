@@ -1,0 +1,229 @@
+"""Pooling over windows and adaptive pooling, with their backward passes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from spmdzero.backend.jax.ops._dtypes import dtype_of, is_inexact, wide
+from spmdzero.backend.jax.ops._shapes import several
+from spmdzero.backend.jax.ops._table import lowers
+
+
+def _count(length: int, kernel: int, stride: int, pad: int, dilation: int, ceil: bool) -> int:
+    """How many windows torch takes of a dim."""
+    span = length + 2 * pad - dilation * (kernel - 1) - 1
+    count = (span + (stride - 1 if ceil else 0)) // stride + 1
+    return count - 1 if ceil and (count - 1) * stride >= length + pad else count
+
+
+def _least(like: Any) -> Any:
+    return -jnp.inf if is_inexact(dtype_of(like)) else jnp.iinfo(like.dtype).min
+
+
+def _max_pool(
+    x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, dims: int
+) -> tuple[Any, Any]:
+    kernel = several(kernel, dims)
+    stride = several(stride, dims) if stride else kernel
+    padding, dilation = several(padding, dims), several(dilation, dims)
+    spatial = x.shape[-dims:]
+    out = [_count(*v, ceil) for v in zip(spatial, kernel, stride, padding, dilation, strict=True)]
+    pads = [(0, 0)] * (x.ndim - dims)
+    for n, count, k, s, p, d in zip(spatial, out, kernel, stride, padding, dilation, strict=True):
+        pads.append((p, max(0, (count - 1) * s + d * (k - 1) + 1 - n - p)))
+    low = _least(x)
+    padded = jnp.pad(x, pads, constant_values=low)
+    places = jnp.pad(
+        jnp.arange(math.prod(spatial)).reshape(spatial), pads[-dims:], constant_values=-1
+    )
+    best = where = None
+    # Of each place in the window one strided part: XLA fuses the comparisons of all of them.
+    for offsets in itertools.product(*(range(k) for k in kernel)):
+        window = tuple(
+            slice(o * d, o * d + (count - 1) * s + 1, s)
+            for o, d, count, s in zip(offsets, dilation, out, stride, strict=True)
+        )
+        value, place = padded[(..., *window)], places[window]
+        if best is None:
+            best, where = value, jnp.broadcast_to(place, value.shape)
+            continue
+        # The padding is below everything, but -inf itself may be the largest.
+        better = (value > best) | (value != value) | ((where < 0) & (place >= 0))
+        best, where = jnp.where(better, value, best), jnp.where(better, place, where)
+    return best, where
+
+
+@lowers("max_pool2d_with_indices")
+def max_pool2d(
+    self: Any,
+    kernel_size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> tuple[Any, Any]:
+    """The largest of each window, and where in its plane it is."""
+    return _max_pool(self, kernel_size, stride, padding, dilation, ceil_mode, 2)
+
+
+@lowers("max_pool3d_with_indices")
+def max_pool3d(
+    self: Any,
+    kernel_size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> tuple[Any, Any]:
+    """The largest of each window, and where in its volume it is."""
+    return _max_pool(self, kernel_size, stride, padding, dilation, ceil_mode, 3)
+
+
+def _to_places(grad: Any, shape: Any, indices: Any, dims: int) -> Any:
+    """The gradients summed at the places that were selected."""
+    rows, size = math.prod(shape[:-dims]), math.prod(shape[-dims:])
+    row = jnp.arange(rows)[:, None]
+    where, grad = indices.reshape(rows, -1), wide(grad).reshape(rows, -1)
+    return jnp.zeros((rows, size), grad.dtype).at[row, where].add(grad).reshape(shape)
+
+
+@lowers("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
+def max_pool_backward(
+    grad_output: Any,
+    self: Any,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: bool,
+    indices: Any,
+) -> Any:
+    """The gradient of the max pools, of as many dims as the kernel is given in."""
+    return _to_places(grad_output, self.shape, indices, len(kernel_size))
+
+
+def _avg_pool(
+    x: Any,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    ceil: bool,
+    include: bool,
+    divisor: Any,
+    dims: int,
+) -> Any:
+    kernel = several(kernel, dims)
+    stride = several(stride, dims) if stride else kernel
+    padding = several(padding, dims)
+    front = x.ndim - dims
+    pads, area = [(0, 0)] * front, np.ones((), np.int64)
+    for n, k, s, p in zip(x.shape[-dims:], kernel, stride, padding, strict=True):
+        count = _count(n, k, s, p, 1, ceil)
+        pads.append((p, max(0, (count - 1) * s + k - n - p)))
+        start = np.arange(count) * s - p
+        end = np.minimum(start + k, n + p)
+        if not include:
+            start, end = np.maximum(start, 0), np.minimum(end, n)
+        area = area[..., None] * (end - start)
+    total = lax.reduce_window(
+        x,
+        np.zeros((), x.dtype)[()],
+        lax.add,
+        (1,) * front + kernel,
+        (1,) * front + stride,
+        pads,
+    )
+    # A right padding less than what ceil_mode needs can leave one window more than torch takes.
+    total = total[(..., *(slice(n) for n in area.shape))]
+    return total / (jnp.asarray(area, x.dtype) if divisor is None else divisor)
+
+
+def _enter_avg_pool(dims: int) -> None:
+    @lowers(f"avg_pool{dims}d")
+    def avg_pool(
+        self: Any,
+        kernel_size: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: Any = None,
+    ) -> Any:
+        options = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+        return _avg_pool(wide(self), *options, dims)
+
+    @lowers(f"avg_pool{dims}d_backward")
+    def avg_pool_backward(grad_output: Any, self: Any, *options: Any) -> Any:
+        _, pull = jax.vjp(lambda x: _avg_pool(x, *options, dims), wide(self))
+        return pull(wide(grad_output))[0]
+
+
+def _bounds(length: int, count: int) -> list[tuple[int, int]]:
+    """Where each adaptive window starts and ends."""
+    return [(i * length // count, -(-(i + 1) * length // count)) for i in range(count)]
+
+
+def mapped(x: Any, matrices: Any) -> Any:
+    """A matrix applied to each of the last dims."""
+    for d, matrix in enumerate(matrices, x.ndim - len(matrices)):
+        matrix = jnp.asarray(matrix, x.dtype)
+        out = lax.dot_general(x, matrix, (((d,), (1,)), ((), ())), lax.Precision.HIGHEST)
+        x = jnp.moveaxis(out, -1, d)
+    return x
+
+
+def _means(length: int, count: int) -> Any:
+    matrix = np.zeros((count, length))
+    for i, (start, end) in enumerate(_bounds(length, count)):
+        matrix[i, start:end] = 1 / (end - start)
+    return matrix
+
+
+def _adaptive_max(x: Any, size: Any) -> tuple[Any, Any]:
+    dims = len(size)
+    spatial = x.shape[-dims:]
+    windows = [_bounds(n, count) for n, count in zip(spatial, size, strict=True)]
+    groups = []
+    for chosen in itertools.product(*windows):
+        grid = np.meshgrid(*(np.arange(a, b) for a, b in chosen), indexing="ij")
+        groups.append(np.ravel_multi_index([g.ravel() for g in grid], spatial))
+    longest = max((len(g) for g in groups), default=1)
+    # A short window names its last place again.
+    table = np.stack([np.pad(g, (0, longest - len(g)), mode="edge") for g in groups])
+    values = x.reshape(*x.shape[:-dims], -1)[..., table]
+    pick = jnp.argmax(values, -1)
+    where = jnp.asarray(table)[jnp.arange(len(groups)), pick]
+    shape = (*x.shape[:-dims], *size)
+    return jnp.max(values, -1).reshape(shape), where.reshape(shape)
+
+
+def _enter_adaptive(dims: int) -> None:
+    @lowers(f"_adaptive_avg_pool{dims}d")
+    def avg(self: Any, output_size: Any) -> Any:
+        sizes = zip(self.shape[-dims:], output_size, strict=True)
+        return mapped(wide(self), [_means(n, count) for n, count in sizes])
+
+    @lowers(f"_adaptive_avg_pool{dims}d_backward")
+    def avg_backward(grad_output: Any, self: Any) -> Any:
+        sizes = zip(self.shape[-dims:], grad_output.shape[-dims:], strict=True)
+        return mapped(wide(grad_output), [_means(n, count).T for n, count in sizes])
+
+    @lowers(f"adaptive_max_pool{dims}d")
+    def top(self: Any, output_size: Any) -> tuple[Any, Any]:
+        return _adaptive_max(self, tuple(output_size))
+
+    @lowers(f"adaptive_max_pool{dims}d_backward")
+    def top_backward(grad_output: Any, self: Any, indices: Any) -> Any:
+        return _to_places(grad_output, self.shape, indices, dims)
+
+
+for _dims in (2, 3):
+    _enter_avg_pool(_dims)
+    _enter_adaptive(_dims)

@@ -1,0 +1,113 @@
+"""What writes into a part of an array: the scatters of views, and the views' backward passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from spmdzero.backend.jax.ops._dtypes import dtype_of, jax_dtype, math_dtype
+from spmdzero.backend.jax.ops._shapes import at, axis, clipped
+from spmdzero.backend.jax.ops._table import lowers
+from spmdzero.backend.jax.ops.views import diagonal, unfold
+
+
+@lowers("select_scatter")
+def select_scatter(self: Any, src: Any, dim: int, index: int) -> Any:
+    """self with src at one index of a dim."""
+    return self.at[at(dim, self.ndim, index)].set(src.astype(self.dtype))
+
+
+@lowers("slice_scatter")
+def slice_scatter(
+    self: Any,
+    src: Any,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Any:
+    """self with src in a part of a dim."""
+    low, high = clipped(start, end, self.shape[axis(dim, self.ndim)])
+    return self.at[at(dim, self.ndim, slice(low, high, step))].set(src.astype(self.dtype))
+
+
+def _places(shape: Any) -> Any:
+    size = 1
+    for n in shape:
+        size *= n
+    return jnp.arange(size).reshape(shape)
+
+
+@lowers("diagonal_scatter")
+def diagonal_scatter(self: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """self with src on a diagonal."""
+    where = diagonal(_places(self.shape), offset, dim1, dim2)
+    return self.reshape(-1).at[where].set(src.astype(self.dtype)).reshape(self.shape)
+
+
+def _strided(size: Any, stride: Any, offset: int | None) -> Any:
+    """The places in storage of an array of these sizes and strides."""
+    where = jnp.asarray(offset or 0)
+    for n, step in zip(size, stride, strict=True):
+        where = where[..., None] + jnp.arange(n) * step
+    return where
+
+
+@lowers("as_strided", "as_strided_copy")
+def as_strided(self: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
+    """The elements at these places of the storage, as which self's elements in order are taken.
+
+    A tensor that is not contiguous, or that is part of a storage, must be given as the array of
+    the whole storage: an array has no strides.
+    """
+    flat, expected = self.reshape(-1), 1
+    contiguous = True
+    for n, step in zip(reversed(size), reversed(stride), strict=True):
+        contiguous = contiguous and (n == 1 or step == expected)
+        expected *= n
+    if contiguous:
+        return flat[(storage_offset or 0) : (storage_offset or 0) + expected].reshape(tuple(size))
+    return flat[_strided(size, stride, storage_offset)]
+
+
+@lowers("as_strided_scatter")
+def as_strided_scatter(
+    self: Any, src: Any, size: Any, stride: Any, storage_offset: int | None = None
+) -> Any:
+    """self, of which the same holds as for `as_strided`, with src at these places."""
+    where = _strided(size, stride, storage_offset)
+    return self.reshape(-1).at[where].set(src.astype(self.dtype)).reshape(self.shape)
+
+
+@lowers("select_backward")
+def select_backward(grad_output: Any, input_sizes: Any, dim: int, index: int) -> Any:
+    """The gradient at the index, else 0."""
+    return select_scatter(_nothing(grad_output, input_sizes), grad_output, dim, index)
+
+
+@lowers("slice_backward")
+def slice_backward(
+    grad_output: Any, input_sizes: Any, dim: int, start: int, end: int, step: int
+) -> Any:
+    """The gradient in the slice, else 0."""
+    return slice_scatter(_nothing(grad_output, input_sizes), grad_output, dim, start, end, step)
+
+
+@lowers("diagonal_backward")
+def diagonal_backward(grad_output: Any, input_sizes: Any, offset: int, dim1: int, dim2: int) -> Any:
+    """The gradient on the diagonal, else 0."""
+    return diagonal_scatter(_nothing(grad_output, input_sizes), grad_output, offset, dim1, dim2)
+
+
+@lowers("unfold_backward")
+def unfold_backward(grad_in: Any, input_sizes: Any, dim: int, size: int, step: int) -> Any:
+    """The gradients of the windows, summed where they overlap."""
+    wide = jnp.zeros(input_sizes, jax_dtype(math_dtype(dtype_of(grad_in))))
+    _, pull = jax.vjp(lambda x: unfold(x, dim, size, step), wide)
+    return pull(grad_in.astype(wide.dtype))[0]
+
+
+def _nothing(like: Any, sizes: Any) -> Any:
+    return jnp.zeros(tuple(sizes), like.dtype)
