@@ -92,8 +92,13 @@ class JaxAround:
 @contextlib.contextmanager
 def _without_own_kernels() -> Iterator[None]:
     # C++ takes the tensors for the CPU's, for which it has libraries with operations of their own.
-    with torch.backends.mkldnn.flags(enabled=False):
+    # Its setter warns of a device that is of no concern.
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
         yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 def _autocast(dtype: torch.dtype | None) -> contextlib.AbstractContextManager[object]:

@@ -72,12 +72,14 @@ _ALIASES = {_aten.alias.default, _aten.detach.default}
 
 def compute(func: Any, *args: Any, **kwargs: Any) -> Any:
     """The values that an operation of values has, recorded."""
-    metas = _map(args, kwargs, Value, lambda v: torch.empty(v.shape, dtype=v.dtype, device="meta"))
-    made = func(*metas[0], **metas[1])
-    forms = made if isinstance(made, list | tuple) else [made]
+    given = _map(args, kwargs, Value, over)
     op = AtenOp.of(func)
-    assert op is not None
-    outputs = record(op, args, kwargs, [(tuple(m.shape), m.dtype) for m in forms])
+    if op is None:
+        made = _decomposed(func, *given)
+        return list(map(value_of, made)) if isinstance(made, list | tuple) else value_of(made)
+    made = meta_result(func, *given)
+    metas = made if isinstance(made, list | tuple) else [made]
+    outputs = record(op, args, kwargs, [(tuple(m.shape), m.dtype) for m in metas])
     return list(outputs) if isinstance(made, list | tuple) else outputs[0]
 
 
@@ -96,7 +98,9 @@ def _recorded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @functools.cache
 def _decompositions() -> Mapping[Any, Any]:
-    return core_aten_decompositions()
+    table = core_aten_decompositions()
+    # It isn't a whole dict: its `get` finds nothing.
+    return {func: table[func] for func in table}
 
 
 def _decomposed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
