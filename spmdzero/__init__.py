@@ -8,7 +8,6 @@ from spmdzero import show as _show  # noqa: F401
 from spmdzero._initialize import initialize
 from spmdzero._logging import show_log_lines
 from spmdzero.audit import AuditReport, Diagnosis, Finding, audit, auditing, doctor
-from spmdzero.backend import current as _current_backend
 from spmdzero.backend import replicated
 from spmdzero.compat import accelerator, checkpointing, comm, refusals
 from spmdzero.compat._old_paths import keep_old_paths
@@ -31,13 +30,18 @@ from spmdzero.errors import (
     SpmdZeroUsageError,
 )
 from spmdzero.explain import Explanation, explain
-from spmdzero.inspect import CollectiveLedger, ShardView, measure, record_ledgers, shards
+from spmdzero.inspect import (
+    CollectiveLedger,
+    ShardView,
+    local_shards,
+    measure,
+    record_ledgers,
+    shards,
+)
 from spmdzero.plan import ShardingPlan
 from spmdzero.profiling import profile
 
 __version__ = version("spmdzero")
-# This imports the compiler's front end, before a script can do it in another way.
-local_shards = _current_backend().arrays.local_shards
 show_log_lines()
 keep_old_paths()
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from spmdzero.audit._machine import machine_checks
 from spmdzero.audit._recompiles import recompilations
 from spmdzero.audit._report import Check, Diagnosis
-from spmdzero.backend import counters, memory_maps, runtime
+from spmdzero.backend import counters, current, memory_maps, runtime
 from spmdzero.engine import Engine
 from spmdzero.inspect import measure
 
@@ -14,7 +14,7 @@ def doctor(engine: Engine | None = None) -> Diagnosis:
     """Checks versions, devices, flags and memory; after training, what it suffered from.
 
     With an engine also: what was compiled again and why, values read from the devices per step,
-    and operations that ran on the CPU, all from torch_xla's counters since the engine's first
+    and operations that ran on the CPU, all from the backend's counters since the engine's first
     forward. It changes nothing, so it may be called while training. Without an engine it starts
     the devices.
 
@@ -98,6 +98,6 @@ def _fallbacks() -> Iterator[Check]:
             name="CPU fallback",
             status="warning",
             said=f"{name} ran on the CPU {calls} times in this process",
-            fix="torch_xla has no lowering of it: write it with other operations; "
+            fix=f"{current().name} has no lowering of it: write it with other operations; "
             "`spmdzero.auditing(engine)` names the line",
         )

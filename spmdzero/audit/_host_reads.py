@@ -22,7 +22,7 @@ class _Site:
 
 
 class HostWatch(TorchDispatchMode):
-    """Watches each operation's effect on torch_xla's counters, and notes where it was called.
+    """Watches each operation's effect on the backend's counters, and notes where it was called.
 
     Args:
         model: to name the module in whose forward it happens.
@@ -66,10 +66,10 @@ def _fallback(name: str, place: str, calls: int) -> Finding:
         name="cpu-fallback",
         severity="warning",
         subject=f"{name} at {place}",
-        cause="torch_xla has no XLA lowering of this operation: it compiles and runs what is "
-        "pending, moves the inputs to the host, computes there, and moves the result back",
+        cause=f"{current().name} has no XLA lowering of this operation: it compiles and runs what "
+        "is pending, moves the inputs to the host, computes there, and moves the result back",
         fix="write it with operations that have a lowering, or keep it out of the step",
-        evidence=f"torch_xla's counter {name} rose by {calls}",
+        evidence=f"{current().name}'s counter {name} rose by {calls}",
     )
 
 

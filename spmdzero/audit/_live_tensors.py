@@ -59,7 +59,7 @@ def drifted_parameters(engine: Engine) -> Iterator[Finding]:
                 severity="error",
                 subject=name,
                 cause="the parameter was given the sharding of what was written into it, as "
-                "torch_xla does when a sharded value is assigned to .data or copied into it; "
+                f"{current().name} does when a sharded value is assigned to .data or copied into it; "
                 "each forward now gathers it, as ZeRO-3 would",
                 fix="write with spmdzero.utils.safe_set_full_fp32_param, or through "
                 "model.load_state_dict; not with .data = or with tensors made of optimizer states",
@@ -85,7 +85,7 @@ def missing_donation(
     Args:
         replaced: their names, as in `engine.named_tensors()`.
         states: how many parameters and states the engine has.
-        donated: kind of program -> inputs whose buffers it reuses, by torch_xla's metric, if
+        donated: kind of program -> inputs whose buffers it reuses, by the backend's metric, if
             this engine had it compiled.
         inputs: inputs of the boundary's program.
     """

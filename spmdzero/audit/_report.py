@@ -33,7 +33,7 @@ class Finding:
         subject: the tensor, module or line of code that it is about.
         cause: why it happens.
         fix: what ends it.
-        evidence: what the compiled program, the live shards or torch_xla's metrics show.
+        evidence: what the compiled program, the live shards or the backend's metrics show.
     """
 
     name: Name

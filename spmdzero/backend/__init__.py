@@ -11,6 +11,8 @@ from spmdzero.backend._compiler import (
 )
 from spmdzero.backend._current import (
     arrays,
+    choice_in_words,
+    choose,
     compiler,
     counters,
     current,
@@ -59,6 +61,8 @@ __all__ = [
     "Torus",
     "Tracing",
     "arrays",
+    "choice_in_words",
+    "choose",
     "compiler",
     "counters",
     "current",

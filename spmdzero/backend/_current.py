@@ -1,18 +1,115 @@
 """The one place that chooses a backend, and its parts by name."""
 
-import functools
+import importlib.util
+import os
+import sys
 from typing import Any, cast
 
+from spmdzero._names import did_you_mean
 from spmdzero.backend._arrays import Arrays
 from spmdzero.backend._backend import Backend
 from spmdzero.backend._compiler import Compiler
 from spmdzero.backend._programs import Counters, Flags, MemoryMaps, Programs
 from spmdzero.backend._runtime import Runtime
+from spmdzero.errors import SpmdZeroConfigError, SpmdZeroRuntimeError
+
+_VARIABLE = "SPMDZERO_BACKEND"
+_KEY = "spmd.backend"
+_AUTO = "auto"
+# Name, which is that of the package it stands on -> the extra that installs it. The first that is
+# installed is the one that `auto` takes.
+_EXTRAS = {"torch_xla": "xla", "jax": "jax"}
+
+_in_use: Backend | None = None
+_reason = ""
 
 
-@functools.cache
+def choose(name: str = _AUTO) -> Backend:
+    """The backend of this process, chosen the first time and the same ever after.
+
+    Args:
+        name: ``"torch_xla"``, ``"jax"``, or ``"auto"``, which takes what was chosen before, else
+            what the environment variable SPMDZERO_BACKEND says, else what is installed.
+
+    Raises:
+        SpmdZeroConfigError: it is not installed, or this process uses another.
+        SpmdZeroRuntimeError: no backend is installed, or the variable names none that is.
+    """
+    global _in_use, _reason
+    if _in_use is None:
+        name, reason = _chosen(name)
+        # Only now: a backend that can't be imported is not in use.
+        _in_use, _reason = _imported(name), reason
+    elif name not in (_AUTO, _in_use.name):
+        raise SpmdZeroConfigError(
+            key=_KEY,
+            value=name,
+            reason=f"this process uses {_in_use.name} already ({_reason}), and a process has one "
+            "backend",
+            fix=f"Set {_VARIABLE}={name} before Python starts, or use a process for each.",
+        )
+    return _in_use
+
+
 def current() -> Backend:
-    """The backend in use, imported when it is first asked for."""
+    """The backend in use, chosen and imported when it is first asked for."""
+    return choose() if _in_use is None else _in_use
+
+
+def choice_in_words() -> str:
+    """Which backend is in use, why, and what chooses another."""
+    name = current().name
+    others = [other for other in _EXTRAS if other != name and _is_installed(other)]
+    ways = [f'{_VARIABLE}={o} or "spmd": {{"backend": "{o}"}} chooses that of {o}' for o in others]
+    return f"{name} ({'; '.join([_reason, *ways])})"
+
+
+def _chosen(name: str) -> tuple[str, str]:
+    """The name, and why it is that."""
+    if name != _AUTO:
+        if not _is_installed(name):
+            raise SpmdZeroConfigError(
+                key=_KEY, value=name, reason=f"{name} is not installed", fix=f"{_install(name)}."
+            )
+        return name, f'"spmd": {{"backend": "{name}"}}'
+    told = os.environ.get(_VARIABLE) or _AUTO
+    if told != _AUTO:
+        if told not in _EXTRAS:
+            known = [*_EXTRAS, _AUTO]
+            fix = did_you_mean(told, known) or f"It is one of {', '.join(known)}"
+            raise SpmdZeroRuntimeError(f"{_VARIABLE}={told}: there is no such backend. {fix}")
+        if not _is_installed(told):
+            raise SpmdZeroRuntimeError(
+                f"{_VARIABLE}={told}: {told} is not installed. {_install(told)}"
+            )
+        return told, f"{_VARIABLE}={told}"
+    found = [option for option in _EXTRAS if _is_installed(option)]
+    if not found:
+        raise SpmdZeroRuntimeError(
+            "spmdzero needs torch_xla or JAX, and neither is installed. "
+            + ", or: ".join(map(_install, ("jax", "torch_xla")))
+        )
+    return found[0], "installed" if len(found) > 1 else "the only one installed"
+
+
+def _install(name: str) -> str:
+    return f"pip install 'spmdzero[{_EXTRAS[name]}]'"
+
+
+def _is_installed(package: str) -> bool:
+    """Without importing it."""
+    if sys.modules.get(package) is not None:
+        return True
+    spec = importlib.util.find_spec(package)
+    # A folder of that name without a file is none.
+    return spec is not None and spec.origin is not None
+
+
+def _imported(name: str) -> Backend:
+    if name == "jax":
+        from spmdzero.backend.jax import JAX
+
+        return JAX
     from spmdzero.backend.torch_xla import TORCH_XLA
 
     return TORCH_XLA

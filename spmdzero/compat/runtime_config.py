@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from spmdzero.backend import runtime
+from spmdzero.backend import choose, runtime
 from spmdzero.config import load_config, resolve_batch_sizes
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 
@@ -30,6 +30,7 @@ class DeepSpeedConfig:
                 "Leave them out"
             )
         self._settings = load_config(config)
+        choose(self._settings.spmd.backend)
         runtime.start()
         batch = resolve_batch_sizes(self._settings, dp_world_size=runtime.device_count())
         self.train_batch_size = batch.train

@@ -15,6 +15,7 @@ from spmdzero.config._params import check_params
 from spmdzero.config._precision import Fp16Config, TorchAutocastConfig
 from spmdzero.config._read import one_of, read
 from spmdzero.config._schedules import SCHEDULES
+from spmdzero.config._spmd import backend_of
 from spmdzero.config._types import Section
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "TensorBoardConfig",
     "TorchAutocastConfig",
     "WandbConfig",
+    "backend_of",
     "check_params",
     "load_config",
     "one_of",

@@ -1,12 +1,14 @@
 """The section ``spmd``."""
 
-from typing import Literal, get_args
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
 from spmdzero.config._errors import RefusedValueError
 from spmdzero.config._types import Natural, Section
 
+BackendName = Literal["auto", "torch_xla", "jax"]
 RecomputePolicy = Literal["nothing", "dots", "everything"]
 OutputRule = Literal["batch", "mean", "sum", "agree", "stack"]
 
@@ -24,6 +26,9 @@ class SpmdConfig(Section):
     """What DeepSpeed has no key for.
 
     Attributes:
+        backend: what traces and compiles: "torch_xla", "jax", or what the environment variable
+            SPMDZERO_BACKEND says, else torch_xla where it is installed and JAX where it isn't
+            ("auto"). A process has one.
         mesh: devices on each mesh axis, "data" before "fsdp"; -1 takes the devices that are left.
         forward: "region" runs the module on each replica's rows, "global" on the global batch.
         reduction: who reduces a gradient: the compiler ("annotated"), a call in the replica
@@ -54,6 +59,7 @@ class SpmdConfig(Section):
             a loop: "auto" does so in programs for TPUs, "on" on any device.
     """
 
+    backend: BackendName = "auto"
     mesh: dict[str, int] = Field(default_factory=lambda: {"fsdp": -1})
     forward: Literal["region", "global"] = "region"
     reduction: Literal["annotated", "explicit", "auto"] = "auto"
@@ -124,3 +130,10 @@ class SpmdConfig(Section):
                 at=("outputs",),
             )
         return self
+
+
+def backend_of(config: Mapping[str, Any]) -> BackendName:
+    """The backend that a config names before it is checked; a name that is none waits for that."""
+    section = config.get("spmd")
+    name = section.get("backend", "auto") if isinstance(section, Mapping) else "auto"
+    return name if name in get_args(BackendName) else "auto"

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import ProgramLostError, compiler
+from spmdzero.backend import ProgramLostError, compiler, current
 from spmdzero.engine._folded_call import keep_waiting
 from spmdzero.engine._following import Following
 from spmdzero.engine._input_form import InputForm, UnknownInputError
@@ -163,7 +163,7 @@ class CapturedSteps:
                 self._following.say(
                     logging.INFO,
                     "train_batch compiles a program again: %s",
-                    "torch_xla let go of it for others that were used since",
+                    f"{current().name} let go of it for others that were used since",
                 )
         before = Compiled.so_far()
         step.compile(sources)
@@ -171,7 +171,9 @@ class CapturedSteps:
         try:
             return step.start(sources), compiled
         except ProgramLostError as error:
-            raise NotCapturableError("torch_xla keeps no program until it is started") from error
+            raise NotCapturableError(
+                f"{current().name} keeps no program until it is started"
+            ) from error
 
     def _verify(
         self, trust: Trust[WholeStep], placed: tuple[Any, Any], form: InputForm, *, last: bool

@@ -36,8 +36,8 @@ from spmdzero.state._training import Training
 
 logger = logging.getLogger("spmdzero")
 
-# What the manifest says of a checkpoint.
-_VERSIONS = ("spmdzero", "torch", "torch_xla")
+# What the manifest says of a checkpoint, as far as it is installed.
+_VERSIONS = ("spmdzero", "torch", "torch_xla", "jax")
 _COUNTERS = ("global_steps", "micro_steps", "global_samples")
 _POSITION = ("epoch", "rows", "handed_out", "finished")
 
@@ -204,7 +204,7 @@ def _order(training: Training, folder: Path, tag: str, *, latest: bool) -> SaveO
     loader = training.training_dataloader
     position = loader.state_dict() if loader is not None else {}
     description = {
-        "versions": {name: importlib.metadata.version(name) for name in _VERSIONS},
+        "versions": _versions(),
         "config": training.spmd_config.source,
         "mesh": dict(training.plan.mesh.axes),
         "plan": json.loads(training.plan.to_json()),

@@ -87,7 +87,7 @@ _UNKNOWN = (
     "not in Python numbers or branches"
 )
 _SAME = (
-    "the same operations are compiled again. Either torch_xla keeps fewer programs than the loop "
+    "the same operations are compiled again. Either fewer programs are kept than the loop "
     "uses (XLA_COMPILATION_CACHE_SIZE), or a parameter or state is replaced by a new tensor each "
     "time: write into it in place"
 )

@@ -23,7 +23,7 @@ HOOKS = {
     "_backward_hooks": "backward hook",
     "_backward_pre_hooks": "backward pre-hook",
 }
-_LIBRARIES = {*sys.stdlib_module_names, "numpy", "torch", "torch_xla", "spmdzero"}
+_LIBRARIES = {*sys.stdlib_module_names, "jax", "numpy", "torch", "torch_xla", "spmdzero"}
 _REGISTRIES = {"_parameters", "_modules", *HOOKS}
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
 # A container of more items is data, which nobody branches on item by item.

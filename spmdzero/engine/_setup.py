@@ -13,6 +13,7 @@ from spmdzero.backend import (
     Reduction,
     Region,
     RegionRules,
+    choose,
     current,
     flags,
     processes,
@@ -94,7 +95,13 @@ def read_settings(config: Any, args: Any, optimizer: Any) -> SpmdZeroConfig:
 def start_backend(
     settings: SpmdZeroConfig, *, dist_init_required: bool | None
 ) -> tuple[Mesh, BatchSizes]:
-    """Connects all hosts, and lays the config's mesh over their devices."""
+    """Chooses the backend, connects all hosts, lays the config's mesh over their devices.
+
+    Raises:
+        SpmdZeroConfigError: the backend isn't installed, or the process uses another; or the
+            devices can't be split so.
+    """
+    choose(settings.spmd.backend)
     flags.apply(settings.spmd.xla_flags)
     flags.use_cache(settings.spmd.compile_cache)
     processes.connect(required=dist_init_required)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from spmdzero.audit import AuditReport, sorted_findings
-from spmdzero.backend import map_tensors, runtime
+from spmdzero.backend import choose, map_tensors, runtime
 from spmdzero.config import SpmdZeroConfig, load_config
 from spmdzero.engine import Engine, initialize
 from spmdzero.errors import SpmdZeroUsageError
@@ -72,13 +72,15 @@ def explain(
         SpmdZeroRuntimeError: jax or libtpu is missing, or the compiler failed.
         SpmdZeroError: whatever `initialize` raises.
     """
+    settings = load_config(config)
+    choose(settings.spmd.backend)
     topologies = _topologies(tpu)
     if is_without_data(model) and not topologies:
         raise SpmdZeroUsageError(
             "a model on the meta device is explained for a TPU, since nothing of it runs: name "
             'one, tpu=["v5p:4x4x4"], or build the model on the CPU'
         )
-    settings, batch = load_config(config), with_values(batch)
+    batch = with_values(batch)
     own, flags = settings.zero_optimization.stage, settings.spmd.xla_flags
     order = (own, *sorted(set(stages) - {own}))
     compiled: dict[int, list[Target]] = {}

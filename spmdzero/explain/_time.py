@@ -237,11 +237,11 @@ def _traced_as(operation: Operation) -> str:
 
 
 def _users(source: str) -> str:
-    """A source, unless it is a line of torch, torch_xla or spmdzero, which says nothing of a model.
+    """A source, unless it is a line of torch, a backend or spmdzero, which says nothing of a model.
 
     Every operation in the replica region has such a one: the line that dispatches it.
     """
-    return "" if re.search(r"(?:^|/)(?:torch|torch_xla|spmdzero)/", source) else source
+    return "" if re.search(r"(?:^|/)(?:torch|torch_xla|jax|spmdzero)/", source) else source
 
 
 def _is_uncounted(spent: Spent) -> bool:

@@ -10,7 +10,7 @@ from spmdzero.hlo import (
 from spmdzero.inspect._ledger import CollectiveLedger, LedgerDetails
 from spmdzero.inspect._measure import measure
 from spmdzero.inspect._record import StepLedgers, record_ledgers
-from spmdzero.inspect._shards import Shard, ShardView, shards
+from spmdzero.inspect._shards import Shard, ShardView, local_shards, shards
 
 __all__ = [
     "Collective",
@@ -21,6 +21,7 @@ __all__ = [
     "ShardView",
     "StepLedgers",
     "entry_argument_bytes",
+    "local_shards",
     "measure",
     "peak_temporary_bytes",
     "read_matmuls",

@@ -75,6 +75,14 @@ class ShardView(Shown):
         return f"ShardView({self.summary})"
 
 
+def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """What each device of this process holds of `tensor`, as CPU tensors.
+
+    Waits for what the devices are computing.
+    """
+    return arrays.local_shards(tensor)
+
+
 def shards(tensor: torch.Tensor) -> ShardView:
     """Which local device holds which part of `tensor`, a tensor on the mesh.
 
@@ -92,7 +100,7 @@ def shards(tensor: torch.Tensor) -> ShardView:
     if not arrays.sharding_of(tensor):
         raise SpmdZeroUsageError(
             "the compiler has not placed this tensor yet: it is the result of operations that are "
-            "still pending. Run them first: torch_xla.sync()"
+            "still pending. Run them first: spmdzero.backend.runtime.sync()"
         )
     return ShardView(
         shape=tuple(tensor.shape),

@@ -4,6 +4,8 @@ import os
 from typing import Any
 
 import spmdzero
+from spmdzero.backend import choose
+from spmdzero.config import backend_of
 from spmdzero.errors import SpmdZeroUsageError
 
 
@@ -19,7 +21,7 @@ def refuse_accelerator(accelerator: Any, processes: int, *, of: str) -> None:
     if name != "CPUAccelerator":
         raise SpmdZeroUsageError(
             f'{of}(strategy="spmdzero") with {name}: batches stay on the CPU, from where the '
-            "engine uploads each device its rows, and the devices are torch_xla's, which Lightning "
+            "engine uploads each device its rows, and the devices are XLA's, which Lightning "
             f'needn\'t know. Say {of}(accelerator="cpu", strategy="spmdzero"), on a TPU too'
         )
     if processes != 1:
@@ -30,8 +32,10 @@ def refuse_accelerator(accelerator: Any, processes: int, *, of: str) -> None:
         )
 
 
-def join(processes: int) -> None:
-    """Connects the processes, one per host, if there is more than one."""
+def join(processes: int, config: Any) -> None:
+    """Takes the config's backend, and connects the processes, one per host, if there are several."""
+    if isinstance(config, dict):
+        choose(backend_of(config))
     if processes > 1:
         spmdzero.init_distributed()
 

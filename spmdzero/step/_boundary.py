@@ -13,7 +13,7 @@ from spmdzero.step._numbers import numbers_of_groups
 from spmdzero.step._scales import LossScales, unscale
 from spmdzero.step._update import GroupUpdate, Member
 
-# Parameters in one update. torch_xla takes time by the square of an operation's outputs.
+# Parameters in one update: torch_xla takes time by the square of an operation's outputs.
 _TOGETHER = 30
 
 

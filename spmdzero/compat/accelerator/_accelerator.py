@@ -149,13 +149,13 @@ class XlaAccelerator(_Refused):
         """Bytes in use: of this process, as DeepSpeed's CPU accelerator has it.
 
         Raises:
-            SpmdZeroUsageError: the devices have memory of their own, which torch_xla does not
-                report under SPMD.
+            SpmdZeroUsageError: the devices have memory of their own, which are not
+                reported.
         """
         runtime.start()
         if runtime.platform() != "CPU":
             raise SpmdZeroUsageError(
-                "torch_xla reports no memory use under SPMD. Use spmdzero.measure(engine) for "
+                f"{current().name} reports no memory use under SPMD. Use spmdzero.measure(engine) for "
                 "live bytes per device, and engine.plan.memory() for the plan"
             )
         with open("/proc/self/statm") as file:
