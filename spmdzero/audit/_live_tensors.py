@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 
 from spmdzero.audit._report import Finding, first_of
-from spmdzero.backend import arrays
+from spmdzero.backend import arrays, current
 from spmdzero.engine import Engine
 
 # Below, a shard is smaller than what its collective costs; the default of min_shard_elements.
@@ -59,7 +59,7 @@ def drifted_parameters(engine: Engine) -> Iterator[Finding]:
                 severity="error",
                 subject=name,
                 cause="the parameter was given the sharding of what was written into it, as "
-                f"{current().name} does when a sharded value is assigned to .data or copied into it; "
+                f"{current().name} does when a sharded value is copied into it, or into .data; "
                 "each forward now gathers it, as ZeRO-3 would",
                 fix="write with spmdzero.utils.safe_set_full_fp32_param, or through "
                 "model.load_state_dict; not with .data = or with tensors made of optimizer states",

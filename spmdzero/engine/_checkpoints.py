@@ -1,5 +1,6 @@
 """Checkpoints by DeepSpeed's method names."""
 
+import contextlib
 import dataclasses
 import functools
 import importlib.metadata
@@ -7,7 +8,7 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -199,12 +200,18 @@ def _checked(state: TrainingState, path: Path) -> TrainingState:
     return dataclasses.replace(state, check=check)
 
 
+def _versions() -> Iterator[tuple[str, str]]:
+    for name in _VERSIONS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            yield name, importlib.metadata.version(name)
+
+
 def _order(training: Training, folder: Path, tag: str, *, latest: bool) -> SaveOrder:
     settings, counters = training.spmd_config.checkpoint, training.counters
     loader = training.training_dataloader
     position = loader.state_dict() if loader is not None else {}
     description = {
-        "versions": _versions(),
+        "versions": dict(_versions()),
         "config": training.spmd_config.source,
         "mesh": dict(training.plan.mesh.axes),
         "plan": json.loads(training.plan.to_json()),

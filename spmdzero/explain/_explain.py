@@ -60,8 +60,8 @@ def explain(
         model: returns its loss. On the CPU, or on the meta device.
         config: path of a DeepSpeed JSON, or its dict.
         batch: what one forward takes: a tensor, a tuple of inputs or a dict of keyword inputs,
-            with the rows of one micro-batch of all devices. Tensors on the meta device get made-up
-            values: floats are normal draws, everything else is zero.
+            with the rows of a micro-batch of all devices. On the meta device floats become normal
+            draws, everything else zeros.
         tpu: topologies such as ``"v5e:2x4"`` of as many chips as this process has devices; needs
             the extra ``spmdzero[tpu]``, no TPU.
         stages: which to compile; the config's always is. The others are planned.
@@ -72,7 +72,7 @@ def explain(
         SpmdZeroRuntimeError: jax or libtpu is missing, or the compiler failed.
         SpmdZeroError: whatever `initialize` raises.
     """
-    settings = load_config(config)
+    settings, batch = load_config(config), with_values(batch)
     choose(settings.spmd.backend)
     topologies = _topologies(tpu)
     if is_without_data(model) and not topologies:
@@ -80,7 +80,6 @@ def explain(
             "a model on the meta device is explained for a TPU, since nothing of it runs: name "
             'one, tpu=["v5p:4x4x4"], or build the model on the CPU'
         )
-    batch = with_values(batch)
     own, flags = settings.zero_optimization.stage, settings.spmd.xla_flags
     order = (own, *sorted(set(stages) - {own}))
     compiled: dict[int, list[Target]] = {}

@@ -8,6 +8,6 @@ if not (os.path.exists("/dev/accel0") or os.path.exists("/dev/vfio/0")):
 
 # `_python` is imported for what it registers: what Python calls of a tensor ask of its device.
 from spmdzero.backend.jax import _python  # noqa: F401
-from spmdzero.backend.jax._backend import JAX
+from spmdzero.backend.jax._backend import JAX as BACKEND
 
-__all__ = ["JAX"]
+__all__ = ["BACKEND"]

@@ -10,7 +10,7 @@ from torch import nn
 from spmdzero.backend._region import AttentionCall, Recompute
 from spmdzero.backend.jax import _host
 from spmdzero.backend.jax._dispatch import value_of
-from spmdzero.backend.jax._program import Graph
+from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.replica import RecomputedBlocks
 

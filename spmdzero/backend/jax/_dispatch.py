@@ -60,6 +60,22 @@ def value_of(tensor: torch.Tensor) -> Value:
     return value
 
 
+def read(tensor: torch.Tensor) -> torch.Tensor:
+    """The value of a tensor on the CPU, once the devices have computed it.
+
+    In a region the value that all replicas have.
+    """
+    if not isinstance(tensor, LazyTensor):
+        return tensor
+    watched = _host.traffic.watch(tensor)
+    return fetch(tensor) if watched is None else watched
+
+
+def fetch(tensor: torch.Tensor) -> torch.Tensor:
+    """The global value of a tensor on the CPU."""
+    return _host.fetched(value_of(tensor))
+
+
 def _viewed(step: ViewStep, value: Value) -> Value:
     if step.before == step.after and step.func in _ALIASES:
         return value
@@ -257,7 +273,7 @@ def _to_copy(tensor: torch.Tensor, *, device: Any = None, **kwargs: Any) -> torc
 
 @special(_aten._local_scalar_dense.default)
 def _scalar(tensor: torch.Tensor) -> Any:
-    return _host.read(tensor).item()
+    return read(tensor).item()
 
 
 @special(_aten.equal.default)

@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 
-from spmdzero.backend.jax._program import Graph, function_of, marked_spec
+from spmdzero.backend.jax._graph import Graph
+from spmdzero.backend.jax._program import function_of, marked_spec
 from spmdzero.backend.jax._values import Value
 from spmdzero.backend.jax._versions import wide_numbers
 

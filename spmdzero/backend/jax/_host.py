@@ -9,7 +9,6 @@ import torch
 
 from spmdzero.backend.jax._cells import pending_values
 from spmdzero.backend.jax._execute import start
-from spmdzero.backend.jax._tensor import LazyTensor
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
 
@@ -25,7 +24,7 @@ class Traffic:
     Attributes:
         reads: transfers to the host so far.
         uploads: who takes down uploads.
-        reader: what answers a read in a region; None outside.
+        watch: what answers a read of what belongs to a replica, None for others.
         place: uploads a numpy array to every device whole.
     """
 
@@ -71,24 +70,8 @@ def note_upload(value: Value) -> None:
         uploads.add(value.serial)
 
 
-def read(tensor: torch.Tensor) -> torch.Tensor:
-    """The value of a tensor on the CPU, once the devices have computed it.
-
-    In a region the value that all replicas have.
-    """
-    if not isinstance(tensor, LazyTensor):
-        return tensor
-    watched = traffic.watch(tensor)
-    if watched is not None:
-        return watched
-    return fetch(tensor)
-
-
-def fetch(tensor: LazyTensor) -> torch.Tensor:
-    """The global value of a tensor on the CPU."""
-    from spmdzero.backend.jax._dispatch import value_of
-
-    value = value_of(tensor)
+def fetched(value: Value) -> torch.Tensor:
+    """A global value in the memory of this host."""
     compute(value)
     traffic.reads += 1
     with wide_numbers():

@@ -1,4 +1,4 @@
-"""A graph of recorded operations: its order, its key, and the function that JAX traces.
+"""The function that JAX traces of a graph.
 
 Nodes of replica space run inside of `shard_map`. A graph may go in and out of the region: forward,
 a loss of the user's, backward. So each node has a phase, even in global space and odd in replica
@@ -7,222 +7,16 @@ space, that is never below those of its inputs, and a phase of replica space bec
 """
 
 import contextlib
-import dataclasses
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from spmdzero.backend.jax._values import Node, Space, Value, swap_values
+from spmdzero.backend.jax._graph import Graph, Slot, Step, swap_slots
+from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax.ops import jax_dtype
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Folded:
-    """A graph that stands in others as one operation: its own nodes take its place there.
-
-    Attributes:
-        key: of the graph.
-        graph: what it computes.
-        makes: see `Op`.
-    """
-
-    key: Any
-    graph: "Graph"
-    makes: Space | None = Space.GLOBAL
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Never called: `Graph.of` puts the graph's nodes in its place."""
-        raise AssertionError
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Step:
-    """One operation of a graph, on numbered slots.
-
-    Attributes:
-        op, args, kwargs: as of the node; slots in the place of values.
-        made: the slots of its results.
-        space: where it is computed.
-    """
-
-    op: Any
-    args: Any
-    kwargs: Any
-    made: tuple["Slot", ...]
-    space: Space
-    scope: tuple[str, ...]
-
-
-@dataclasses.dataclass(eq=False)
-class Slot:
-    """A value in a graph: shape, dtype and space; its number orders it."""
-
-    number: int
-    shape: tuple[int, ...]
-    dtype: Any
-    space: Space
-
-
-class Graph:
-    """Operations in order.
-
-    Attributes:
-        inputs: the slots that are given.
-        outputs: the slots that are returned.
-        steps: what computes them.
-        key: equal for graphs that compute the same.
-    """
-
-    def __init__(
-        self, inputs: tuple[Slot, ...], outputs: tuple[Slot, ...], steps: tuple[Step, ...]
-    ) -> None:
-        self.inputs, self.outputs, self.steps = inputs, outputs, steps
-        self.key = _digest(self)
-
-    @classmethod
-    def of(cls, roots: Sequence[Value]) -> tuple["Graph", list[Value]]:
-        """The graph that computes `roots`, and the values that are its inputs.
-
-        Equal operations of equal inputs are one.
-        """
-        builder = _Builder()
-        outputs = tuple([builder.slot(root) for root in roots])
-        slots = tuple(builder.given.values())
-        return cls(slots, outputs, tuple(builder.steps)), list(builder.leaves)
-
-
-class _Builder:
-    def __init__(self) -> None:
-        self.steps: list[Step] = []
-        self.given: dict[int, Slot] = {}
-        self.leaves: list[Value] = []
-        self._slots: dict[int, Slot] = {}
-        self._known: dict[Any, tuple[Slot, ...]] = {}
-        self._count = 0
-
-    def slot(self, root: Value) -> Slot:
-        for node in _ordered(root, self._slots):
-            self._add(node)
-        if id(root) not in self._slots:
-            self._leaf(root)
-        return self._slots[id(root)]
-
-    def _new(self, shape: Any, dtype: Any, space: Space) -> Slot:
-        self._count += 1
-        return Slot(self._count, tuple(shape), dtype, space)
-
-    def _leaf(self, value: Value) -> Slot:
-        slot = self._new(value.shape, value.dtype, value.space)
-        self._slots[id(value)] = self.given[id(value)] = slot
-        self.leaves.append(value)
-        return slot
-
-    def _add(self, node: Node) -> None:
-        for value in node.values:
-            if id(value) not in self._slots:
-                self._leaf(value)
-        get = self._get
-        args, kwargs = swap_values(node.args, get), swap_values(dict(node.kwargs), get)
-        if isinstance(node.op, Folded):
-            made = self._inline(node.op.graph, args)
-        else:
-            made = self._step(node.op, args, kwargs, node.outputs, node.space, node.scope)
-        for value, slot in zip(node.outputs, made, strict=True):
-            self._slots[id(value)] = slot
-
-    def _get(self, value: Value) -> Slot:
-        return self._slots[id(value)]
-
-    def _step(
-        self, op: Any, args: Any, kwargs: Any, forms: Any, space: Space, scope: tuple[str, ...]
-    ) -> tuple[Slot, ...]:
-        known = (op.key, _frozen(args), _frozen(kwargs))
-        if known not in self._known:
-            made = tuple([self._new(form.shape, form.dtype, space) for form in forms])
-            self.steps.append(Step(op, args, kwargs, made, space, scope))
-            self._known[known] = made
-        return self._known[known]
-
-    def _inline(self, graph: Graph, given: Any) -> tuple[Slot, ...]:
-        moved: dict[int, Slot] = dict(
-            zip((slot.number for slot in graph.inputs), given, strict=True)
-        )
-
-        def get(slot: Slot) -> Slot:
-            return moved[slot.number]
-
-        for step in graph.steps:
-            args, kwargs = _swap(step.args, get), _swap(step.kwargs, get)
-            made = self._step(step.op, args, kwargs, step.made, step.space, step.scope)
-            moved |= {old.number: new for old, new in zip(step.made, made, strict=True)}
-        return tuple([moved[slot.number] for slot in graph.outputs])
-
-
-def _ordered(root: Value, known: dict[int, Slot]) -> Iterator[Node]:
-    """The nodes that `root` needs, inputs first; without recursion, graphs are deep."""
-    if root.node is None:
-        return
-    done: set[int] = set()
-    stack: list[tuple[Node, bool]] = [(root.node, False)]
-    while stack:
-        node, ready = stack.pop()
-        if id(node) in done or id(node.outputs[0]) in known:
-            continue
-        if ready:
-            done.add(id(node))
-            yield node
-            continue
-        stack.append((node, True))
-        for value in reversed(node.values):
-            if value.node is not None and id(value) not in known and id(value.node) not in done:
-                stack.append((value.node, False))
-
-
-def _swap(tree: Any, get: Any) -> Any:
-    if isinstance(tree, Slot):
-        return get(tree)
-    if isinstance(tree, tuple):
-        return tuple([_swap(item, get) for item in tree])
-    if isinstance(tree, list):
-        return [_swap(item, get) for item in tree]
-    if isinstance(tree, dict):
-        return {key: _swap(item, get) for key, item in tree.items()}
-    return tree
-
-
-def _frozen(tree: Any) -> Any:
-    if isinstance(tree, Slot):
-        return ("%", tree.number)
-    if isinstance(tree, list | tuple):
-        return tuple([_frozen(item) for item in tree])
-    if isinstance(tree, dict):
-        return tuple(sorted((key, _frozen(item)) for key, item in tree.items()))
-    # 1, 1.0 and True are equal, and -0.0 is 0.0, but not the same to an operation.
-    return (type(tree).__name__, repr(tree))
-
-
-def _digest(graph: Graph) -> bytes:
-    numbers: dict[int, int] = {}
-
-    def number(slot: Slot) -> Slot:
-        numbers.setdefault(slot.number, len(numbers))
-        return Slot(numbers[slot.number], (), None, slot.space)
-
-    digest = hashlib.sha256()
-    for slot in graph.inputs:
-        number(slot)
-        digest.update(repr((slot.shape, str(slot.dtype), int(slot.space))).encode())
-    for step in graph.steps:
-        text = (step.op.key, _frozen(_swap(step.args, number)), _frozen(_swap(step.kwargs, number)))
-        digest.update(repr(text).encode())
-        for slot in step.made:
-            number(slot)
-    digest.update(repr([numbers[slot.number] for slot in graph.outputs]).encode())
-    return digest.digest()
 
 
 def function_of(graph: Graph, mesh: Mesh) -> Any:
@@ -307,8 +101,8 @@ def _needed_later(graph: Graph, phases: dict[int, int]) -> dict[int, set[int]]:
 
 
 def _run(step: Step, known: dict[int, Any]) -> None:
-    args = _swap(step.args, lambda slot: known[slot.number])
-    kwargs = _swap(step.kwargs, lambda slot: known[slot.number])
+    args = swap_slots(step.args, lambda slot: known[slot.number])
+    kwargs = swap_slots(step.kwargs, lambda slot: known[slot.number])
     with contextlib.ExitStack() as names:
         for name in step.scope:
             names.enter_context(jax.named_scope(name))

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from spmdzero.backend.jax import _host
-from spmdzero.backend.jax._dispatch import dispatched, replace, value_of
+from spmdzero.backend.jax._dispatch import dispatched, read, replace, value_of
 from spmdzero.backend.jax._tensor import DEVICE, LazyTensor, hooks
 
 _Tensor = torch.Tensor
@@ -69,7 +68,7 @@ def _refuse_two_devices(args: tuple[Any, ...]) -> None:
 class _ToHost(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
-        return _host.read(tensor)
+        return read(tensor)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
@@ -80,7 +79,7 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """A copy on the CPU, whose gradient comes back."""
     if tensor.requires_grad and torch.is_grad_enabled():
         return _ToHost.apply(tensor)  # type: ignore[return-value]
-    return _host.read(tensor)
+    return read(tensor)
 
 
 @_answer(_Tensor.to)
@@ -131,13 +130,13 @@ def _numpy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(
             "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
         )
-    array = _host.read(tensor).numpy()
+    array = read(tensor).numpy()
     return array.astype(args[0]) if args and args[0] is not None else array
 
 
 @_answer(_Tensor.tolist)
 def _tolist(tensor: torch.Tensor) -> Any:
-    return _host.read(tensor.detach()).tolist()
+    return read(tensor.detach()).tolist()
 
 
 @_answer(_Tensor.item)

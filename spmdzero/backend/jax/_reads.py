@@ -5,7 +5,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from spmdzero._user_line import user_line
 from spmdzero.backend.jax import _host
-from spmdzero.backend.jax._dispatch import value_of
+from spmdzero.backend.jax._dispatch import fetch, value_of
 from spmdzero.backend.jax._tensor import LazyTensor, hooks
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax.mesh import DeviceMesh
@@ -66,7 +66,7 @@ def _text(tensor: LazyTensor) -> str:
         if value.space is Space.REPLICA:
             with reads_are_global():
                 return shown_values(tensor, read_stacked(tensor, _meshes[0]), repr)
-        shown = repr(_host.fetch(tensor))[:-1]
+        shown = repr(fetch(tensor))[:-1]
     grad = ", requires_grad=True" if tensor.requires_grad else ""
     text = f"{shown}, device={str(tensor.device)!r}{grad})"
     if isinstance(tensor, torch.nn.Parameter):

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from spmdzero.backend.jax import _dispatch, _host
 from spmdzero.backend.jax._dispatch import value_of
+from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._tensor import OWN, LazyTensor
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax._versions import wide_numbers
@@ -87,10 +88,6 @@ def sharding_of(tensor: torch.Tensor) -> str:
     if value.array is not None:
         return hlo_sharding(value.array.sharding, len(value.shape))
     if value.node is not None and value.node.op.key[0] in _SHARDED:
-        from jax.sharding import PartitionSpec
-
-        from spmdzero.backend.jax._execute import compilations
-
         spec = PartitionSpec(*value.node.op.spec)  # pyrefly: ignore[missing-attribute]
         return hlo_sharding(NamedSharding(compilations.mesh, spec), len(value.shape))
     return ""

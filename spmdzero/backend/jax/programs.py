@@ -13,7 +13,8 @@ from spmdzero.backend._programs import AnnotatedProgram
 from spmdzero.backend.jax import arrays
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._execute import compilations, donated_inputs
-from spmdzero.backend.jax._program import Graph, marked_spec
+from spmdzero.backend.jax._graph import Graph
+from spmdzero.backend.jax._program import marked_spec
 from spmdzero.backend.jax._values import Scoped, Value
 from spmdzero.backend.jax.ops import jax_dtype
 from spmdzero.errors import SpmdZeroUsageError

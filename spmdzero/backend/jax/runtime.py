@@ -11,7 +11,7 @@ import jax
 import torch
 
 from spmdzero.backend._torus import Torus
-from spmdzero.backend.jax._cells import pending_values
+from spmdzero.backend.jax._cells import cells, pending_values
 from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._execute import start as start_values
 from spmdzero.backend.jax._factories import register
@@ -107,8 +107,6 @@ def wait() -> None:
 
 
 def _computed() -> Iterator[jax.Array]:
-    from spmdzero.backend.jax._cells import cells
-
     for cell in cells():
         array = cell.value.array
         if array is not None and not array.is_deleted():

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from spmdzero.backend._current import current
+
 FEWEST = 4
 """Blocks below which a loop gains little: its forward and backward are compiled once each."""
 
@@ -64,8 +66,9 @@ def has_hooks(block: nn.Module) -> bool:
 
 def surroundings() -> tuple[Any, ...]:
     """What decides beside its inputs what a block computes."""
+    device = current().device_type
     return (
         torch.is_grad_enabled(),
-        torch.is_autocast_enabled("xla"),
-        torch.get_autocast_dtype("xla"),
+        torch.is_autocast_enabled(device),
+        torch.get_autocast_dtype(device),
     )

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spmdzero._user_line import user_line
-from spmdzero.backend._current import arrays
+from spmdzero.backend._current import arrays, runtime
 from spmdzero.backend.replica._around import Quirks
 from spmdzero.backend.replica._random import IN_PLACE, REPLACEMENTS, ReplicaRandom
 from spmdzero.backend.replica._readers import Reader, common_value, reads_are_global, reads_by
@@ -82,8 +82,8 @@ class RegionDispatch(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        makes = not _takes_xla(args)
-        if _entered[-1] is not self or (makes and not _names_xla(kwargs)):
+        makes = not _takes_mine(args)
+        if _entered[-1] is not self or (makes and not _names_devices(kwargs)):
             return func(*args, **kwargs)
         made = self._run(func, args, kwargs)
         return self._quirks.made(made) if makes else made
@@ -157,11 +157,7 @@ class RegionDispatch(TorchDispatchMode):
 
     def _copy(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         source, target = args[0], kwargs.get("device")
-        if (
-            target is not None
-            and torch.device(target).type == "cpu"
-            and source.device.type == "xla"
-        ):
+        if target is not None and torch.device(target).type == "cpu" and arrays.is_mine(source):
             return func(self._agreed(source), **kwargs)
         if source.device.type == "cpu":
             dtype = kwargs.get("dtype") or source.dtype
@@ -221,18 +217,18 @@ def _is_masked_fill(
     )
 
 
-def _names_xla(kwargs: dict[str, Any]) -> bool:
+def _names_devices(kwargs: dict[str, Any]) -> bool:
     device = kwargs.get("device")
-    return device is not None and torch.device(device).type == "xla"
+    return device is not None and torch.device(device).type == runtime.device().type
 
 
-def _takes_xla(args: tuple[Any, ...]) -> bool:
+def _takes_mine(args: tuple[Any, ...]) -> bool:
     for arg in args:
         if isinstance(arg, torch.Tensor):
-            if arg.device.type == "xla":
+            if arrays.is_mine(arg):
                 return True
         elif isinstance(arg, list | tuple) and any(
-            isinstance(item, torch.Tensor) and item.device.type == "xla" for item in arg
+            isinstance(item, torch.Tensor) and arrays.is_mine(item) for item in arg
         ):
             return True
     return False

@@ -23,7 +23,7 @@ from spmdzero.backend._region import RegionRules
 from spmdzero.backend._tree import Batch, Replicated, map_tensors, replicated
 from spmdzero.backend.replica import GradientReduction, global_norm
 from spmdzero.backend.torch_xla import compile_cache, counters, flags, memory_maps, runtime
-from spmdzero.backend.torch_xla._backend import TORCH_XLA
+from spmdzero.backend.torch_xla._backend import TORCH_XLA as BACKEND
 from spmdzero.backend.torch_xla._private import (
     are_pending,
     buffer_handles,

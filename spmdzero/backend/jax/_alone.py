@@ -1,0 +1,97 @@
+"""A folded function compiled as a program of its own, and started without being recorded."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from spmdzero.backend.jax._dispatch import value_of
+from spmdzero.backend.jax._execute import Executable, compilations
+from spmdzero.backend.jax._folded import FoldedFunction
+from spmdzero.backend.jax._graph import Graph
+from spmdzero.backend.jax._program import marked_spec
+from spmdzero.backend.jax._tensor import over
+from spmdzero.backend.jax._values import Space, Value
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class CompiledProgram:
+    """A compiled program and how its inputs and outputs are arranged.
+
+    Attributes:
+        program: JAX's.
+        inputs: for each input the index of a source, or an array.
+        donated: numbers of the inputs whose memory is given away.
+        outputs: for each output of the function its place among the program's.
+        forms: a meta tensor like each.
+    """
+
+    program: Executable
+    inputs: tuple[int | Any, ...]
+    donated: tuple[int, ...]
+    outputs: tuple[int, ...]
+    forms: tuple[torch.Tensor, ...]
+
+    def run(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Starts the program; what was donated of `sources` is gone afterwards."""
+        values = [value_of(source) for source in sources]
+        arrays = [values[i].array if isinstance(i, int) else i for i in self.inputs]
+        for place in self.donated:
+            index = self.inputs[place]
+            assert isinstance(index, int)
+            if values[index].holders > 1:
+                # Somebody else holds the same memory, such as a tensor that was a copy of it.
+                arrays[place] = arrays[place].copy()
+        results = self.program.compiled(*arrays)
+        made = []
+        for place, form in zip(self.outputs, self.forms, strict=True):
+            array = results[place]
+            made.append(over(Value(form.shape, form.dtype, Space.GLOBAL, array=array), form))
+        return made
+
+
+def compile_alone(
+    function: FoldedFunction,
+    sources: Sequence[torch.Tensor],
+    *,
+    donated: Mapping[int, int],
+    state: int,
+) -> CompiledProgram:
+    """Compiles `function` as a program that holds nothing else, unless it is compiled already.
+
+    Args:
+        function: folded.
+        sources: what it is to be called with, none of it pending.
+        donated: output -> the source whose memory it takes, of the same size.
+        state: the first so many sources outlive the program, and share no memory.
+    """
+    arguments = function.arguments
+    values = function.given(sources)
+    place_of = {a: place for place, a in enumerate(arguments) if isinstance(a, int)}
+    given = {output: place_of[source] for output, source in donated.items() if source in place_of}
+    graph = function.graph
+    # JAX gives the n-th of the donated inputs of one form to the n-th output of that form.
+    count = len(graph.outputs)
+    order = sorted(range(count), key=lambda index: given.get(index, len(arguments)))
+    ordered = Graph(graph.inputs, tuple(graph.outputs[index] for index in order), graph.steps)
+    shardings = marked_spec(ordered, compilations.mesh)
+    for place, index in enumerate(order):
+        if index in given:
+            shardings[place] = values[given[index]].array.sharding
+    numbers = tuple(sorted(given.values()))
+    program = compilations.executable(
+        ordered, [value.array for value in values], donated=numbers, shardings=shardings
+    )
+    return CompiledProgram(
+        program=program,
+        inputs=tuple(
+            a if isinstance(a, int) else value.array
+            for a, value in zip(arguments, values, strict=True)
+        ),
+        donated=numbers,
+        outputs=tuple(order.index(index) for index in range(count)),
+        forms=tuple(
+            torch.empty(slot.shape, dtype=slot.dtype, device="meta") for slot in graph.outputs
+        ),
+    )
