@@ -21,6 +21,8 @@ os.environ["XLA_COMPILATION_CACHE_SIZE"] = "192"
 if os.environ.get("SPMDZERO_BACKEND") == "jax":
     # JAX's compiler is another version, which lacks some of these, or ends the process.
     os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+    # transformers and accelerate would import it.
+    os.environ["USE_TORCH_XLA"] = "false"
 
 import pytest
 

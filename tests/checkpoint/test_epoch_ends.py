@@ -9,14 +9,13 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from spmdzero.backend import RegionRules
-from spmdzero.backend.torch_xla import DeviceMesh
+from spmdzero.backend import RegionRules, current
 from spmdzero.data._inputs import InputPlacer
 from spmdzero.engine import ReplicaBatchSampler, ZeroDataLoader
 from spmdzero.plan import MeshSpec
 
 ROWS, EPOCH = 80, 5  # five micro-batches of 8 devices x 2
-MESH = DeviceMesh(MeshSpec((("fsdp", 8),)))
+MESH = current().mesh(MeshSpec((("fsdp", 8),)))
 pytestmark = pytest.mark.usefixtures("mesh")
 
 

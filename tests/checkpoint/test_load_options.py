@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import spmdzero
-from spmdzero.backend.torch_xla import local_shards, runtime
+from spmdzero.backend import arrays, runtime
 from tests.checkpoint.runs import (
     assert_state,
     config,
@@ -55,7 +55,7 @@ def test_after_a_load_the_next_step_is_the_program_that_was_compiled_before(
     before = runtime.compile_count()
     micro_batch(other, 40)
     assert runtime.compile_count() == before
-    shards = local_shards(other.named_tensors()["exp_avg/odd.weight"])
+    shards = arrays.local_shards(other.named_tensors()["exp_avg/odd.weight"])
     assert {tuple(shard.shape) for shard in shards} == {(7, 3)}
 
 

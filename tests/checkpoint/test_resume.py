@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import spmdzero
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 from tests.checkpoint.runs import assert_state, batch, config, start, train, whole_state
 
 FP16: dict[str, Any] = {"enabled": True, "hysteresis": 1}

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import spmdzero
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 from spmdzero.engine._step_end import EVERY, AgreementRhythm
 
 ROWS, LENGTH, WIDTH = 16, 4, 16

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import spmdzero
-from spmdzero.backend.torch_xla import counters, runtime, sharding_of
+from spmdzero.backend import arrays, counters, runtime
 from spmdzero.errors import NonFiniteError, SpmdZeroUsageError
 from tests.engine.captured import (
     ROWS,
@@ -132,8 +132,8 @@ def test_a_progress_bar_costs_one_read_each_time_that_it_is_drawn(engine: spmdze
 def test_parameters_stay_whole_and_moments_shards(engine: spmdzero.Engine) -> None:
     train(engine, 2)
     tensors = engine.named_tensors()
-    assert sharding_of(tensors["parameter/blocks.0.1.weight"]) == "{replicated}"
-    assert "devices" in sharding_of(tensors["exp_avg/blocks.0.1.weight"])
+    assert arrays.sharding_of(tensors["parameter/blocks.0.1.weight"]) == "{replicated}"
+    assert "devices" in arrays.sharding_of(tensors["exp_avg/blocks.0.1.weight"])
 
 
 def test_ledgers_are_recorded_of_a_traced_step_that_changes_nothing() -> None:

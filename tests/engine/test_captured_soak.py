@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 from tests.engine.captured import batches, captured, make_engine
 
 

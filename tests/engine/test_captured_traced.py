@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import spmdzero
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 from tests.engine.captured import (
     LENGTH,
     ROWS,

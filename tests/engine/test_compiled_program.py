@@ -237,7 +237,7 @@ def test_every_state_buffer_is_donated() -> None:
 
 PROGRAM = """
 import json, torch, spmdzero
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 from tests.support import engines
 from tests.support.contract import make_batch, make_model
 engine, *_ = spmdzero.initialize(model=make_model(), config={

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import spmdzero
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 from tests.engine.regression import CLOSE, ROWS, WIDTH, batch, config, make_model, torch_losses
 from tests.support.engines import assert_trained_as, one_call, reads, three_calls
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import spmdzero
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 from tests.engine.captured import (
     LENGTH,
     ROWS,

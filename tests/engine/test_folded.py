@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import spmdzero
-from spmdzero.backend.torch_xla import are_pending, optimized_hlo, record_scopes, runtime
+from spmdzero.backend import arrays, programs, runtime
 from spmdzero.errors import SpmdZeroUsageError
 from tests.engine.captured import (
     ROWS,
@@ -87,9 +87,11 @@ def test_the_compiled_program_is_that_of_a_traced_step(
         engine.optimizer.step()
         tensors = [*engine.named_tensors().values(), engine.optimizer.grad_norm]
         pending = [
-            t for t, is_pending in zip(tensors, are_pending(tensors), strict=True) if is_pending
+            t
+            for t, is_pending in zip(tensors, arrays.are_pending(tensors), strict=True)
+            if is_pending
         ]
-        text = optimized_hlo(pending)
+        text = programs.optimized_hlo(pending)
         counts.append(Counter(re.findall(r"= \S+ ([a-z-]+)\(", text)))
     traced, folded = counts
     # A recomputed forward would have more products, a lost annotation other collectives.
@@ -121,12 +123,12 @@ def test_a_forward_is_folded_alike_whether_lines_are_recorded_or_not() -> None:
     engine = make_engine()
     for step, (x,) in enumerate(batches(4)):
         if step == 2:
-            record_scopes(True, by=engine)
+            programs.record_scopes(True, by=engine)
         try:
             engine.backward(engine(x))
         finally:
             if step == 2:
-                record_scopes(False, by=engine)
+                programs.record_scopes(False, by=engine)
         engine.step()
     assert (engine.folding.folded, engine.folding.traced) == (4, 0)
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import spmdzero
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 from spmdzero.inspect import Collective, measure
 from spmdzero.optim import FusedLamb, FusedLion
 from spmdzero.plan import Role

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import spmdzero
-from spmdzero.backend.torch_xla import DeviceMesh, are_pending, optimized_hlo, runtime
+from spmdzero.backend import Mesh, arrays, programs, runtime
 from tests.engine.captured import ROWS, batches, make_engine, state
 
 NOISE, WIDTH = 12, 20
@@ -86,7 +86,7 @@ def train(gan: Engines, steps: int) -> Iterator[list[float]]:
         yield read
 
 
-def test_a_gan_compiles_each_of_its_programs_once(mesh: DeviceMesh) -> None:
+def test_a_gan_compiles_each_of_its_programs_once(mesh: Mesh) -> None:
     gan = engines(capture=True)
     counts = [runtime.compile_count()]
     counts += [runtime.compile_count() for _ in train(gan, 4)]
@@ -96,7 +96,7 @@ def test_a_gan_compiles_each_of_its_programs_once(mesh: DeviceMesh) -> None:
     assert gan[0].folding.traced == 0
 
 
-def test_folded_engines_that_take_turns_are_traced_ones_bit_for_bit(mesh: DeviceMesh) -> None:
+def test_folded_engines_that_take_turns_are_traced_ones_bit_for_bit(mesh: Mesh) -> None:
     found = []
     for capture in (False, True):
         gan = engines(capture=capture)
@@ -109,7 +109,7 @@ def test_folded_engines_that_take_turns_are_traced_ones_bit_for_bit(mesh: Device
             assert torch.equal(tensor, its[name]), name
 
 
-def test_a_forward_is_not_run_again_after_another_engines_step(mesh: DeviceMesh) -> None:
+def test_a_forward_is_not_run_again_after_another_engines_step(mesh: Mesh) -> None:
     products = []
     for capture in (False, True):
         gan = engines(capture=capture)
@@ -119,12 +119,12 @@ def test_a_forward_is_not_run_again_after_another_engines_step(mesh: DeviceMesh)
         gan[0].optimizer.folds.wanted = gan[0].folding.before_update()
         gan[0].optimizer.step()
         tensors = [*gan[0].named_tensors().values(), gan[0].optimizer.grad_norm]
-        pending = [t for t, p in zip(tensors, are_pending(tensors), strict=True) if p]
-        products.append(len(re.findall(r" dot\(", optimized_hlo(pending))))
+        pending = [t for t, p in zip(tensors, arrays.are_pending(tensors), strict=True) if p]
+        products.append(len(re.findall(r" dot\(", programs.optimized_hlo(pending))))
     assert products[0] == products[1] > 0
 
 
-def test_what_is_kept_for_a_backward_that_never_comes_is_let_go_of(mesh: DeviceMesh) -> None:
+def test_what_is_kept_for_a_backward_that_never_comes_is_let_go_of(mesh: Mesh) -> None:
     gan = engines(capture=True)
     for index in range(3):
         fakes, _ = half_a_step(gan, index)
@@ -135,7 +135,7 @@ def test_what_is_kept_for_a_backward_that_never_comes_is_let_go_of(mesh: DeviceM
 
 
 def test_another_engines_whole_step_is_replayed_between_a_forward_and_its_backward(
-    mesh: DeviceMesh,
+    mesh: Mesh,
 ) -> None:
     found = []
     for capture in (False, True):

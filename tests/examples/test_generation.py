@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import spmdzero
-from spmdzero.backend.torch_xla import DeviceMesh, counters
+from spmdzero.backend import Mesh, counters
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WINDOW = 16
@@ -37,9 +37,7 @@ def prompts(count: int) -> list[list[int]]:
     return [list(range(1, 2 + row % 3)) for row in range(count)]
 
 
-def test_the_demo_compiles_nothing_after_its_first_token(
-    demo: ModuleType, mesh: DeviceMesh
-) -> None:
+def test_the_demo_compiles_nothing_after_its_first_token(demo: ModuleType, mesh: Mesh) -> None:
     config = {"train_micro_batch_size_per_gpu": 1}
     engine, *_ = spmdzero.initialize(model=small_model(demo), config=config)
     columns = demo.generate(engine, prompts(mesh.size), window=WINDOW, count=8)

@@ -44,7 +44,7 @@ def train(order: dict[str, Any], devices: int) -> dict[str, Any]:
 
 def main() -> None:
     """Runs the orders of argv[1]."""
-    from spmdzero.backend.torch_xla import runtime
+    from spmdzero.backend import runtime
 
     runtime.start()
     devices = runtime.device_count()

@@ -3,10 +3,10 @@
 from typing import Any, TypeAlias
 
 import torch
-import torch_xla.debug.metrics as met
 from torch import nn
 
 import spmdzero
+from spmdzero.backend import counters
 
 Batch: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
 
@@ -67,5 +67,4 @@ def assert_trained_as(
 
 def reads() -> int:
     """Transfers from the devices so far."""
-    data = met.metric_data("TransferFromDeviceTime")
-    return data[0] if data else 0
+    return counters.host_reads()

@@ -38,7 +38,7 @@ def case_of(name: str, **spmd: Any) -> Case:
 def train(case: Case) -> dict[str, Any]:
     """Per-step numbers of one case on this process's devices."""
     import spmdzero
-    from spmdzero.backend.torch_xla import runtime
+    from spmdzero.backend import runtime
     from tests.support.contract import ROWS, make_batch, make_model
 
     runtime.start()

@@ -5,7 +5,7 @@ import torch
 from spmdzero.accelerator import get_accelerator
 
 import spmdzero
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 from tests.support.processes import run_python
 
 

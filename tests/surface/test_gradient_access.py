@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import spmdzero
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 
 ROWS, WIDTH = 16, 12
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import spmdzero
 from spmdzero import comm, utils
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 from tests.surface.test_gradient_access import Regression, batch, engine_of, make_model
 
 ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.0}}}

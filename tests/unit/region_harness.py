@@ -7,10 +7,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from spmdzero.backend import Batch, RegionRules
+from spmdzero.backend import Batch, Mesh, RegionRules, current, runtime
 from spmdzero.backend._region import AttentionChoice
 from spmdzero.backend.replica._manual import leave_stacked
-from spmdzero.backend.torch_xla import DeviceMesh, replica_region, runtime
 from spmdzero.state._placed_module import move_module
 
 ROWS = 16  # two for each of the eight devices
@@ -23,7 +22,7 @@ class Probe:
     def __init__(
         self,
         module: nn.Module,
-        mesh: DeviceMesh,
+        mesh: Mesh,
         *,
         dtype: torch.dtype = torch.float32,
         scan: Literal["on", "off"] = "off",
@@ -34,7 +33,7 @@ class Probe:
         move_module(self.module, mesh=mesh, dtype=dtype, source=lambda names: None)
         self._sums: dict[str, torch.Tensor] = {}
         self.sink_calls: list[str] = []
-        self.region = replica_region(
+        self.region = current().region(
             mesh=mesh,
             module=self.module,
             sink=self._sink,
@@ -82,7 +81,7 @@ class Apply(nn.Module):
         return self.function(*args, **kwargs)
 
 
-def run(function: Callable[..., Any], mesh: DeviceMesh, x: torch.Tensor, **rules: Any) -> Any:
+def run(function: Callable[..., Any], mesh: Mesh, x: torch.Tensor, **rules: Any) -> Any:
     """`function` of the replicas' rows of `x`; gives its output on the CPU."""
     probe = Probe(Apply(function), mesh, **rules)
     with torch.no_grad():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from spmdzero.backend.torch_xla import DeviceMesh
+from spmdzero.backend import Mesh
 from tests.unit.region_harness import ROWS, Probe, numbers
 
 WIDTH, CHANNELS = 64, 16
@@ -29,7 +29,7 @@ class Normed(nn.Module):
     [nn.LayerNorm(WIDTH), nn.GroupNorm(4, WIDTH)],
     ids=lambda norm: type(norm).__name__,
 )
-def test_gradients_under_a_loss_scale_are_torchs(norm: nn.Module, mesh: DeviceMesh) -> None:
+def test_gradients_under_a_loss_scale_are_torchs(norm: nn.Module, mesh: Mesh) -> None:
     torch.manual_seed(0)
     module = Normed(norm).half()
     x = numbers(ROWS, WIDTH).half()
@@ -47,7 +47,7 @@ def test_gradients_under_a_loss_scale_are_torchs(norm: nn.Module, mesh: DeviceMe
 
 @pytest.mark.parametrize("statistics", [torch.float32, torch.bfloat16], ids=str)
 def test_batch_norm_of_bf16_rows_has_the_mean_statistics_of_torchs_fp32(
-    statistics: torch.dtype, mesh: DeviceMesh
+    statistics: torch.dtype, mesh: Mesh
 ) -> None:
     norm = nn.BatchNorm1d(WIDTH)
     x = numbers(ROWS, WIDTH).bfloat16()
@@ -75,7 +75,7 @@ def frozen(norm: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("affine", [True, False])
-def test_gradients_and_statistics_are_torchs(affine: bool, mesh: DeviceMesh) -> None:
+def test_gradients_and_statistics_are_torchs(affine: bool, mesh: Mesh) -> None:
     module = frozen(nn.BatchNorm1d(CHANNELS, affine=affine))
     x = numbers(ROWS, CHANNELS, 8)
     probe = Probe(copy.deepcopy(module), mesh)
@@ -88,7 +88,7 @@ def test_gradients_and_statistics_are_torchs(affine: bool, mesh: DeviceMesh) -> 
         assert torch.equal(probe.module.get_buffer(name).cpu(), buffer), name
 
 
-def test_bf16_rows_pass_frozen_fp32_statistics(mesh: DeviceMesh) -> None:
+def test_bf16_rows_pass_frozen_fp32_statistics(mesh: Mesh) -> None:
     module = frozen(nn.BatchNorm1d(CHANNELS))
     x = numbers(ROWS, CHANNELS, 8)
     probe = Probe(copy.deepcopy(module), mesh, dtype=torch.bfloat16)

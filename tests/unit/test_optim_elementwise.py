@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from spmdzero.backend.torch_xla import DeviceMesh, runtime
+from spmdzero.backend import Mesh, runtime
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.optim import (
     FusedAdam,
@@ -90,7 +90,7 @@ def weights() -> list[torch.nn.Parameter]:
 
 
 @pytest.mark.parametrize("change", [sign, counted])
-def test_a_users_elementwise_optimizer_is_accepted(mesh: DeviceMesh, change: Change) -> None:
+def test_a_users_elementwise_optimizer_is_accepted(mesh: Mesh, change: Change) -> None:
     rule = rule_of(Own(weights(), change))
     assert isinstance(rule, TorchElementwise)
     assert rule.slots == ()
@@ -111,7 +111,7 @@ def test_a_users_elementwise_optimizer_is_accepted(mesh: DeviceMesh, change: Cha
     ],
 )
 def test_what_is_not_elementwise_is_refused_with_the_reason(
-    mesh: DeviceMesh, change: Change, reason: str
+    mesh: Mesh, change: Change, reason: str
 ) -> None:
     with pytest.raises(SpmdZeroConfigError, match=reason) as caught:
         rule_of(Own(weights(), change))
@@ -133,14 +133,14 @@ def test_a_torch_class_that_is_not_elementwise_says_what_to_use(name: str, reaso
         rule_of(getattr(torch.optim, name)(weights()))
 
 
-def test_each_group_has_its_own_rule_and_start(mesh: DeviceMesh) -> None:
+def test_each_group_has_its_own_rule_and_start(mesh: Mesh) -> None:
     groups = [{"params": weights(), "lr": lr} for lr in (0.1, 0.25)]
     rules = rules_from_torch(torch.optim.Rprop(groups), device=runtime.device())
     starts = [rule.initial("step_size", {}) for rule in rules]
     assert starts == pytest.approx([0.1, 0.25])
 
 
-def test_a_group_that_changes_its_kind_is_refused_at_the_next_step(mesh: DeviceMesh) -> None:
+def test_a_group_that_changes_its_kind_is_refused_at_the_next_step(mesh: Mesh) -> None:
     optimizer = torch.optim.RMSprop(weights())
     rule = rule_of(optimizer)
     optimizer.param_groups[0]["momentum"] = 0.9

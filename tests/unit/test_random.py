@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from region_harness import ROWS, Apply, Probe, run
 from torch import nn
 
-from spmdzero.backend.torch_xla import DeviceMesh
+from spmdzero.backend import Mesh
 from spmdzero.errors import ReplicaRegionError
 
 WIDTH = 2048  # a replica draws 2 x WIDTH numbers
@@ -64,7 +64,7 @@ DRAWS: dict[str, tuple[Function, float, float]] = {
 
 
 @pytest.fixture(scope="module")
-def draws(mesh: DeviceMesh) -> Draws:
+def draws(mesh: Mesh) -> Draws:
     """name -> the numbers `[8, 2 x width]` of two calls and, seeded again, of the first."""
     result = {}
     for name, (function, _, _) in DRAWS.items():
@@ -136,7 +136,7 @@ def test_neighbours_are_uncorrelated(draws: Draws) -> None:
         assert correlation(values[:, :-lag], values[:, lag:]) < 5
 
 
-def test_two_seeds_give_independent_numbers(mesh: DeviceMesh) -> None:
+def test_two_seeds_give_independent_numbers(mesh: Mesh) -> None:
     values = []
     for seed in (1, 2):
         torch.manual_seed(seed)
@@ -145,7 +145,7 @@ def test_two_seeds_give_independent_numbers(mesh: DeviceMesh) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_uniform_numbers_stay_below_1_in_every_dtype(mesh: DeviceMesh, dtype: torch.dtype) -> None:
+def test_uniform_numbers_stay_below_1_in_every_dtype(mesh: Mesh, dtype: torch.dtype) -> None:
     values = run(lambda x: torch.rand_like(x, dtype=dtype), mesh, ZEROS)
     assert values.dtype == dtype
     assert values.max() < 1
@@ -153,7 +153,7 @@ def test_uniform_numbers_stay_below_1_in_every_dtype(mesh: DeviceMesh, dtype: to
     assert values.max() > 0.99
 
 
-def test_bf16_normal_numbers_are_finite_and_standard(mesh: DeviceMesh) -> None:
+def test_bf16_normal_numbers_are_finite_and_standard(mesh: Mesh) -> None:
     values = run(lambda x: torch.randn_like(x, dtype=torch.bfloat16), mesh, ZEROS).double()
     assert values.isfinite().all()
     assert abs(values.mean().item()) < 5 / math.sqrt(COUNT)
@@ -164,7 +164,7 @@ def test_bf16_normal_numbers_are_finite_and_standard(mesh: DeviceMesh) -> None:
 # -- what is drawn is a valid draw ---------------------------------------------------------
 
 
-def test_dropout_scales_what_it_keeps_and_its_gradient_alike(mesh: DeviceMesh) -> None:
+def test_dropout_scales_what_it_keeps_and_its_gradient_alike(mesh: Mesh) -> None:
     probe = Probe(nn.Dropout(0.25), mesh)
     batch = probe.batch(ZEROS + 3)
     batch.tensor.requires_grad_()
@@ -177,12 +177,12 @@ def test_dropout_scales_what_it_keeps_and_its_gradient_alike(mesh: DeviceMesh) -
 
 
 @pytest.mark.parametrize("p", [0.0, 1.0])
-def test_dropout_of_nothing_and_of_everything(mesh: DeviceMesh, p: float) -> None:
+def test_dropout_of_nothing_and_of_everything(mesh: Mesh, p: float) -> None:
     x = torch.arange(ROWS * 4.0).reshape(ROWS, 4)
     assert torch.equal(run(lambda x: F.dropout(x, p), mesh, x), x * (1 - p))
 
 
-def test_alpha_and_channel_dropout_drop(mesh: DeviceMesh) -> None:
+def test_alpha_and_channel_dropout_drop(mesh: Mesh) -> None:
     x = torch.ones(ROWS, 64, 4)
     channels = run(lambda x: F.dropout1d(x, 0.5), mesh, x)
     assert set(channels.sum(-1).unique().tolist()) == {0.0, 8.0}
@@ -190,7 +190,7 @@ def test_alpha_and_channel_dropout_drop(mesh: DeviceMesh) -> None:
     assert len(alpha.unique()) == 2
 
 
-def test_attention_dropout_differs_between_replicas(mesh: DeviceMesh) -> None:
+def test_attention_dropout_differs_between_replicas(mesh: Mesh) -> None:
     def attend(x: torch.Tensor) -> torch.Tensor:
         q = x.reshape(2, 1, 8, 8)
         return F.scaled_dot_product_attention(q, q, q, dropout_p=0.5).flatten(1)
@@ -200,7 +200,7 @@ def test_attention_dropout_differs_between_replicas(mesh: DeviceMesh) -> None:
     assert len(values.unique(dim=0)) == 8
 
 
-def test_multinomial_without_replacement_has_no_duplicates(mesh: DeviceMesh) -> None:
+def test_multinomial_without_replacement_has_no_duplicates(mesh: Mesh) -> None:
     values = run(lambda x: torch.multinomial(x + 1, 12), mesh, torch.zeros(ROWS, 16))
     assert values.shape == (ROWS, 12)
     assert all(len(set(row)) == 12 for row in values.tolist())
@@ -209,7 +209,7 @@ def test_multinomial_without_replacement_has_no_duplicates(mesh: DeviceMesh) -> 
 
 @pytest.mark.parametrize("replacement", [True, False])
 def test_multinomial_never_draws_a_weight_of_zero_and_follows_the_others(
-    mesh: DeviceMesh, replacement: bool
+    mesh: Mesh, replacement: bool
 ) -> None:
     weights = torch.tensor([0.0, 1.0, 3.0, 0.0])
 
@@ -223,7 +223,7 @@ def test_multinomial_never_draws_a_weight_of_zero_and_follows_the_others(
     assert abs((values == 2).double().mean().item() - 0.75) < 5 * math.sqrt(0.75 * 0.25 / n)
 
 
-def test_randperm_is_a_permutation_of_its_own_on_each_replica(mesh: DeviceMesh) -> None:
+def test_randperm_is_a_permutation_of_its_own_on_each_replica(mesh: Mesh) -> None:
     values = run(lambda x: torch.randperm(40, device=x.device)[None].repeat(2, 1), mesh, ZEROS)
     rows = values[::2].tolist()
     assert all(sorted(row) == list(range(40)) for row in rows)
@@ -231,7 +231,7 @@ def test_randperm_is_a_permutation_of_its_own_on_each_replica(mesh: DeviceMesh) 
 
 
 @pytest.mark.parametrize("span", [2**45 + 2**44, 2**62])
-def test_integers_of_a_wide_range_reach_its_upper_half(mesh: DeviceMesh, span: int) -> None:
+def test_integers_of_a_wide_range_reach_its_upper_half(mesh: Mesh, span: int) -> None:
     def upper(x: torch.Tensor) -> torch.Tensor:
         draws = torch.randint(0, span, (2, 4096), device=x.device)
         return ((draws >= span // 2).float(), (draws >= span // 4 * 3).float())
@@ -259,21 +259,21 @@ REFUSED: dict[str, tuple[Function, str]] = {
 }  # fmt: skip
 
 
-def test_a_generator_and_an_unknown_random_operation_are_refused(mesh: DeviceMesh) -> None:
+def test_a_generator_and_an_unknown_random_operation_are_refused(mesh: Mesh) -> None:
     for name, (function, says) in REFUSED.items():
         with pytest.raises(ReplicaRegionError) as caught:
             run(function, mesh, ZEROS)
         assert says in str(caught.value), name
 
 
-def test_drawing_on_the_cpu_is_left_to_torch(mesh: DeviceMesh) -> None:
+def test_drawing_on_the_cpu_is_left_to_torch(mesh: Mesh) -> None:
     torch.manual_seed(5)
     values = run(lambda x: x + torch.rand(WIDTH).to(x.device), mesh, ZEROS)
     torch.manual_seed(5)
     assert torch.equal(values, torch.rand(WIDTH).expand(ROWS, -1))
 
 
-def test_a_module_shared_by_two_calls_draws_anew(mesh: DeviceMesh) -> None:
+def test_a_module_shared_by_two_calls_draws_anew(mesh: Mesh) -> None:
     dropout = nn.Dropout(0.5)
     probe = Probe(Apply(lambda x: dropout(x) + 10 * dropout(x)), mesh)
     with torch.no_grad():

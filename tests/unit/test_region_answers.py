@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from region_harness import ROWS, Apply, Probe
 
-from spmdzero.backend.torch_xla import DeviceMesh
+from spmdzero.backend import Mesh
 from spmdzero.errors import ReplicaRegionError
 
 SHAPES = ((), (1,), (0,), (2, 3), (2, 0), (2, 1, 3))
@@ -133,9 +133,7 @@ def outcome(function: Callable[..., Any], *inputs: torch.Tensor) -> Any:
         return error
 
 
-def answers(
-    cases: dict[str, Case], mesh: DeviceMesh
-) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def answers(cases: dict[str, Case], mesh: Mesh) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """What each case is in the region, all in one pass: a tensor's values are in the second."""
     found: dict[str, Any] = {}
 
@@ -166,7 +164,7 @@ def rounding(dtype: torch.dtype) -> float:
     return 4 * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
 
 
-def test_what_the_region_answers_itself_is_what_torch_answers(mesh: DeviceMesh) -> None:
+def test_what_the_region_answers_itself_is_what_torch_answers(mesh: Mesh) -> None:
     cases = all_cases()
     found, numbers = answers(cases, mesh)
     wrong = []
@@ -192,7 +190,7 @@ def test_what_the_region_answers_itself_is_what_torch_answers(mesh: DeviceMesh) 
 
 
 def test_equality_across_devices_and_a_mask_of_another_shape_are_refused_in_words(
-    mesh: DeviceMesh,
+    mesh: Mesh,
 ) -> None:
     refused: dict[str, Callable[[torch.Tensor], Any]] = {
         "one on cpu. Move one": lambda x: torch.equal(x, torch.ones(2, 3)),
@@ -270,7 +268,7 @@ def drawn(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Case:
 
 
 @pytest.mark.filterwarnings("ignore:to - 1 is out of bounds")
-def test_random_draws_have_torchs_shapes_dtypes_support_and_errors(mesh: DeviceMesh) -> None:
+def test_random_draws_have_torchs_shapes_dtypes_support_and_errors(mesh: Mesh) -> None:
     chosen = {
         f"{name}, {list(shape)} {dtype}": (name, shape, dtype)
         for name in DRAWS

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from region_harness import ROWS, Probe, assert_same_sums, numbers, torch_gradients
 from torch import nn
 
-from spmdzero.backend.torch_xla import DeviceMesh, local_shards, runtime
+from spmdzero.backend import Mesh, arrays, runtime
 from spmdzero.errors import ReplicaRegionError
 
 
@@ -27,7 +27,7 @@ class Writer(nn.Module):
         return x.mean()
 
 
-def test_batch_norm_statistics_are_the_mean_of_the_replicas_own(mesh: DeviceMesh) -> None:
+def test_batch_norm_statistics_are_the_mean_of_the_replicas_own(mesh: Mesh) -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
     probe = Probe(module, mesh)
@@ -50,7 +50,7 @@ def test_batch_norm_statistics_are_the_mean_of_the_replicas_own(mesh: DeviceMesh
     probe.region.check_agreement()
 
 
-def test_batch_norm_normalises_by_each_replicas_own_statistics(mesh: DeviceMesh) -> None:
+def test_batch_norm_normalises_by_each_replicas_own_statistics(mesh: Mesh) -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
     probe = Probe(module, mesh)
@@ -67,7 +67,7 @@ def test_batch_norm_normalises_by_each_replicas_own_statistics(mesh: DeviceMesh)
     assert_same_sums(actual, expected_gradients)
 
 
-def test_batch_norm_in_eval_uses_its_statistics_and_leaves_them(mesh: DeviceMesh) -> None:
+def test_batch_norm_in_eval_uses_its_statistics_and_leaves_them(mesh: Mesh) -> None:
     probe = Probe(nn.BatchNorm1d(6), mesh)
     probe.module.eval()
     x = numbers(ROWS, 6)
@@ -88,7 +88,7 @@ def mutate(module: nn.Module, x: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("write", [assign, mutate])
 def test_a_float_buffer_leaves_as_its_mean_assigned_or_mutated(
-    mesh: DeviceMesh, write: Callable[[nn.Module, torch.Tensor], None]
+    mesh: Mesh, write: Callable[[nn.Module, torch.Tensor], None]
 ) -> None:
     probe = Probe(Writer(write), mesh)
     before = probe.module.state
@@ -99,16 +99,16 @@ def test_a_float_buffer_leaves_as_its_mean_assigned_or_mutated(
     assert probe.module.state is before  # what holds the buffer sees the new value
 
 
-def test_a_written_buffer_is_whole_on_every_device(mesh: DeviceMesh) -> None:
+def test_a_written_buffer_is_whole_on_every_device(mesh: Mesh) -> None:
     probe = Probe(Writer(assign), mesh)
     probe(probe.batch(numbers(ROWS, 3)))
     runtime.sync()
-    shards = local_shards(probe.module.state)
+    shards = arrays.local_shards(probe.module.state)
     assert [tuple(shard.shape) for shard in shards] == [(3,)] * 8
     assert all(torch.equal(shard, shards[0]) for shard in shards)
 
 
-def test_a_written_buffer_reaches_the_next_forward(mesh: DeviceMesh) -> None:
+def test_a_written_buffer_reaches_the_next_forward(mesh: Mesh) -> None:
     def double(module: nn.Module, x: torch.Tensor) -> None:
         module.state = module.state * 2 + 1
 
@@ -119,7 +119,7 @@ def test_a_written_buffer_reaches_the_next_forward(mesh: DeviceMesh) -> None:
     assert probe.buffers["state"].tolist() == [7.0] * 3
 
 
-def test_integer_and_bool_buffers_that_agree_keep_their_values(mesh: DeviceMesh) -> None:
+def test_integer_and_bool_buffers_that_agree_keep_their_values(mesh: Mesh) -> None:
     def write(module: nn.Module, x: torch.Tensor) -> None:
         module.count += 5
         module.seen = torch.tensor([True, False], device=x.device)
@@ -133,7 +133,7 @@ def test_integer_and_bool_buffers_that_agree_keep_their_values(mesh: DeviceMesh)
     probe.region.check_agreement()
 
 
-def test_an_integer_buffer_that_disagrees_is_found_and_named(mesh: DeviceMesh) -> None:
+def test_an_integer_buffer_that_disagrees_is_found_and_named(mesh: Mesh) -> None:
     def write(module: nn.Module, x: torch.Tensor) -> None:
         module.count += (x > 0).sum()
 
@@ -144,7 +144,7 @@ def test_an_integer_buffer_that_disagrees_is_found_and_named(mesh: DeviceMesh) -
         probe.region.check_agreement()
 
 
-def test_a_buffer_that_is_only_read_is_not_sent(mesh: DeviceMesh) -> None:
+def test_a_buffer_that_is_only_read_is_not_sent(mesh: Mesh) -> None:
     def read(module: nn.Module, x: torch.Tensor) -> None:
         module.state.sum() + module.count
 

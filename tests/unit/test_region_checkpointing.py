@@ -7,7 +7,7 @@ from region_harness import ROWS, Probe, assert_same_sums, numbers, torch_gradien
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from spmdzero.backend.torch_xla import DeviceMesh, runtime
+from spmdzero.backend import Mesh, runtime
 
 
 class Block(nn.Module):
@@ -38,7 +38,7 @@ class Residual(nn.Module):
 
 
 def train_once(
-    mesh: DeviceMesh, state: dict[str, torch.Tensor], reentrant: bool | None, dropout: float
+    mesh: Mesh, state: dict[str, torch.Tensor], reentrant: bool | None, dropout: float
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor], int]:
     """The loss, the gradients, and how often the inner forward ran."""
     module = Residual(reentrant, dropout)
@@ -56,7 +56,7 @@ def train_once(
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_gradients_equal_those_without_checkpointing_under_the_same_seed(
-    mesh: DeviceMesh, reentrant: bool, dropout: float
+    mesh: Mesh, reentrant: bool, dropout: float
 ) -> None:
     torch.manual_seed(0)
     state = Residual().state_dict()
@@ -68,14 +68,14 @@ def test_gradients_equal_those_without_checkpointing_under_the_same_seed(
 
 
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
-def test_gradients_equal_torchs_own(mesh: DeviceMesh, reentrant: bool) -> None:
+def test_gradients_equal_torchs_own(mesh: Mesh, reentrant: bool) -> None:
     torch.manual_seed(0)
     module = Residual(None, 0.0)
     _, gradients, _ = train_once(mesh, module.state_dict(), reentrant, 0.0)
     assert_same_sums(gradients, torch_gradients(module, module(numbers(ROWS, 16))))
 
 
-def test_another_seed_drops_other_elements(mesh: DeviceMesh) -> None:
+def test_another_seed_drops_other_elements(mesh: Mesh) -> None:
     torch.manual_seed(0)
     probe = Probe(Residual(False), mesh)
     losses = []
@@ -88,7 +88,7 @@ def test_another_seed_drops_other_elements(mesh: DeviceMesh) -> None:
 
 
 def test_backward_outside_of_the_regions_context_is_not_needed_without_checkpointing(
-    mesh: DeviceMesh,
+    mesh: Mesh,
 ) -> None:
     torch.manual_seed(0)
     module = Residual(None, 0.0)

@@ -14,7 +14,7 @@ from region_harness import (
 )
 from torch import nn
 
-from spmdzero.backend.torch_xla import DeviceMesh, runtime
+from spmdzero.backend import Mesh, runtime
 
 
 class Encoder(nn.Module):
@@ -58,9 +58,7 @@ LABELS = torch.randint(0, 10, (ROWS, 6), generator=torch.Generator().manual_seed
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["loss inside", "loss outside"])
-def test_the_loss_and_its_gradients_equal_torch(
-    mesh: DeviceMesh, encoder: Encoder, inside: bool
-) -> None:
+def test_the_loss_and_its_gradients_equal_torch(mesh: Mesh, encoder: Encoder, inside: bool) -> None:
     def loss_of(model: Any, x: Any, labels: Any, targets: torch.Tensor) -> torch.Tensor:
         if inside:
             return model(x, labels=labels)
@@ -76,7 +74,7 @@ def test_the_loss_and_its_gradients_equal_torch(
 
 
 def test_a_loss_outside_over_unevenly_masked_rows_is_the_global_mean(
-    mesh: DeviceMesh, classifier: Classifier
+    mesh: Mesh, classifier: Classifier
 ) -> None:
     masked = LABELS.clone()
     masked[:5, 2:] = -100
@@ -87,7 +85,7 @@ def test_a_loss_outside_over_unevenly_masked_rows_is_the_global_mean(
 
 
 def test_a_loss_inside_over_unevenly_masked_rows_is_the_mean_of_the_replicas_means(
-    mesh: DeviceMesh, classifier: Classifier
+    mesh: Mesh, classifier: Classifier
 ) -> None:
     masked = LABELS.clone()
     masked[:5, 2:] = -100
@@ -101,7 +99,7 @@ def test_a_loss_inside_over_unevenly_masked_rows_is_the_mean_of_the_replicas_mea
     assert_same_sums(probe.gradients, torch_gradients(classifier, expected))
 
 
-def test_batch_dim_1_models_equal_torch(mesh: DeviceMesh) -> None:
+def test_batch_dim_1_models_equal_torch(mesh: Mesh) -> None:
     torch.manual_seed(3)
     encoder = Encoder(batch_first=False)
     probe = Probe(encoder, mesh, batch_dim=1)
@@ -113,9 +111,7 @@ def test_batch_dim_1_models_equal_torch(mesh: DeviceMesh) -> None:
     assert_same_sums(probe.gradients, torch_gradients(encoder, expected.square().mean()))
 
 
-def test_the_gradient_of_a_batch_input_is_its_rows_own(
-    mesh: DeviceMesh, classifier: Classifier
-) -> None:
+def test_the_gradient_of_a_batch_input_is_its_rows_own(mesh: Mesh, classifier: Classifier) -> None:
     probe = Probe(classifier, mesh)
     batch = probe.batch(TOKENS)
     batch.tensor.requires_grad_()
@@ -125,7 +121,7 @@ def test_the_gradient_of_a_batch_input_is_its_rows_own(
     assert_same_sums(batch.tensor.grad, expected.grad)
 
 
-def test_the_gradient_of_a_whole_input_is_the_sum_over_replicas(mesh: DeviceMesh) -> None:
+def test_the_gradient_of_a_whole_input_is_the_sum_over_replicas(mesh: Mesh) -> None:
     class Scaled(nn.Module):
         def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
             return (x * table).square().mean()
@@ -139,7 +135,7 @@ def test_the_gradient_of_a_whole_input_is_the_sum_over_replicas(mesh: DeviceMesh
     assert_same_sums(whole.grad, expected.grad)
 
 
-def test_tied_weights_have_one_gradient_the_sum_of_both_uses(mesh: DeviceMesh) -> None:
+def test_tied_weights_have_one_gradient_the_sum_of_both_uses(mesh: Mesh) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -160,7 +156,7 @@ def test_tied_weights_have_one_gradient_the_sum_of_both_uses(mesh: DeviceMesh) -
     assert_same_sums(probe.gradients, torch_gradients(module, module(ids)))
 
 
-def test_frozen_and_unused_parameters_have_no_gradient(mesh: DeviceMesh) -> None:
+def test_frozen_and_unused_parameters_have_no_gradient(mesh: Mesh) -> None:
     class Partly(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -178,9 +174,7 @@ def test_frozen_and_unused_parameters_have_no_gradient(mesh: DeviceMesh) -> None
     assert_same_sums(probe.gradients, torch_gradients(module, module(x)))
 
 
-def test_no_grad_gives_the_same_output_without_a_graph(
-    mesh: DeviceMesh, classifier: Classifier
-) -> None:
+def test_no_grad_gives_the_same_output_without_a_graph(mesh: Mesh, classifier: Classifier) -> None:
     probe = Probe(classifier, mesh)
     with torch.no_grad():
         logits = probe(probe.batch(TOKENS))
@@ -189,7 +183,7 @@ def test_no_grad_gives_the_same_output_without_a_graph(
         assert_same_sums(logits, classifier(TOKENS))
 
 
-def test_eval_switches_dropout_off(mesh: DeviceMesh) -> None:
+def test_eval_switches_dropout_off(mesh: Mesh) -> None:
     probe = Probe(nn.Sequential(nn.Dropout(0.5)), mesh)
     x = numbers(ROWS, 64)
     probe.module.eval()
@@ -199,9 +193,7 @@ def test_eval_switches_dropout_off(mesh: DeviceMesh) -> None:
     assert abs(dropped - 0.5) < 5 * 0.5 / (ROWS * 64) ** 0.5  # 5 sigma of 1,024 coin tosses
 
 
-def test_two_micro_batches_sum_to_the_gradient_of_both(
-    mesh: DeviceMesh, classifier: Classifier
-) -> None:
+def test_two_micro_batches_sum_to_the_gradient_of_both(mesh: Mesh, classifier: Classifier) -> None:
     probe = Probe(classifier, mesh)
     more = numbers(ROWS, 6, 32, seed=9)
     for tokens in (TOKENS, more):
@@ -210,9 +202,7 @@ def test_two_micro_batches_sum_to_the_gradient_of_both(
     assert_same_sums(probe.gradients, torch_gradients(classifier, both))
 
 
-def test_the_second_identical_step_compiles_nothing(
-    mesh: DeviceMesh, classifier: Classifier
-) -> None:
+def test_the_second_identical_step_compiles_nothing(mesh: Mesh, classifier: Classifier) -> None:
     def step(probe: Probe) -> None:
         probe.backward(probe(probe.batch(TOKENS), probe.batch(LABELS)))
         probe.gradients.clear()

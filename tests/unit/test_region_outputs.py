@@ -10,8 +10,7 @@ from torch import nn
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from spmdzero.backend import RegionRules, map_tensors, replicated
-from spmdzero.backend.torch_xla import DeviceMesh
+from spmdzero.backend import Mesh, RegionRules, map_tensors, replicated
 from spmdzero.data._inputs import InputPlacer
 from spmdzero.errors import ReplicaRegionError
 
@@ -34,7 +33,7 @@ class Holder:
         self.inner = [tensor]
 
 
-def apply(function: Any, mesh: DeviceMesh, *args: Any, **rules: Any) -> Any:
+def apply(function: Any, mesh: Mesh, *args: Any, **rules: Any) -> Any:
     """The function's output in global space, tensors moved to the CPU."""
     probe = Probe(Apply(function), mesh, **rules)
     placed = [probe.batch(a) if isinstance(a, torch.Tensor) else a for a in args]
@@ -45,7 +44,7 @@ def apply(function: Any, mesh: DeviceMesh, *args: Any, **rules: Any) -> Any:
 # -- inputs --------------------------------------------------------------------------------
 
 
-def test_each_replica_sees_its_own_rows_and_no_others(mesh: DeviceMesh) -> None:
+def test_each_replica_sees_its_own_rows_and_no_others(mesh: Mesh) -> None:
     def rows_beside_their_maximum(x: torch.Tensor) -> torch.Tensor:
         assert tuple(x.shape) == (2, 4)
         return torch.stack([x[:, 0], x.max().expand(2)], dim=1)
@@ -55,7 +54,7 @@ def test_each_replica_sees_its_own_rows_and_no_others(mesh: DeviceMesh) -> None:
     exactly(output[:, 1], PER_REPLICA.amax((1, 2)).repeat_interleave(2))
 
 
-def test_a_plain_tensor_enters_whole(mesh: DeviceMesh) -> None:
+def test_a_plain_tensor_enters_whole(mesh: Mesh) -> None:
     seen: list[tuple[int, ...]] = []
 
     def add(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -71,7 +70,7 @@ def test_a_plain_tensor_enters_whole(mesh: DeviceMesh) -> None:
 
 
 def test_a_table_with_a_batchs_rows_enters_whole_when_declared_replicated(
-    mesh: DeviceMesh,
+    mesh: Mesh,
 ) -> None:
     module = Apply(lambda x, table: x + table.sum())
     probe = Probe(module, mesh)
@@ -85,14 +84,14 @@ def test_a_table_with_a_batchs_rows_enters_whole_when_declared_replicated(
         exactly(probe.region(args, kwargs).cpu(), X + own_rows)
 
 
-def test_integer_inputs_enter_as_shards_without_gradients(mesh: DeviceMesh) -> None:
+def test_integer_inputs_enter_as_shards_without_gradients(mesh: Mesh) -> None:
     probe = Probe(nn.Embedding(50, 4), mesh)
     ids = torch.randint(0, 50, (ROWS, 3), generator=torch.Generator().manual_seed(0))
     output = probe(probe.batch(ids))
     exactly(output.detach().cpu(), probe.module.weight.detach().cpu()[ids])
 
 
-def test_inputs_inside_dicts_lists_dataclasses_and_objects_enter(mesh: DeviceMesh) -> None:
+def test_inputs_inside_dicts_lists_dataclasses_and_objects_enter(mesh: Mesh) -> None:
     def total(tree: dict[str, Any], holder: Holder) -> torch.Tensor:
         pair, record = tree["items"][0], tree["record"]
         assert (tree["name"], record.label) == ("kept", "kept")
@@ -112,7 +111,7 @@ def test_inputs_inside_dicts_lists_dataclasses_and_objects_enter(mesh: DeviceMes
 # -- outputs by rule -----------------------------------------------------------------------
 
 
-def test_outputs_inside_any_container_leave(mesh: DeviceMesh) -> None:
+def test_outputs_inside_any_container_leave(mesh: Mesh) -> None:
     def everything(x: torch.Tensor) -> dict[str, Any]:
         return {
             "list": [x, "kept"],
@@ -134,7 +133,7 @@ def test_outputs_inside_any_container_leave(mesh: DeviceMesh) -> None:
     )
 
 
-def test_a_key_value_cache_leaves_as_batches(mesh: DeviceMesh) -> None:
+def test_a_key_value_cache_leaves_as_batches(mesh: Mesh) -> None:
     def cached(x: torch.Tensor) -> DynamicCache:
         cache = DynamicCache()
         cache.update(x[:, None, None], x[:, None, None] * 2, 0)
@@ -145,13 +144,13 @@ def test_a_key_value_cache_leaves_as_batches(mesh: DeviceMesh) -> None:
     exactly(layer.values, X[:, None, None] * 2)
 
 
-def test_several_scalars_leave_each_as_its_mean_over_replicas(mesh: DeviceMesh) -> None:
+def test_several_scalars_leave_each_as_its_mean_over_replicas(mesh: Mesh) -> None:
     losses = apply(lambda x: {"low": x.min(), "high": [x.max()]}, mesh, X)
     exactly(losses["low"], PER_REPLICA.amin((1, 2)).mean())
     exactly(losses["high"][0], PER_REPLICA.amax((1, 2)).mean())
 
 
-def test_a_sum_of_scalar_outputs_differentiates_through_each(mesh: DeviceMesh) -> None:
+def test_a_sum_of_scalar_outputs_differentiates_through_each(mesh: Mesh) -> None:
     probe = Probe(nn.Linear(4, 1), mesh)
     module = nn.Linear(4, 1)
     module.load_state_dict({k: v.cpu() for k, v in probe.module.state_dict().items()})
@@ -171,14 +170,14 @@ def _two_losses(module: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch
     return y.square().mean(), y.abs().mean()
 
 
-def test_an_integer_scalar_that_agrees_leaves_as_its_value(mesh: DeviceMesh) -> None:
+def test_an_integer_scalar_that_agrees_leaves_as_its_value(mesh: Mesh) -> None:
     probe = Probe(Apply(lambda x: torch.tensor(x.shape[0], device=x.device)), mesh)
     with torch.no_grad():
         assert probe(probe.batch(X)).item() == 2
     probe.region.check_agreement()
 
 
-def test_an_integer_scalar_that_disagrees_is_found_by_check_agreement(mesh: DeviceMesh) -> None:
+def test_an_integer_scalar_that_disagrees_is_found_by_check_agreement(mesh: Mesh) -> None:
     probe = Probe(Apply(lambda x: {"count": (x > 20).sum()}), mesh)
     with torch.no_grad():
         probe(probe.batch(X))
@@ -187,7 +186,7 @@ def test_an_integer_scalar_that_disagrees_is_found_by_check_agreement(mesh: Devi
     probe.region.check_agreement()  # reported once
 
 
-def test_a_disagreement_is_remembered_over_calls_that_agree(mesh: DeviceMesh) -> None:
+def test_a_disagreement_is_remembered_over_calls_that_agree(mesh: Mesh) -> None:
     probe = Probe(Apply(lambda x: {"count": (x > 20).sum()}), mesh)
     with torch.no_grad():
         probe(probe.batch(X))
@@ -200,7 +199,7 @@ def test_a_disagreement_is_remembered_over_calls_that_agree(mesh: DeviceMesh) ->
 
 
 def test_an_output_of_unknown_layout_is_an_error_that_says_how_to_declare_it(
-    mesh: DeviceMesh,
+    mesh: Mesh,
 ) -> None:
     with pytest.raises(ReplicaRegionError) as caught:
         apply(lambda x: {"aux": [x.sum(0)[:3]]}, mesh, X)
@@ -222,12 +221,12 @@ DECLARED = {
 
 
 @pytest.mark.parametrize("rule", DECLARED)
-def test_a_declared_rule_is_followed(mesh: DeviceMesh, rule: str) -> None:
+def test_a_declared_rule_is_followed(mesh: Mesh, rule: str) -> None:
     output = apply(lambda x: {"v": x.sum(0)}, mesh, X, outputs={"v": rule})
     exactly(output["v"], DECLARED[rule])
 
 
-def test_a_rule_may_overrule_what_a_scalar_would_do(mesh: DeviceMesh) -> None:
+def test_a_rule_may_overrule_what_a_scalar_would_do(mesh: Mesh) -> None:
     output = apply(
         lambda x: {"a": x.sum(), "b": x.sum()}, mesh, X, outputs={"a": "sum", "b": "stack"}
     )
@@ -235,7 +234,7 @@ def test_a_rule_may_overrule_what_a_scalar_would_do(mesh: DeviceMesh) -> None:
     exactly(output["b"], PER_REPLICA.sum((1, 2)))
 
 
-def test_agree_gives_the_common_value_and_reports_a_difference(mesh: DeviceMesh) -> None:
+def test_agree_gives_the_common_value_and_reports_a_difference(mesh: Mesh) -> None:
     same = Probe(Apply(lambda x: {"v": x[0] * 0 + 3}), mesh, outputs={"v": "agree"})
     other = Probe(Apply(lambda x: {"v": x[0]}), mesh, outputs={"v": "agree"})
     with torch.no_grad():
@@ -247,7 +246,7 @@ def test_agree_gives_the_common_value_and_reports_a_difference(mesh: DeviceMesh)
 
 
 @pytest.mark.parametrize(("rule", "factor"), [("mean", 1 / 8), ("sum", 1.0), ("stack", 1.0)])
-def test_a_declared_output_carries_its_gradient(mesh: DeviceMesh, rule: str, factor: float) -> None:
+def test_a_declared_output_carries_its_gradient(mesh: Mesh, rule: str, factor: float) -> None:
     probe = Probe(nn.Linear(4, 3, bias=False), mesh, outputs={"": rule})
     probe.module.register_forward_hook(lambda m, i, output: output.sum(0))
     x = X / 64  # exact in binary
@@ -255,7 +254,7 @@ def test_a_declared_output_carries_its_gradient(mesh: DeviceMesh, rule: str, fac
     exactly(probe.gradients["weight"], (x.sum(0) * factor).expand(3, 4))
 
 
-def test_batch_dim_1_splits_and_joins_the_second_dim(mesh: DeviceMesh) -> None:
+def test_batch_dim_1_splits_and_joins_the_second_dim(mesh: Mesh) -> None:
     probe = Probe(Apply(lambda x: x - x.min()), mesh, batch_dim=1)
     x = X.T.contiguous()
     with torch.no_grad():

@@ -13,7 +13,7 @@ from region_harness import Apply, Probe, X, exactly, run
 from torch import nn
 
 from spmdzero._user_line import user_line
-from spmdzero.backend.torch_xla import DeviceMesh
+from spmdzero.backend import Mesh
 from spmdzero.errors import ReplicaRegionError
 
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -114,7 +114,7 @@ MADE: dict[str, Callable[[torch.device], torch.Tensor]] = {
 }
 
 
-def test_what_a_forward_may_read_index_and_make_works(mesh: DeviceMesh) -> None:
+def test_what_a_forward_may_read_index_and_make_works(mesh: Mesh) -> None:
     written = {
         f"written through views of {name}": (
             lambda x, make=make: 0 * x + _written(make(x.device)),
@@ -162,7 +162,7 @@ def _assign(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def test_what_can_not_be_done_per_replica_is_refused_with_the_way_out(mesh: DeviceMesh) -> None:
+def test_what_can_not_be_done_per_replica_is_refused_with_the_way_out(mesh: Mesh) -> None:
     for name, (function, says) in REFUSED.items():
         with pytest.raises(ReplicaRegionError) as caught:
             run(function, mesh, X)
@@ -178,7 +178,7 @@ class Branching(nn.Module):
         return x + 1
 
 
-def test_a_disagreement_names_the_line_the_submodule_and_the_values(mesh: DeviceMesh) -> None:
+def test_a_disagreement_names_the_line_the_submodule_and_the_values(mesh: Mesh) -> None:
     module = nn.Sequential(nn.Identity(), nn.ModuleDict({"gate": Branching()})["gate"])
     with pytest.raises(ReplicaRegionError) as caught:
         run(lambda x: module(x), mesh, X)
@@ -195,7 +195,7 @@ def test_a_disagreement_names_the_line_the_submodule_and_the_values(mesh: Device
     assert values[1].split(", ").count("True") + values[1].split(", ").count("False") == 8
 
 
-def test_a_read_by_pythons_own_library_names_the_line_that_called_it(mesh: DeviceMesh) -> None:
+def test_a_read_by_pythons_own_library_names_the_line_that_called_it(mesh: Mesh) -> None:
     def copied(x: torch.Tensor) -> torch.Tensor:
         return copy.copy(x)  # the line that copies
 
@@ -209,7 +209,7 @@ def _line_of(comment: str) -> int:
     return next(i for i, line in enumerate(lines, 1) if line.endswith(comment))
 
 
-def test_a_backward_hook_that_reads_a_value_is_checked_too(mesh: DeviceMesh) -> None:
+def test_a_backward_hook_that_reads_a_value_is_checked_too(mesh: Mesh) -> None:
     def hooked(x: torch.Tensor) -> torch.Tensor:
         y = x * probe.module.weight
         y.register_hook(lambda grad: grad * (1 if grad.sum() > 100 else 2))
@@ -221,7 +221,7 @@ def test_a_backward_hook_that_reads_a_value_is_checked_too(mesh: DeviceMesh) -> 
         probe.backward(loss)
 
 
-def test_a_padded_sequence_holds_its_parts(mesh: DeviceMesh) -> None:
+def test_a_padded_sequence_holds_its_parts(mesh: Mesh) -> None:
     # Made by torch's own C++ code, of a constant and views of it.
     def padded(x: torch.Tensor) -> torch.Tensor:
         return nn.utils.rnn.pad_sequence([x[0, :2], x[1]], batch_first=True)
@@ -230,7 +230,7 @@ def test_a_padded_sequence_holds_its_parts(mesh: DeviceMesh) -> None:
     exactly(run(padded, mesh, X), expected)
 
 
-def test_repr_shows_what_each_replica_has(mesh: DeviceMesh) -> None:
+def test_repr_shows_what_each_replica_has(mesh: Mesh) -> None:
     texts = []
     run(lambda x: texts.append(repr(x)) or x, mesh, X)
     first, *lines = texts[0].split("\n")
@@ -241,7 +241,7 @@ def test_repr_shows_what_each_replica_has(mesh: DeviceMesh) -> None:
     assert shown == "\n".join(f"replica {i}: {rows!r}" for i, rows in enumerate(X.split(2)))
 
 
-def test_a_constant_stays_out_of_the_gradient(mesh: DeviceMesh) -> None:
+def test_a_constant_stays_out_of_the_gradient(mesh: Mesh) -> None:
     probe = Probe(Apply(lambda x: x), mesh)
     probe.module.forward = lambda x: (
         x * probe.module.weight * torch.tensor([2.0, 0, 0, 0], device=x.device)

@@ -7,14 +7,8 @@ from typing import Literal
 import pytest
 import torch
 
-from spmdzero.backend import Torus
-from spmdzero.backend.torch_xla import (
-    DeviceMesh,
-    GradientReduction,
-    local_shards,
-    optimized_hlo,
-    runtime,
-)
+from spmdzero.backend import Mesh, Torus, arrays, current, programs, runtime
+from spmdzero.backend.replica import GradientReduction
 from spmdzero.plan import MeshSpec, Placement
 
 SHAPE = (8, 16)
@@ -30,11 +24,13 @@ Method = Literal["annotated", "explicit"]
 
 
 @pytest.fixture(params=["fsdp=8", "data=2, fsdp=4"])
-def any_mesh(mesh: DeviceMesh, request: pytest.FixtureRequest) -> DeviceMesh:
-    return mesh if request.param == "fsdp=8" else DeviceMesh(MeshSpec((("data", 2), ("fsdp", 4))))
+def any_mesh(mesh: Mesh, request: pytest.FixtureRequest) -> Mesh:
+    return (
+        mesh if request.param == "fsdp=8" else current().mesh(MeshSpec((("data", 2), ("fsdp", 4))))
+    )
 
 
-def local(mesh: DeviceMesh, rows: torch.Tensor = ROW_VALUES) -> torch.Tensor:
+def local(mesh: Mesh, rows: torch.Tensor = ROW_VALUES) -> torch.Tensor:
     """In replica space: device i holds row i."""
     spec = mesh.batch_spec(rows.dim())
     return mesh.enter(mesh.place(rows, spec), spec).squeeze(0)
@@ -44,7 +40,7 @@ def local(mesh: DeviceMesh, rows: torch.Tensor = ROW_VALUES) -> torch.Tensor:
 @pytest.mark.parametrize("name", PLACEMENTS)
 @pytest.mark.parametrize("waited", [False, True], ids=["from the region", "from a Partial"])
 def test_the_reduced_gradient_is_the_sum_in_the_planned_shards(
-    any_mesh: DeviceMesh, method: Method, name: str, waited: bool
+    any_mesh: Mesh, method: Method, name: str, waited: bool
 ) -> None:
     placement, spec = PLACEMENTS[name], any_mesh.spec
     reduction = GradientReduction(any_mesh, method)
@@ -62,14 +58,14 @@ def test_the_reduced_gradient_is_the_sum_in_the_planned_shards(
         "flat": TOTAL.flatten().chunk(spec.fsdp),
         "replicate": (TOTAL,) * spec.fsdp,
     }[name] * spec.data
-    shards = local_shards(reduced)
+    shards = arrays.local_shards(reduced)
     assert [tuple(s.shape) for s in shards] == [tuple(p.shape) for p in parts]
     assert all(torch.equal(s, p) for s, p in zip(shards, parts, strict=True))
 
 
 @pytest.mark.parametrize("method", ["annotated", "explicit"])
 def test_a_flat_gradient_that_no_axis_divides_is_padded_with_zeros(
-    any_mesh: DeviceMesh, method: Method
+    any_mesh: Mesh, method: Method
 ) -> None:
     rows = ROW_VALUES[:, :3, :5].contiguous()  # 15 elements
     flat = PLACEMENTS["flat"]
@@ -79,16 +75,16 @@ def test_a_flat_gradient_that_no_axis_divides_is_padded_with_zeros(
     assert torch.equal(reduced.cpu(), padded)
 
 
-def test_a_partial_is_each_devices_own_gradient(any_mesh: DeviceMesh) -> None:
+def test_a_partial_is_each_devices_own_gradient(any_mesh: Mesh) -> None:
     partial = GradientReduction(any_mesh, "annotated").partial(local(any_mesh))
-    text = optimized_hlo([partial])
+    text = programs.optimized_hlo([partial])
     assert not any(f" {kind}(" in text for kind in ("all-reduce", "all-gather", "reduce-scatter"))
     runtime.sync()
-    shards = local_shards(partial)
+    shards = arrays.local_shards(partial)
     assert all(torch.equal(s, r[None]) for s, r in zip(shards, ROW_VALUES, strict=True))
 
 
-def test_partials_add_up_over_micro_batches_before_one_reduction(any_mesh: DeviceMesh) -> None:
+def test_partials_add_up_over_micro_batches_before_one_reduction(any_mesh: Mesh) -> None:
     reduction = GradientReduction(any_mesh, "annotated")
     total = reduction.partial(local(any_mesh))
     runtime.sync()
@@ -99,9 +95,9 @@ def test_partials_add_up_over_micro_batches_before_one_reduction(any_mesh: Devic
 
 
 @pytest.mark.parametrize("name", ["shard 0", "shard 1", "flat"])
-def test_the_explicit_way_is_a_reduce_scatter_over_fsdp(any_mesh: DeviceMesh, name: str) -> None:
+def test_the_explicit_way_is_a_reduce_scatter_over_fsdp(any_mesh: Mesh, name: str) -> None:
     reduction = GradientReduction(any_mesh, "explicit")
-    text = optimized_hlo([reduction.reduce_local(local(any_mesh), PLACEMENTS[name])])
+    text = programs.optimized_hlo([reduction.reduce_local(local(any_mesh), PLACEMENTS[name])])
     assert text.count(" reduce-scatter(") == 1
     # The sum over the data axis is of shards, after the scatter.
     assert text.count(" all-reduce(") == (1 if any_mesh.spec.data > 1 else 0)
@@ -111,7 +107,7 @@ def test_the_explicit_way_is_a_reduce_scatter_over_fsdp(any_mesh: DeviceMesh, na
 @pytest.mark.parametrize("steps", [(2, 4), (2, 2, 2)])
 @pytest.mark.parametrize("name", ["shard 0", "shard 1", "flat"])
 def test_in_steps_each_device_is_left_the_same_part(
-    mesh: DeviceMesh, name: str, steps: tuple[int, ...]
+    mesh: Mesh, name: str, steps: tuple[int, ...]
 ) -> None:
     at_once = GradientReduction(mesh, "explicit")
     reduction = dataclasses.replace(at_once, steps=steps)
@@ -119,8 +115,8 @@ def test_in_steps_each_device_is_left_the_same_part(
     reduced, expected = (
         way.reduce_local(local(mesh, rows), PLACEMENTS[name]) for way in (reduction, at_once)
     )
-    assert optimized_hlo([reduced]).count(" reduce-scatter(") == len(steps)
-    pairs = zip(local_shards(reduced), local_shards(expected), strict=True)
+    assert programs.optimized_hlo([reduced]).count(" reduce-scatter(") == len(steps)
+    pairs = zip(arrays.local_shards(reduced), arrays.local_shards(expected), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
     assert torch.equal(reduced.cpu().flatten(), rows.sum(0).flatten())
 
@@ -137,9 +133,9 @@ def test_in_steps_each_device_is_left_the_same_part(
     ],
 )
 def test_auto_scatters_step_by_step_over_a_torus_that_libtpu_sums_over_whole(
-    mesh: DeviceMesh, torus: Torus | None, data: int, method: str, steps: tuple[int, ...]
+    mesh: Mesh, torus: Torus | None, data: int, method: str, steps: tuple[int, ...]
 ) -> None:
-    where = mesh if data == 1 else DeviceMesh(MeshSpec((("data", data), ("fsdp", 8 // data))))
+    where = mesh if data == 1 else current().mesh(MeshSpec((("data", data), ("fsdp", 8 // data))))
     with runtime.on_torus(torus):
         chosen = GradientReduction.over(mesh=where, method="auto")
     assert (chosen.method, chosen.steps) == (method, steps)
@@ -148,7 +144,7 @@ def test_auto_scatters_step_by_step_over_a_torus_that_libtpu_sums_over_whole(
 @pytest.mark.parametrize("method", ["annotated", "explicit"])
 @pytest.mark.parametrize("name", PLACEMENTS)
 def test_a_narrow_wire_dtype_rounds_what_is_sent_and_gives_the_gradients_dtype_back(
-    mesh: DeviceMesh, method: Method, name: str
+    mesh: Mesh, method: Method, name: str
 ) -> None:
     reduction = GradientReduction(mesh, method, torch.bfloat16)
     rows = torch.full((8, *SHAPE), 1 + 2.0**-9)  # bf16 has 8 bits: 1
@@ -158,7 +154,7 @@ def test_a_narrow_wire_dtype_rounds_what_is_sent_and_gives_the_gradients_dtype_b
 
 
 @pytest.mark.parametrize("method", ["annotated", "explicit"])
-def test_a_wide_wire_dtype_sums_bf16_gradients_in_fp32(mesh: DeviceMesh, method: Method) -> None:
+def test_a_wide_wire_dtype_sums_bf16_gradients_in_fp32(mesh: Mesh, method: Method) -> None:
     rows = torch.full((8, *SHAPE), 2.0**-8, dtype=torch.bfloat16)
     rows[0] = 1.0
     reduction = GradientReduction(mesh, method, torch.float32)

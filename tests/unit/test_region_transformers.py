@@ -8,7 +8,7 @@ import torch
 import transformers
 from region_harness import ROWS, Probe, assert_same_sums, torch_gradients
 
-from spmdzero.backend.torch_xla import DeviceMesh
+from spmdzero.backend import Mesh
 
 VOCABULARY, LENGTH = 64, 12
 SMALL = {"vocab_size": VOCABULARY, "attn_implementation": "sdpa"}
@@ -61,7 +61,7 @@ class Trained:
 
 
 @pytest.fixture(scope="module", params=[gpt2, bert])
-def trained(mesh: DeviceMesh, request: pytest.FixtureRequest) -> Trained:
+def trained(mesh: Mesh, request: pytest.FixtureRequest) -> Trained:
     torch.manual_seed(0)
     module = request.param()
     probe = Probe(module, mesh)
@@ -96,7 +96,7 @@ def test_the_key_value_cache_leaves_with_all_rows(trained: Trained) -> None:
         assert_same_sums(layer.values.detach(), own_layer.values.detach())
 
 
-def test_gradients_under_transformers_own_checkpointing_equal_torch(mesh: DeviceMesh) -> None:
+def test_gradients_under_transformers_own_checkpointing_equal_torch(mesh: Mesh) -> None:
     torch.manual_seed(0)
     module = gpt2()
     probe = Probe(module, mesh)

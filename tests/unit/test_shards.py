@@ -7,22 +7,20 @@ import pytest
 import torch
 
 import spmdzero
-from spmdzero.backend.torch_xla import DeviceMesh, runtime
+from spmdzero.backend import Mesh, current, runtime
 from spmdzero.plan import MeshSpec
 
 
-def view(
-    mesh: DeviceMesh, shape: Sequence[int], spec: tuple[str | None, ...]
-) -> spmdzero.ShardView:
+def view(mesh: Mesh, shape: Sequence[int], spec: tuple[str | None, ...]) -> spmdzero.ShardView:
     return spmdzero.shards(mesh.place(torch.zeros(tuple(shape)), spec))
 
 
 @pytest.fixture(scope="module")
-def grid(mesh: DeviceMesh) -> DeviceMesh:
-    return DeviceMesh(MeshSpec((("data", 2), ("fsdp", 4))))
+def grid(mesh: Mesh) -> Mesh:
+    return current().mesh(MeshSpec((("data", 2), ("fsdp", 4))))
 
 
-def test_the_parts_are_where_the_devices_values_are(mesh: DeviceMesh) -> None:
+def test_the_parts_are_where_the_devices_values_are(mesh: Mesh) -> None:
     host = torch.arange(16 * 24.0).reshape(16, 24)
     tensor = mesh.place(host, (None, "fsdp"))
     parts = [shard.slices for shard in spmdzero.shards(tensor).shards]
@@ -31,7 +29,7 @@ def test_the_parts_are_where_the_devices_values_are(mesh: DeviceMesh) -> None:
     assert parts[1] == (slice(0, 16), slice(3, 6))
 
 
-def test_a_split_tensor_names_each_device_with_its_rows(mesh: DeviceMesh) -> None:
+def test_a_split_tensor_names_each_device_with_its_rows(mesh: Mesh) -> None:
     text = str(view(mesh, (16, 4), ("fsdp", None)))
     assert (
         text.splitlines()[0] == "float32 [16, 4], 8 parts on 8 devices: 32 of 256 bytes per device"
@@ -40,7 +38,7 @@ def test_a_split_tensor_names_each_device_with_its_rows(mesh: DeviceMesh) -> Non
     assert "[2:4, :]" in text.splitlines()[2]
 
 
-def test_devices_that_hold_the_same_part_share_a_line_and_a_hue(grid: DeviceMesh) -> None:
+def test_devices_that_hold_the_same_part_share_a_line_and_a_hue(grid: Mesh) -> None:
     shown = view(grid, (8, 4), ("fsdp", None))
     lines = str(shown).splitlines()
     assert len(lines) == 1 + 4
@@ -51,19 +49,19 @@ def test_devices_that_hold_the_same_part_share_a_line_and_a_hue(grid: DeviceMesh
     assert len(set(hues)) == 4
 
 
-def test_a_replicated_tensor_is_whole_on_each_device(mesh: DeviceMesh) -> None:
+def test_a_replicated_tensor_is_whole_on_each_device(mesh: Mesh) -> None:
     shown = view(mesh, (16, 4), (None, None))
     assert "whole on each of 8 devices: 256 bytes per device" in str(shown)
     assert shown.parts == ((slice(0, 16), slice(0, 4)),)
     assert view(mesh, (), ()).bytes_per_device == 4
 
 
-def test_padding_holds_nothing_of_the_tensor(mesh: DeviceMesh) -> None:
+def test_padding_holds_nothing_of_the_tensor(mesh: Mesh) -> None:
     shown = view(mesh, (10,), ("fsdp",))
     assert [shard.shape for shard in shown.shards] == [(2,)] * 5 + [(0,)] * 3
 
 
-def test_a_part_is_drawn_where_it_lies(mesh: DeviceMesh) -> None:
+def test_a_part_is_drawn_where_it_lies(mesh: Mesh) -> None:
     # Shape and placement -> where the second device's part is: x, y, width, height in pixels.
     drawn = {
         ((16, 24), ("fsdp", None)): (0.0, 5.0, 72.0, 5.0),
@@ -84,7 +82,7 @@ def test_a_tensor_on_the_cpu_is_refused() -> None:
         spmdzero.shards(torch.zeros(3))
 
 
-def test_a_pending_tensor_is_refused_and_not_run(mesh: DeviceMesh) -> None:
+def test_a_pending_tensor_is_refused_and_not_run(mesh: Mesh) -> None:
     pending = mesh.place(torch.ones(16, 4), ("fsdp", None)) * 2
     with pytest.raises(spmdzero.SpmdZeroUsageError, match=r"torch_xla\.sync"):
         spmdzero.shards(pending)

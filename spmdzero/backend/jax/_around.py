@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from spmdzero.backend._region import AttentionCall, Recompute
 from spmdzero.backend.jax import _host
 from spmdzero.backend.jax._dispatch import value_of
+from spmdzero.backend.jax._factories import OwnFactories
 from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.replica import RecomputedBlocks
@@ -62,16 +64,18 @@ class JaxAround:
     @contextlib.contextmanager
     def global_forward(self) -> Iterator[None]:
         """Around a forward in global space."""
-        with _without_own_kernels(), _autocast(self._autocast):
+        with _without_own_kernels(), _autocast(self._autocast), OwnFactories():
             yield
 
     def finish(self, output: Any) -> Any:
         """The same."""
         return output
 
-    def backward(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def backward(self) -> Iterator[None]:
         """Around the backward of a forward in the region."""
-        return _without_own_kernels()
+        with _without_own_kernels(), OwnFactories():
+            yield
 
     def value_ids(self, tensors: Sequence[torch.Tensor]) -> list[Hashable]:
         """One for each tensor: the same as before where nothing was written into it."""
@@ -92,11 +96,12 @@ class JaxAround:
 @contextlib.contextmanager
 def _without_own_kernels() -> Iterator[None]:
     # C++ takes the tensors for the CPU's, for which it has libraries with operations of their own.
-    # Its setter warns of a device that is of no concern.
     before = torch._C._get_mkldnn_enabled()
+    # The setter of torch.backends warns of a device that is of no concern.
     torch._C._set_mkldnn_enabled(False)
     try:
-        yield
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
     finally:
         torch._C._set_mkldnn_enabled(before)
 

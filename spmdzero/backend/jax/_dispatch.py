@@ -1,8 +1,7 @@
 """What is recorded of an operation of lazy tensors, below autograd."""
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -40,6 +39,8 @@ def dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Answers an operation of lazy tensors, or one that makes them."""
     if func in _special:
         return _special[func](*args, **kwargs)
+    if _is_composite(func) and AtenOp.of(func) is None:
+        return func.decompose(*args, **kwargs)
     if func.is_view and func not in _LIFTS:
         return _view(func, args, kwargs)
     if func._schema.is_mutable:
@@ -120,12 +121,12 @@ def _decompositions() -> Mapping[Any, Any]:
 
 
 def _decomposed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if func.namespace == "prims":
+        # What torch's decompositions are written in.
+        return func.prim_impl_aten(*args, **kwargs)
     known = _decompositions().get(func)
     if known is not None:
         return known(*args, **kwargs)
-    if func._can_decompose():
-        with _dispatching():
-            return func.decompose(*args, **kwargs)
     raise SpmdZeroRuntimeError(
         f"{user_line()}: {func} has no entry in the JAX backend's table of operations, and torch "
         'decomposes it into none that have. Write it with others, or set "spmd": {"backend": '
@@ -133,9 +134,10 @@ def _decomposed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     )
 
 
-@contextlib.contextmanager
-def _dispatching() -> Iterator[None]:
-    yield
+@functools.cache
+def _is_composite(func: Any) -> bool:
+    key = "CompositeImplicitAutograd"
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
 
 
 def meta_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -297,3 +299,21 @@ def replace(tensor: LazyTensor, value: Value) -> None:
 def space_of(tensor: torch.Tensor) -> Space:
     """Where the value of a tensor lives."""
     return tensor.cell.value.space if isinstance(tensor, LazyTensor) else Space.NEUTRAL
+
+
+@special(_aten.native_batch_norm.default, _aten._native_batch_norm_legit.default)
+def _batch_norm(
+    x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *more: float
+) -> Any:
+    # The first of the two writes the running statistics without saying so in its schema.
+    if mean is None:
+        func = _aten._native_batch_norm_legit.no_stats
+        return dispatched(func, (x, weight, bias, training, *more), {})
+    if not training:
+        func = _aten._native_batch_norm_legit_no_training.default
+        return dispatched(func, (x, weight, bias, mean, var, *more), {})
+    func = _aten._native_batch_norm_legit_functional.default
+    *made, new_mean, new_var = dispatched(func, (x, weight, bias, mean, var, training, *more), {})
+    write(mean, value_of(new_mean))
+    write(var, value_of(new_var))
+    return tuple(made)

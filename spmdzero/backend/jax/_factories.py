@@ -1,12 +1,16 @@
 """Operations that take no tensor and make one on the device ``xla:0``."""
 
 import functools
+import types
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from spmdzero.backend.jax._dispatch import dispatched
+from spmdzero.backend.jax._tensor import DEVICE
 
 _aten = torch.ops.aten
 _NAMES = (
@@ -15,12 +19,20 @@ _NAMES = (
     "triu_indices", "zeros",
 )  # fmt: skip
 # It holds the kernels for as long as the process lives.
+_made = {
+    getattr(getattr(_aten, name.partition(".")[0]), name.partition(".")[2] or "default", None)
+    for name in _NAMES
+}
 _library: list[torch.library.Library] = []
 
 
 @functools.cache
 def register() -> None:
     """Has torch make lazy tensors where the device is ``xla``."""
+    for name in ("tensor", "as_tensor"):
+        setattr(torch, name, _on_cpu_first(getattr(torch, name)))
+    # torch.utils.checkpoint asks for it; it has no generator of its own that a replica draws from.
+    torch._register_device_module("xla", types.ModuleType("torch.xla"))
     library = torch.library.Library("aten", "IMPL")
     _library.append(library)
     for name in _NAMES:
@@ -35,5 +47,42 @@ def register() -> None:
             library.impl(name.removesuffix(".default"), functools.partial(_make, func), "XLA")
 
 
+class OwnFactories(TorchDispatchMode):
+    """Has tensors that torch's C++ code makes for its own use be on the devices.
+
+    It makes them with the options of a tensor that it is given, whose device it takes for the CPU.
+    Python says of each tensor whether its memory is pinned, C++ does not.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        device = kwargs.get("device")
+        if func in _made and device is not None and kwargs.get("pin_memory") is None:
+            kwargs = kwargs | {"device": DEVICE}
+        return func(*args, **kwargs)
+
+
 def _make(func: Any, *args: Any, **kwargs: Any) -> Any:
+    if torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python):
+        # C++ would write into the memory of what it gets, and the process would end.
+        raise RuntimeError(
+            f"{func} is called past torch's dispatcher for Python, by `torch.tensor` that was "
+            f"imported by name for example. Make the tensor on the CPU, and move it: .to({DEVICE})"
+        )
     return dispatched(func, args, kwargs)
+
+
+def _on_cpu_first(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`make`, which torch calls past its dispatcher for Python, for this device too."""
+
+    @functools.wraps(make)
+    def made(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        if device is None or torch.device(device).type != DEVICE.type:
+            return make(data, *args, device=device, **kwargs)
+        trained = kwargs.pop("requires_grad", False)
+        moved = make(data, *args, **kwargs).to(DEVICE)
+        return moved.requires_grad_() if trained else moved
+
+    return made

@@ -46,12 +46,14 @@ class MeshOp:
         function: computes it of arrays, None for one that crosses the region's border.
         makes: see `Op`.
         spec: how the global side is split, of one that marks or crosses.
+        mesh: over which.
     """
 
     key: Any
     function: Callable[..., Any] | None = None
     makes: Space | None = None
     spec: tuple[Any, ...] | None = None
+    mesh: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The results, of arrays that JAX traces."""

@@ -20,7 +20,12 @@ from spmdzero.backend.jax.ops import jax_dtype
 
 
 def function_of(graph: Graph, mesh: Mesh) -> Any:
-    """The function of arrays that computes the graph; traced by JAX under `wide_numbers`."""
+    """The function of arrays that computes the graph; traced by JAX under `wide_numbers`.
+
+    Args:
+        graph: what it computes.
+        mesh: of replica space where nothing in the graph says another.
+    """
     phases = _phases(graph)
     last = max(phases.values(), default=0)
     by_phase: dict[int, list[Step]] = {}
@@ -37,7 +42,7 @@ def function_of(graph: Graph, mesh: Mesh) -> Any:
                 for step in steps:
                     _run(step, whole)
             elif steps:
-                _run_region(steps, whole, needed.get(phase, set()), mesh)
+                _run_region(steps, whole, needed.get(phase, set()), _mesh_of(steps, mesh))
         results = [whole[slot.number] for slot in graph.outputs]
         given = {id(array) for array in arrays}
         # JAX would hand out the very buffer of an input, which may be donated later.
@@ -107,19 +112,29 @@ def _run(step: Step, known: dict[int, Any]) -> None:
         for name in step.scope:
             names.enter_context(jax.named_scope(name))
         made = step.op(*args, **kwargs)
-    results = made if isinstance(made, list | tuple) else [made]
+    # A gradient that nobody asked for is None, in torch too.
+    results = [r for r in (made if isinstance(made, list | tuple) else [made]) if r is not None]
     for slot, result in zip(step.made, results, strict=False):
         known[slot.number] = _as_torch_says(step, slot, result)
 
 
 def _as_torch_says(step: Step, slot: Slot, result: Any) -> Any:
     result = jnp.asarray(result)
+    if result.shape != slot.shape and not result.size and "batch_norm" in str(step.op.key):
+        # torch's kernels for the CPU return no statistics in evaluation, its meta kernels say
+        # some; nobody reads them.
+        result = jnp.zeros(slot.shape, result.dtype)
     if result.shape != slot.shape:
         raise AssertionError(
             f"{step.op.key} made {result.shape}, torch says {slot.shape}: please report this"
         )
     dtype = jax_dtype(slot.dtype)
     return result if result.dtype == dtype else result.astype(dtype)
+
+
+def _mesh_of(steps: list[Step], default: Mesh) -> Mesh:
+    """The mesh of what crosses the border, or sums, in a phase; there is one unless all is kept."""
+    return next((mesh for step in steps if (mesh := getattr(step.op, "mesh", None))), default)
 
 
 def _run_region(steps: list[Step], whole: dict[int, Any], needed: set[int], mesh: Mesh) -> None:
@@ -176,7 +191,7 @@ def marked_spec(graph: Graph, mesh: Mesh) -> list[Any]:
     said: dict[int, Any] = {}
     for step in graph.steps:
         if step.op.key[0] in ("mark", "leave"):
-            said[step.made[0].number] = NamedSharding(mesh, PartitionSpec(*step.op.spec))
+            said[step.made[0].number] = NamedSharding(step.op.mesh, PartitionSpec(*step.op.spec))
     shardings = []
     for slot in graph.outputs:
         if slot.space is Space.REPLICA:

@@ -56,7 +56,7 @@ def _read(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def _text(tensor: LazyTensor) -> str:
     """`repr(tensor)`: reads a global one, shows what each replica has of another."""
-    with torch.no_grad(), _disable_current_modes(), torch._C.DisableTorchFunctionSubclass():
+    with torch.no_grad(), _disable_current_modes():
         value = value_of(tensor)
         if value.stand_in:
             return (

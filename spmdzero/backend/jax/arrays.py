@@ -10,7 +10,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from spmdzero.backend.jax import _dispatch, _host
 from spmdzero.backend.jax._dispatch import value_of
-from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._tensor import OWN, LazyTensor
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax._versions import wide_numbers
@@ -88,8 +87,9 @@ def sharding_of(tensor: torch.Tensor) -> str:
     if value.array is not None:
         return hlo_sharding(value.array.sharding, len(value.shape))
     if value.node is not None and value.node.op.key[0] in _SHARDED:
-        spec = PartitionSpec(*value.node.op.spec)  # pyrefly: ignore[missing-attribute]
-        return hlo_sharding(NamedSharding(compilations.mesh, spec), len(value.shape))
+        op: Any = value.node.op
+        spec = PartitionSpec(*op.spec)
+        return hlo_sharding(NamedSharding(op.mesh, spec), len(value.shape))
     return ""
 
 

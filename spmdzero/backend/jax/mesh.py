@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +46,11 @@ class DeviceMesh:
         return jax.sharding.Mesh(devices, self.spec.names)
 
     @property
+    def _key(self) -> tuple[Any, ...]:
+        """What sets the operations of this mesh apart from those of another."""
+        return (self.spec.names, self.spec.shape)
+
+    @property
     def size(self) -> int:
         """Devices in the mesh."""
         return self.spec.size
@@ -69,13 +75,13 @@ class DeviceMesh:
         if value.array is not None and value.space is not Space.REPLICA:
             if value.array.sharding.is_equivalent_to(sharding, len(value.shape)):
                 return tensor
-        elif value.node is not None and value.node.op.key == ("mark", spec):
+        elif value.node is not None and value.node.op.key == ("mark", spec, *self._key):
             return tensor
 
         def constrained(array: jax.Array) -> jax.Array:
             return jax.lax.with_sharding_constraint(array, sharding)
 
-        op = MeshOp(("mark", spec), constrained, Space.GLOBAL, spec)
+        op = MeshOp(("mark", spec, *self._key), constrained, Space.GLOBAL, spec, self.devices)
         (marked,) = record(op, (value,), {}, [(value.shape, value.dtype)])
         writes = tensor.cell.writes
         write(tensor, marked)
@@ -96,14 +102,15 @@ class DeviceMesh:
         shape = [
             length // self._parts(axes) for length, axes in zip(tensor.shape, spec, strict=True)
         ]
-        op = MeshOp(("enter", spec), None, Space.REPLICA, spec)
+        op = MeshOp(("enter", spec, *self._key), None, Space.REPLICA, spec, self.devices)
         return over(record(op, (value_of(tensor),), {}, [(shape, tensor.dtype)])[0])
 
     def leave(
         self, tensor: torch.Tensor, spec: PartitionSpec, shape: tuple[int, ...]
     ) -> torch.Tensor:
         """The global tensor of `shape` whose shard on each device is `tensor`."""
-        op = MeshOp(("leave", tuple(spec)), None, Space.GLOBAL, tuple(spec))
+        spec = tuple(spec)
+        op = MeshOp(("leave", spec, *self._key), None, Space.GLOBAL, spec, self.devices)
         return over(record(op, (value_of(tensor),), {}, [(shape, tensor.dtype)])[0])
 
     def _parts(self, axes: str | tuple[str, ...] | None) -> int:
@@ -118,20 +125,36 @@ class DeviceMesh:
         """The sum over an axis, of which this device keeps its part of `dim`; in replica space.
 
         Args:
-            steps: as `groups`; on JAX the axis is one step.
+            steps: factors of the axis's length, one reduce-scatter for each; none for one.
         """
-        shape = list(local.shape)
-        shape[dim] //= self._parts(axis)
+        shape, length = list(local.shape), self._parts(axis)
+        shape[dim] //= length
+        places = np.arange(length).reshape(steps or (length,))
 
         def scattered(array: jax.Array) -> jax.Array:
-            return jax.lax.psum_scatter(array, axis, scatter_dimension=dim, tiled=True)
+            for step, count in enumerate(places.shape):
+                groups = np.moveaxis(places, step, -1).reshape(-1, count).tolist()
+                array = jax.lax.psum_scatter(
+                    array, axis, scatter_dimension=dim, axis_index_groups=groups, tiled=True
+                )
+            return array
 
-        op = MeshOp(("reduce_scatter", axis, dim), scattered, Space.REPLICA)
+        op = MeshOp(
+            ("reduce_scatter", axis, dim, steps, *self._key),
+            scattered,
+            Space.REPLICA,
+            mesh=self.devices,
+        )
         return over(record(op, (value_of(local),), {}, [(shape, local.dtype)])[0])
 
     def all_reduce(self, local: torch.Tensor, *, axis: str) -> torch.Tensor:
         """The sum over an axis, in replica space."""
-        op = MeshOp(("all_reduce", axis), lambda array: jax.lax.psum(array, axis), Space.REPLICA)
+
+        def summed(array: jax.Array) -> jax.Array:
+            return jax.lax.psum(array, axis)
+
+        key = ("all_reduce", axis, *self._key)
+        op = MeshOp(key, summed, Space.REPLICA, mesh=self.devices)
         return over(record(op, (value_of(local),), {}, [(tuple(local.shape), local.dtype)])[0])
 
     def let_go_of_whole(self, gradient: torch.Tensor, placement: Placement) -> torch.Tensor:

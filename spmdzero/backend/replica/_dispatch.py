@@ -97,10 +97,10 @@ class RegionDispatch(TorchDispatchMode):
             return self._equal(*args)
         if func is _aten._to_copy.default:
             return self._copy(func, args, kwargs)
-        if func in REPLACEMENTS:
-            return self._draw(func, args, kwargs)
         if func in IN_PLACE:
             return args[0].copy_(self._draw(IN_PLACE[func], args, kwargs))
+        if func in REPLACEMENTS:
+            return self._draw(func, args, kwargs)
         if func in _PUTS and _is_masked_fill(*args):
             filled = self._masked_fill(func, *args[:3])
             return args[0].copy_(filled) if func is _aten.index_put_.default else filled

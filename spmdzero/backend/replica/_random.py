@@ -135,6 +135,14 @@ def _uniform(
     return low + (high - low) * rng.uniform(x.shape, x.dtype)
 
 
+def _normal(
+    rng: ReplicaRandom, x: torch.Tensor, mean: float = 0.0, std: float = 1.0, **_: Any
+) -> torch.Tensor:
+    if std < 0:
+        raise ValueError(f"normal expects std >= 0.0, but found std {std}")
+    return mean + std * rng.normal(x.shape, x.dtype)
+
+
 def _random_from(
     rng: ReplicaRandom, x: torch.Tensor, low: int, high: int | None, **_: Any
 ) -> torch.Tensor:
@@ -160,6 +168,8 @@ REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     _aten.bernoulli.default: _bernoulli,
     _aten.bernoulli.p: _bernoulli,
     _aten.bernoulli.Tensor: _bernoulli,
+    # A default is not handed to a mode.
+    _aten.bernoulli_.float: lambda rng, x, p=0.5, **_: _bernoulli(rng, x, p),
     _aten.rand.default: lambda rng, size, **k: rng.uniform(torch.Size(size), _float(k)),
     _aten.rand_like.default: lambda rng, x, **k: rng.uniform(x.shape, _dtype(k, x.dtype)),
     _aten.randn.default: lambda rng, size, **k: rng.normal(torch.Size(size), _float(k)),
@@ -181,9 +191,7 @@ REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     _aten.randperm.default: _permutation,
     _aten.multinomial.default: _multinomial,
     _aten.uniform.default: _uniform,
-    _aten.normal_functional.default: lambda rng, x, mean=0.0, std=1.0, **_: (
-        mean + std * rng.normal(x.shape, x.dtype)
-    ),
+    _aten.normal_functional.default: _normal,
     _aten.normal.float_float: lambda rng, mean, std, size, **k: (
         mean + std * rng.normal(torch.Size(size), _float(k))
     ),
@@ -203,7 +211,7 @@ REPLACEMENTS: dict[Any, Callable[..., Any]] = {
 
 # A backend whose operations aren't functionalised first shows these to a mode as they are.
 IN_PLACE: dict[Any, Any] = {
-    _aten.bernoulli_.float: _aten.bernoulli.p,
+    _aten.bernoulli_.float: _aten.bernoulli_.float,
     _aten.bernoulli_.Tensor: _aten.bernoulli.Tensor,
     _aten.exponential_.default: _aten.exponential.default,
     _aten.normal_.default: _aten.normal_functional.default,
