@@ -139,12 +139,8 @@ class DeviceMesh:
                 )
             return array
 
-        op = MeshOp(
-            ("reduce_scatter", axis, dim, steps, *self._key),
-            scattered,
-            Space.REPLICA,
-            mesh=self.devices,
-        )
+        key = ("reduce_scatter", axis, dim, steps, *self._key)
+        op = MeshOp(key, scattered, Space.REPLICA, mesh=self.devices)
         return over(record(op, (value_of(local),), {}, [(shape, local.dtype)])[0])
 
     def all_reduce(self, local: torch.Tensor, *, axis: str) -> torch.Tensor:
