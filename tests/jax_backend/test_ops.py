@@ -62,9 +62,9 @@ def _run(op, dtype, most, checker):
                 if outs and inputs:
                     ones = [torch.ones_like(x) * 0.7 for x in outs]
                     torch.autograd.grad(outs, inputs, ones, allow_unused=True)
-        except (RuntimeError, NotImplementedError):
-            # A sparse tensor of torch's CPU is refused by ops that the mode's own gradients need.
-            if "sparse" not in op.name:
+        except RuntimeError as error:
+            # Torch itself refuses sparse tensors here and there, and bfloat16 in a few gradients.
+            if "sparse" not in op.name and "not implemented for" not in str(error):
                 raise
     wrong, checker.wrong = checker.wrong, []
     assert not wrong, "\n".join(wrong)
