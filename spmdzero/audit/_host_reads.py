@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spmdzero._user_line import called_by_library, user_line
 from spmdzero.audit._report import Finding
-from spmdzero.backend import counters
+from spmdzero.backend import counters, current
 
 _ENGINE = Path(__file__).parents[1] / "engine"
 

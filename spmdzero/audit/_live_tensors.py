@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 
 from spmdzero.audit._report import Finding, first_of
-from spmdzero.backend import arrays
+from spmdzero.backend import arrays, current
 from spmdzero.engine import Engine
 
 # Below, a shard is smaller than what its collective costs; the default of min_shard_elements.

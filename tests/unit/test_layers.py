@@ -1,10 +1,12 @@
-"""A folder is a layer: imports point one way, between files too, and one layer knows torch_xla."""
+"""A folder is a layer: imports point one way, between files too, and one layer knows backends."""
 
 import ast
 import graphlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 import spmdzero
 
@@ -103,19 +105,20 @@ def test_walks_of_the_design_go_downwards_through_files_that_are_there() -> None
         assert passed == sorted(passed, reverse=True), files
 
 
-def test_only_its_backend_imports_torch_xla() -> None:
-    users = [
-        module
-        for module, path in FILES.items()
-        if any(name.split(".")[0] == "torch_xla" for name in imports(path))
-    ]
+@pytest.mark.parametrize("package", ["torch_xla", "jax"])
+def test_only_its_backend_imports_a_compilers_front_end(package: str) -> None:
+    users = {m for m, p in FILES.items() if any(n.split(".")[0] == package for n in imports(p))}
+    # A process of its own, which compiles for TPUs; and torch_xla's kernels are written in JAX.
+    users -= {"spmdzero.explain._aot_child"}
+    folders = ["spmdzero.backend.torch_xla", *["spmdzero.backend.jax"] * (package == "jax")]
     assert users
-    assert [m for m in users if not m.startswith("spmdzero.backend.torch_xla")] == []
+    assert [m for m in sorted(users) if not m.startswith(tuple(folders))] == []
 
 
 def test_one_file_chooses_a_backend_and_nothing_above_knows_which() -> None:
-    above = {m: p for m, p in FILES.items() if not m.startswith("spmdzero.backend.torch_xla")}
-    users = [m for m, p in above.items() if any("backend.torch_xla" in n for n in imports(p))]
+    backends = ("spmdzero.backend.torch_xla", "spmdzero.backend.jax")
+    above = {m: p for m, p in FILES.items() if not m.startswith(backends)}
+    users = [m for m, p in above.items() if any(n.startswith(backends) for n in imports(p))]
     assert users == ["spmdzero.backend._current"]
     named = [m for m, path in above.items() if DEVICE.search(path.read_text())]
     # `spmdzero.xla` is a path that scripts import.
