@@ -8,22 +8,6 @@ import importlib.util
 import os
 from pathlib import Path
 
-os.environ["PJRT_DEVICE"] = "CPU"
-os.environ["CPU_NUM_DEVICES"] = "8"
-# Compiling is what the suite spends its time on. The first flag leaves out LLVM's optimisation of
-# the machine code (a third of the CPU time is left), the second writes fusions by XLA's older
-# emitter (half of the rest). That one lets LLVM contract a product and a sum into one operation,
-# which rounds once, by what is computed beside them: the third takes that operation away, so that
-# what is the same bit for bit in a user's run is so here. XLA's own passes, and so the ledgers,
-# stay as they are.
-TORCH_XLAS_FLAGS = (
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_max_isa=AVX"
-)
-# A compiled program takes 40 to 130 of the 65,530 memory maps that Linux lets a process have, and
-# torch_xla keeps 2,048 programs: the whole suite in one process would end in a segmentation fault
-# (with 512 it did, in the middle).
-os.environ["XLA_COMPILATION_CACHE_SIZE"] = "192"
-
 import pytest
 
 from spmdzero._logging import forget_what_was_logged
@@ -31,17 +15,31 @@ from spmdzero.backend import Mesh, current, runtime
 from spmdzero.plan import MeshSpec
 
 JAX_TESTS = Path(__file__).parent / "jax_backend"
+# Compiling is what the suite spends its time on. The first flag leaves out LLVM's optimisation of
+# the machine code (a third of the CPU time is left), the second writes fusions by XLA's older
+# emitter (half of the rest). That one lets LLVM contract a product and a sum into one operation,
+# which rounds once, by what is computed beside them: the third takes that operation away, so that
+# what is the same bit for bit in a user's run is so here. XLA's own passes, and so the ledgers,
+# stay as they are.
+FLAGS = (
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_max_isa=AVX"
+)
+# A compiled program takes 40 to 130 of the 65,530 memory maps that Linux lets a process have, and
+# torch_xla keeps 2,048 programs: the whole suite in one process would end in a segmentation fault
+# (with 512 it did, in the middle).
+PROGRAMS = "192"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Chooses the backend, before a test's file imports one."""
+    """Chooses the backend and how it starts, before a test's file imports it."""
+    os.environ |= {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"}
     paths = [Path(argument.partition("::")[0]).resolve() for argument in config.args]
     only_jax = bool(paths) and all(JAX_TESTS in (path, *path.parents) for path in paths)
     if only_jax or importlib.util.find_spec("torch_xla") is None:
         os.environ.setdefault("SPMDZERO_BACKEND", "jax")
     if os.environ.get("SPMDZERO_BACKEND") != "jax":
         # A newer XLA, as of a newer JAX, ends the process over a flag that it no longer has.
-        os.environ["XLA_FLAGS"] = TORCH_XLAS_FLAGS
+        os.environ |= {"XLA_FLAGS": FLAGS, "XLA_COMPILATION_CACHE_SIZE": PROGRAMS}
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

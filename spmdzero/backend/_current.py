@@ -60,11 +60,7 @@ def choice_in_words() -> str:
     """Which backend is in use, why, and what chooses another."""
     name = current().name
     others = [other for other in _EXTRAS if other != name and _is_installed(other)]
-    named = {"jax": "JAX"}
-    ways = [
-        f'{_VARIABLE}={other} or "spmd": {{"backend": "{other}"}} chooses {named.get(other, other)}'
-        for other in others
-    ]
+    ways = [f'{_VARIABLE}={o} or "spmd": {{"backend": "{o}"}} chooses {o}' for o in others]
     return f"{name} ({'; '.join([_reason, *ways])})"
 
 

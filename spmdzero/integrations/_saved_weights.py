@@ -11,7 +11,7 @@ from spmdzero.backend import arrays
 class WeightsOnHost:
     """A hook of modules: what their `state_dict()` returns is on the CPU.
 
-    Files of tensors on the devices are read where there is their backend only, and `save_pretrained`
+    Files of tensors on the devices are read where their backend is only, and `save_pretrained`
     can't write them: it looks for what shares memory. Values that are shared stay shared. A copy or
     a pickle of the module does nothing.
     """

@@ -70,7 +70,8 @@ def test_importing_and_starting_change_no_state_of_the_process(first: First) -> 
 def test_the_environment_of_child_processes_is_torch_xlas_not_ours(first: First) -> None:
     assert first.found["variables at import"] == {}
     changed = first.found["variables at the start"]
-    # A lone process's place has a test of its own. The device that torch_xla would guess with a warning, and its level of messages, one higher.
+    # A lone process's place has a test of its own.
+    # The device that torch_xla would guess with a warning, and its level of messages, one higher.
     assert changed.keys() - PLACE.keys() <= TORCH_XLAS | {"PJRT_DEVICE", "TF_CPP_MIN_LOG_LEVEL"}
     assert changed["PJRT_DEVICE"] == "CPU"
     assert "xnnpack" not in changed["XLA_FLAGS"]

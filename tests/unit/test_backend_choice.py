@@ -3,6 +3,9 @@
 Stand-ins are the backends here, in processes of their own: what is at stake is which one is taken.
 """
 
+import atexit
+import functools
+import json
 import subprocess
 import sys
 import textwrap
@@ -11,42 +14,69 @@ import pytest
 
 from tests.support.processes import ROOT, environment, run_python
 
-# What is installed is what Python finds; a name that stands for None it doesn't find.
-BEGINNING = """
-import importlib.machinery, sys, types
+# Forks of a process that has imported spmdzero, and so no backend: one for each line of JSON.
+SERVER = """
+import json, os, sys, traceback, types
+import spmdzero, spmdzero.integrations._initialize
+from spmdzero.backend import choice_in_words, choose, current
+from spmdzero.errors import SpmdZeroError
 
-def installed(*names):
+def only_installed(names):
+    # What Python finds is installed; it doesn't find a name that stands for None.
     for name, constant in (("torch_xla", "TORCH_XLA"), ("jax", "JAX")):
-        package = types.ModuleType(name)
-        sys.modules[name] = package if name in names else None
+        sys.modules[name] = types.ModuleType(name) if name in names else None
         stand_in = types.ModuleType("spmdzero.backend." + name)
         setattr(stand_in, constant, types.SimpleNamespace(name=name))
         sys.modules[stand_in.__name__] = stand_in
 
-"""
-PRINTING = """
-from spmdzero.backend import choice_in_words, choose, current
-from spmdzero.errors import SpmdZeroError
 def show(function, *args):
     try:
         print(function(*args).name)
     except SpmdZeroError as error:
         print(type(error).__name__, error)
+
+for line in sys.stdin:
+    job = json.loads(line)
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.dup2(writer, sys.stdout.fileno())
+        os.environ.update(job["variables"])
+        only_installed(job["installed"])
+        try:
+            exec(job["code"], globals())
+        except BaseException:
+            print(traceback.format_exc())
+        sys.stdout.flush()
+        os._exit(0)
+    os.close(writer)
+    with open(reader) as printed:
+        print(json.dumps(printed.read()), flush=True)
+    os.wait()
 """
 
 
-def printed(code: str, *installed: str, backend: str | None = None) -> list[str]:
-    """The lines that `code` prints where only those are installed."""
+@functools.cache
+def server() -> subprocess.Popen[str]:
+    """It ends with its input, at the end of the tests."""
     told = environment()
     told.pop("SPMDZERO_BACKEND", None)
-    told |= {} if backend is None else {"SPMDZERO_BACKEND": backend}
-    whole = f"{BEGINNING}installed(*{installed})\n{PRINTING}{textwrap.dedent(code)}"
-    done = subprocess.run(
-        [sys.executable, "-c", whole],
-        cwd=ROOT, env=told, capture_output=True, text=True, timeout=300, check=False,
+    started = subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        cwd=ROOT, env=told, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    atexit.register(started.communicate)
+    return started
+
+
+def printed(code: str, *installed: str, backend: str | None = None) -> list[str]:
+    """The lines that `code` prints in a process where only those are installed."""
+    variables = {} if backend is None else {"SPMDZERO_BACKEND": backend}
+    job = {"code": textwrap.dedent(code), "installed": installed, "variables": variables}
+    pipes = server()
+    assert pipes.stdin is not None
+    assert pipes.stdout is not None
+    print(json.dumps(job), file=pipes.stdin, flush=True)
+    return json.loads(pipes.stdout.readline()).splitlines()
 
 
 def test_importing_spmdzero_imports_no_backend() -> None:
@@ -132,7 +162,7 @@ def test_a_backend_that_could_not_be_taken_leaves_the_process_free() -> None:
     ("there", "variable", "said"),
     [
         (("torch_xla", "jax"), None,
-         'torch_xla (installed; SPMDZERO_BACKEND=jax or "spmd": {"backend": "jax"} chooses JAX)'),
+         'torch_xla (installed; SPMDZERO_BACKEND=jax or "spmd": {"backend": "jax"} chooses jax)'),
         (("torch_xla", "jax"), "jax",
          'jax (SPMDZERO_BACKEND=jax; SPMDZERO_BACKEND=torch_xla or "spmd": {"backend": '
          '"torch_xla"} chooses torch_xla)'),

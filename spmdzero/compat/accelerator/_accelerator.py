@@ -155,8 +155,8 @@ class XlaAccelerator(_Refused):
         runtime.start()
         if runtime.platform() != "CPU":
             raise SpmdZeroUsageError(
-                f"{current().name} reports no memory use under SPMD. Use spmdzero.measure(engine) for "
-                "live bytes per device, and engine.plan.memory() for the plan"
+                f"{current().name} reports no memory use under SPMD. Use spmdzero.measure(engine) "
+                "for live bytes per device, and engine.plan.memory() for the plan"
             )
         with open("/proc/self/statm") as file:
             used = int(file.read().split()[1]) * resource.getpagesize()
