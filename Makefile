@@ -6,14 +6,22 @@ BIN := .venv/bin
 DEMO_ARGS ?=
 SOAK_MINUTES ?= 30
 
-.PHONY: help demo test test-all test-pythons lint bench soak docs goldens notebooks clean
+# The newest of these that runs, on the path or one of pyenv's, whose names on the path may not run.
+NEWEST_PYTHONS := python3.14 python3.13 python3.12
+NEWEST ?= $(shell for python in $(NEWEST_PYTHONS); do \
+	for there in $$python $$HOME/.pyenv/versions/*/bin/$$python; do \
+	$$there -c '' 2>/dev/null && echo $$there && exit; done; done)
+NEWEST_BIN := .venv-newest/bin
+
+.PHONY: help demo test test-all test-pythons test-newest lint bench soak docs goldens notebooks clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    train a GPT on 8 virtual devices, under 5 minutes (DEMO_ARGS=\"--size tiny\": about 1)"
 	@echo "make test    lint, types, tests"
 	@echo "make test-all    those, and what takes long: all models, configs and topologies, an hour"
-	@echo "make test-pythons    install it as a user does into a fresh 3.10 and 3.13, run the README there"
+	@echo "make test-pythons    install it as a user does, with torch_xla, into a fresh 3.10 and 3.13, run the README there"
+	@echo "make test-newest    tests of JAX's backend with the newest Python, torch and JAX that are to be had"
 	@echo "make lint    ruff and pyrefly"
 	@echo "make goldens     compile the recorded models for TPUs again, write their ledgers anew"
 	@echo "make notebooks   run the notebooks, write their outputs anew"
@@ -34,11 +42,14 @@ FRESH_TESTS := tests/docs/test_commands.py tests/docs/test_docs.py tests/unit/te
 # A worker for each core of the smallest machine; a file's tests share what it compiles.
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile
 
+# A process has one backend: tests/conftest.py takes JAX where only its tests are asked for.
 test: lint
 	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" tests/jax_backend
 
 test-all: lint
 	$(PYTEST)
+	$(PYTEST) tests/jax_backend
 
 # Not part of `make test`: torch is a download of minutes for each Python. Nothing but spmdzero and
 # pytest is installed, and what is tested is the installed copy: --import-mode=append.
@@ -46,10 +57,20 @@ test-pythons: $(PYTHONS:%=test-python-%)
 
 test-python-%:
 	@test -x .venv-$*/bin/python || python$* -m venv .venv-$*
-	@echo "Python $*: pip install . (torch and what it needs: 7 GB, 10 minutes) and pytest"
+	@echo "Python $*: pip install .[xla] (torch and what it needs: 7 GB, 10 minutes) and pytest"
 	@rm -rf build
-	@$(PIP_INSTALL:$(BIN)%=.venv-$*/bin%) . pytest
+	@$(PIP_INSTALL:$(BIN)%=.venv-$*/bin%) '.[xla]' pytest
 	.venv-$*/bin/pytest --import-mode=append -k "README or not docs" $(FRESH_TESTS)
+
+# Installs anew each time: what is newest changes, pyproject.toml doesn't.
+test-newest:
+	@test -x $(NEWEST_BIN)/python || test -n "$(NEWEST)" || \
+		{ echo "no $(NEWEST_PYTHONS) here: name one, make test-newest NEWEST=/path/of/python"; exit 1; }
+	@test -x $(NEWEST_BIN)/python || $(NEWEST) -m venv .venv-newest
+	@echo "Installing spmdzero with the newest torch and JAX into .venv-newest: 6 GB, 10 minutes, the first time"
+	@$(PIP_INSTALL:$(BIN)%=$(NEWEST_BIN)%) --upgrade -e '.[jax]' torch jax pytest pytest-xdist hypothesis expecttest
+	@$(NEWEST_BIN)/python -c 'import sys, torch, jax; print("Python", sys.version.split()[0], "torch", torch.__version__, "jax", jax.__version__)'
+	$(NEWEST_BIN)/pytest tests/jax_backend -m "not slow"
 
 lint: .venv/installed
 	$(BIN)/ruff check

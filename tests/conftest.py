@@ -1,34 +1,57 @@
-"""Eight virtual CPU devices for the process: their count is fixed at the first device access."""
+"""Eight virtual CPU devices for the process: their count is fixed at the first device access.
 
+A process has one backend: torch_xla where it is installed. Where it isn't, where SPMDZERO_BACKEND
+says so, and where nothing but tests/jax_backend is asked for it is JAX, whose tests run there only.
+"""
+
+import importlib.util
 import os
+from pathlib import Path
 
-os.environ["PJRT_DEVICE"] = "CPU"
-os.environ["CPU_NUM_DEVICES"] = "8"
+import pytest
+
+from spmdzero._logging import forget_what_was_logged
+from spmdzero.backend import Mesh, current, runtime
+from spmdzero.plan import MeshSpec
+
+JAX_TESTS = Path(__file__).parent / "jax_backend"
 # Compiling is what the suite spends its time on. The first flag leaves out LLVM's optimisation of
 # the machine code (a third of the CPU time is left), the second writes fusions by XLA's older
 # emitter (half of the rest). That one lets LLVM contract a product and a sum into one operation,
 # which rounds once, by what is computed beside them: the third takes that operation away, so that
 # what is the same bit for bit in a user's run is so here. XLA's own passes, and so the ledgers,
 # stay as they are.
-os.environ["XLA_FLAGS"] = (
+FLAGS = (
     "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_max_isa=AVX"
 )
+# The first one's of JAX, whose versions of XLA lack others.
+JAX_FLAGS = "--xla_backend_optimization_level=0"
 # A compiled program takes 40 to 130 of the 65,530 memory maps that Linux lets a process have, and
 # torch_xla keeps 2,048 programs: the whole suite in one process would end in a segmentation fault
 # (with 512 it did, in the middle).
-os.environ["XLA_COMPILATION_CACHE_SIZE"] = "192"
+PROGRAMS = "192"
 
-if os.environ.get("SPMDZERO_BACKEND") == "jax":
-    # JAX's compiler is another version, which lacks some of these, or ends the process.
-    os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
-    # transformers and accelerate would import it.
-    os.environ["USE_TORCH_XLA"] = "false"
 
-import pytest
+def pytest_configure(config: pytest.Config) -> None:
+    """Chooses the backend and how it starts, before a test's file imports it."""
+    os.environ |= {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"}
+    paths = [Path(argument.partition("::")[0]).resolve() for argument in config.args]
+    only_jax = bool(paths) and all(JAX_TESTS in (path, *path.parents) for path in paths)
+    if only_jax or importlib.util.find_spec("torch_xla") is None:
+        os.environ.setdefault("SPMDZERO_BACKEND", "jax")
+    if os.environ.get("SPMDZERO_BACKEND") != "jax":
+        # A newer XLA, as of a newer JAX, ends the process over a flag that it no longer has.
+        os.environ |= {"XLA_FLAGS": FLAGS, "XLA_COMPILATION_CACHE_SIZE": PROGRAMS}
+    else:
+        # transformers and accelerate would import torch_xla where it is installed.
+        os.environ |= {"XLA_FLAGS": JAX_FLAGS, "USE_TORCH_XLA": "false"}
 
-from spmdzero._logging import forget_what_was_logged
-from spmdzero.backend import Mesh, current
-from spmdzero.plan import MeshSpec
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leaves out JAX's tests in a process of torch_xla."""
+    if collection_path == JAX_TESTS and os.environ.get("SPMDZERO_BACKEND") != "jax":
+        return True
+    return None
 
 
 @pytest.fixture(autouse=True)
@@ -39,5 +62,5 @@ def _nothing_was_logged_yet() -> None:
 
 @pytest.fixture(scope="session")
 def mesh() -> Mesh:
-    current().runtime.start()
+    runtime.start()
     return current().mesh(MeshSpec((("fsdp", 8),)))

@@ -59,8 +59,8 @@ def drifted_parameters(engine: Engine) -> Iterator[Finding]:
                 severity="error",
                 subject=name,
                 cause="the parameter was given the sharding of what was written into it, as "
-                f"{current().name} does when a sharded value is copied into it, or into .data; "
-                "each forward now gathers it, as ZeRO-3 would",
+                f"{current().name} does when a sharded value is assigned to .data or copied into "
+                "it; each forward now gathers it, as ZeRO-3 would",
                 fix="write with spmdzero.utils.safe_set_full_fp32_param, or through "
                 "model.load_state_dict; not with .data = or with tensors made of optimizer states",
                 evidence=f"a device holds {list(arrays.local_shapes(parameter)[0])} of "

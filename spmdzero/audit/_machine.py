@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from spmdzero.audit._report import Check
-from spmdzero.backend import flags, runtime
+from spmdzero.backend import choice_in_words, current, flags, runtime
 from spmdzero.config import SpmdZeroConfig
 
 _PACKAGES = ("torch", "torch_xla", "jax", "jaxlib", "libtpu")
@@ -17,6 +17,7 @@ _LOW_MEMORY = 4 * 2**30
 
 def machine_checks(settings: SpmdZeroConfig | None) -> Iterator[Check]:
     """The checks that need no engine; `settings` is the config of one, if there is one."""
+    yield Check(name="backend", status="ok", said=choice_in_words())
     yield from _versions()
     yield _devices()
     yield from _flags(settings)
@@ -24,10 +25,12 @@ def machine_checks(settings: SpmdZeroConfig | None) -> Iterator[Check]:
 
 
 def _versions() -> Iterator[Check]:
+    # JAX's backend takes every version that pip would; the others' pins are those of torch_xla.
+    stands_on_pins = current().name == "torch_xla"
     pins = {
         found[1].replace("-", "_"): found[2]
         for line in metadata.requires("spmdzero") or ()
-        if (found := re.match(r"([\w-]+)==([\w.]+)", line))
+        if stands_on_pins and (found := re.match(r"([\w-]+)==([\w.]+)", line))
     }
     installed = {name: _version(name) for name in _PACKAGES}
     shown = ", ".join(f"{name} {version}" for name, version in installed.items() if version)
@@ -97,8 +100,9 @@ def _flags(settings: SpmdZeroConfig | None) -> Iterator[Check]:
         )
     else:
         yield Check(name="flags", status="ok", said=" ".join(flags.cpu_flags()) or "none")
+    # torch_xla's variables: where JAX traces they mean nothing.
     debugging = [name for name in _DEBUGGING if os.environ.get(name, "0") not in ("", "0")]
-    if debugging:
+    if debugging and current().name == "torch_xla":
         yield Check(
             name="flags",
             status="warning",

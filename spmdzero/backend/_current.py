@@ -17,9 +17,9 @@ from spmdzero.errors import SpmdZeroConfigError, SpmdZeroRuntimeError
 _VARIABLE = "SPMDZERO_BACKEND"
 _KEY = "spmd.backend"
 _AUTO = "auto"
-# Name, which is that of the package it stands on -> the extra that installs it. The first that is
-# installed is the one that `auto` takes.
-_EXTRAS = {"torch_xla": "xla", "jax": "jax"}
+# Name, which is that of the package it stands on -> what installs it. The first that is installed
+# is the one that `auto` takes.
+_EXTRAS = {"torch_xla": "spmdzero[xla]", "jax": "spmdzero[jax]"}
 
 _in_use: Backend | None = None
 _reason = ""
@@ -61,7 +61,7 @@ def choice_in_words() -> str:
     """Which backend is in use, why, and what chooses another."""
     name = current().name
     others = [other for other in _EXTRAS if other != name and _is_installed(other)]
-    ways = [f'{_VARIABLE}={o} or "spmd": {{"backend": "{o}"}} chooses that of {o}' for o in others]
+    ways = [f'{_VARIABLE}={o} or "spmd": {{"backend": "{o}"}} chooses {o}' for o in others]
     return f"{name} ({'; '.join([_reason, *ways])})"
 
 
@@ -94,7 +94,7 @@ def _chosen(name: str) -> tuple[str, str]:
 
 
 def _install(name: str) -> str:
-    return f"pip install 'spmdzero[{_EXTRAS[name]}]'"
+    return f"pip install '{_EXTRAS[name]}'"
 
 
 def _is_installed(package: str) -> bool:

@@ -228,3 +228,11 @@ def _order(training: Training, folder: Path, tag: str, *, latest: bool) -> SaveO
         process=runtime.process_index(),
         processes=runtime.process_count(),
     )
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _VERSIONS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

@@ -88,10 +88,8 @@ def explain(
         def traced(stage: int) -> _Traced:
             found = _traced(model, settings.source, stage, batch, step, audits=stage == own,
                             topologies=topologies)  # fmt: skip
-            compiled[stage] = compile_on(
-                found.programs, topologies, for_tpu=found.on_tpu, flags=flags, stage=stage,
-                step=step,
-            )  # fmt: skip
+            compiled[stage] = compile_on(found.programs, topologies, for_tpu=found.on_tpu,
+                                         flags=flags, stage=stage, step=step)  # fmt: skip
             return found
 
         found = traced(own)

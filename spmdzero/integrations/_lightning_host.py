@@ -33,7 +33,7 @@ def refuse_accelerator(accelerator: Any, processes: int, *, of: str) -> None:
 
 
 def join(processes: int, config: Any) -> None:
-    """Takes the config's backend, and connects the processes if there are several."""
+    """Takes the config's backend, and connects the processes, one per host, if several."""
     if isinstance(config, dict):
         choose(backend_of(config))
     if processes > 1:

@@ -90,7 +90,9 @@ def test_the_machine_is_described_without_an_engine(
     assert [check.said for check in diagnosis.of("devices")] == ["8 CPU devices"]
     (memory,) = diagnosis.of("host memory")
     assert "GiB free" in memory.said
-    assert json.loads(diagnosis.to_json())["checks"][0]["name"] == "versions"
+    assert json.loads(diagnosis.to_json())["checks"][1]["name"] == "versions"
+    (backend,) = diagnosis.of("backend")
+    assert backend.said.startswith("torch_xla (")
     # Variables for debugging make it slow.
     monkeypatch.setenv("XLA_IR_DEBUG", "1")
     (check,) = [c for c in spmdzero.doctor().problems if c.name == "flags"]

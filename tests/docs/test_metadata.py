@@ -10,6 +10,9 @@ from spmdzero.backend.torch_xla._private import TESTED_VERSION
 TABLE = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = TABLE["project"]
 README = (ROOT / "README.md").read_text()
+MAKEFILE = (ROOT / "Makefile").read_text()
+# It has no wheels for newer ones.
+NEWEST_OF_TORCH_XLA = "3.13"
 QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text()
 
 
@@ -37,13 +40,23 @@ def test_lint_and_types_are_those_of_the_oldest() -> None:
     assert TABLE["tool"]["pyrefly"]["python-version"] == oldest
 
 
-def test_fresh_installs_are_tried_on_the_oldest_and_the_newest() -> None:
-    (tried,) = re.findall(r"^PYTHONS \?= (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert tried.split() == [pythons()[0], pythons()[-1]]
+def test_fresh_installs_are_tried_on_the_oldest_and_the_newest_that_torch_xla_has() -> None:
+    (tried,) = re.findall(r"^PYTHONS \?= (.+)$", MAKEFILE, re.MULTILINE)
+    assert tried.split() == [pythons()[0], NEWEST_OF_TORCH_XLA]
+    said = f"Python {pythons()[0]} to {NEWEST_OF_TORCH_XLA}"
+    assert said in README
+    assert said in QUICKSTART
+
+
+def test_the_newest_torch_and_jax_are_tried_on_the_newest_python_that_is_there() -> None:
+    (tried,) = re.findall(r"^NEWEST_PYTHONS := (.+)$", MAKEFILE, re.MULTILINE)
+    assert tried.split()[0] == f"python{pythons()[-1]}"
 
 
 def test_torch_is_the_version_that_the_code_is_written_for() -> None:
-    pins = [line for line in PROJECT["dependencies"] if line.startswith("torch")]
-    assert pins == [f"torch=={TESTED_VERSION}", f"torch_xla=={TESTED_VERSION}"]
+    pins = [f"torch=={TESTED_VERSION}", f"torch_xla=={TESTED_VERSION}"]
+    assert PROJECT["optional-dependencies"]["xla"] == pins
+    needed = [line for line in PROJECT["dependencies"] if re.match("torch|jax", line)]
+    assert needed == [f"torch>={TESTED_VERSION.rpartition('.')[0]}"]
     for page in (README, QUICKSTART):
         assert TESTED_VERSION in page

@@ -81,7 +81,9 @@ class _Server:
 def serve() -> None:
     """Answers each job, a line of JSON, with the exit status of its fork."""
     sys.path[0] = sys.argv[1]
-    import spmdzero.cli  # noqa: F401
+    import spmdzero.cli
+
+    spmdzero.backend.current()
 
     del sys.path[0]
     # The forks share what is there, and don't look through it for what can be freed.

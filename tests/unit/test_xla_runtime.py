@@ -25,8 +25,9 @@ def test_spmd_after_the_first_device_access_is_an_error_that_says_what_to_call()
 def test_another_version_of_torch_xla_is_refused_with_the_one_to_install() -> None:
     printed = run_python(
         "-c",
-        "import torch_xla\ntorch_xla.__version__ = '2.8.1'\n"
-        "try:\n    import spmdzero\n"
+        "import torch, torch_xla\ntorch_xla.__version__ = '2.8.1'\nimport spmdzero\n"
+        "config = {'train_batch_size': 8}\n"
+        "try:\n    spmdzero.initialize(model=torch.nn.Linear(4, 3), config=config)\n"
         "except RuntimeError as error:\n    print(type(error).__name__, error)\n",
         devices=2,
         fresh=True,
