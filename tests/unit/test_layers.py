@@ -120,8 +120,8 @@ def test_one_file_chooses_a_backend_and_nothing_above_knows_which() -> None:
     users = [m for m, p in above.items() if any(n.startswith(ends) for n in imports(p))]
     assert users == []
     named = [m for m, path in above.items() if DEVICE.search(path.read_text())]
-    # `spmdzero[xla]` is what installs one, `spmdzero.xla` a path that scripts import.
-    assert sorted(named) == ["spmdzero.backend._current", "spmdzero.compat._old_paths"]
+    # `spmdzero.xla` is a path that scripts import.
+    assert named == ["spmdzero.compat._old_paths"]
 
 
 def test_private_torch_xla_calls_live_in_one_package() -> None:
