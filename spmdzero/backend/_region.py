@@ -88,11 +88,13 @@ class Forward(Protocol):
     Attributes:
         read_at: where the latest pass read a value from the devices that may be another at the
             next step, None for nowhere.
-        attention: how the latest pass computes attention; empty where its program has no kernels.
     """
 
     read_at: str | None
-    attention: tuple[AttentionCall, ...]
+
+    @property
+    def attention(self) -> tuple[AttentionCall, ...]:
+        """How the latest pass computes attention; empty where its program has no kernels."""
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What the module returns, in global space; a `Batch` enters as shards.

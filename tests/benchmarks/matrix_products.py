@@ -17,7 +17,7 @@ from harness.turns import Way, take_turns
 from harness.workload import ROWS, SIZES, Size
 
 import spmdzero
-from spmdzero.backend.torch_xla import DeviceMesh, _manual, runtime
+from spmdzero.backend.torch_xla import DeviceMesh, runtime
 from spmdzero.plan import MeshSpec
 
 # Products of one turn, so that starting a program doesn't count.
@@ -137,10 +137,10 @@ def _on_devices(product: Product, parts: Parts, results: Results) -> Way:
     def prepare(_: int) -> Callable[[], object]:
         found = []
         for pair in pairs:
-            left, right = (_manual.enter(x, mesh, mesh.batch_spec(x.dim())) for x in pair)
+            left, right = (mesh.enter(x, mesh.batch_spec(x.dim())) for x in pair)
             mine = product(left, right)
             shape = (len(parts) * mine.shape[0], *mine.shape[1:])
-            found.append(_manual.leave(mine, mesh, mesh.batch_spec(mine.dim()), shape))
+            found.append(mesh.leave(mine, mesh.batch_spec(mine.dim()), shape))
         results["xla"] = found[0]
         # Holds the products until they are computed.
         return lambda: (runtime.sync(), found)

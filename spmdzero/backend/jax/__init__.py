@@ -6,8 +6,9 @@ import os
 if not (os.path.exists("/dev/accel0") or os.path.exists("/dev/vfio/0")):
     os.environ.setdefault("JAX_PLATFORMS", "cpu,cuda" if os.path.exists("/dev/nvidia0") else "cpu")
 
-# `_python` is imported for what it registers: what Python calls of a tensor ask of its device.
-from spmdzero.backend.jax import _python  # noqa: F401
+# They are imported for what they register: what Python calls of a tensor ask of its device, and
+# what is answered in another way than by a record.
+from spmdzero.backend.jax import _python, _special  # noqa: F401
 from spmdzero.backend.jax._backend import JAX as BACKEND
 
 __all__ = ["BACKEND"]

@@ -44,7 +44,7 @@ class CompiledProgram:
                 # Somebody else holds the same memory, such as a tensor that was a copy of it.
                 arrays[place] = arrays[place].copy()
         results = self.program.compiled(*arrays)
-        made = []
+        made: list[torch.Tensor] = []
         for place, form in zip(self.outputs, self.forms, strict=True):
             array = results[place]
             made.append(over(Value(form.shape, form.dtype, Space.GLOBAL, array=array), form))

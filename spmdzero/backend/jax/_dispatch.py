@@ -13,13 +13,13 @@ from spmdzero.backend.jax._cells import Cell
 from spmdzero.backend.jax._functional import functional
 from spmdzero.backend.jax._operations import AtenOp, identity
 from spmdzero.backend.jax._tensor import LazyTensor, hooks, meta_of, over
-from spmdzero.backend.jax._values import Space, Value, record
+from spmdzero.backend.jax._values import Value, record
 from spmdzero.backend.jax._views import UnwritableViewError, ViewStep, written
 from spmdzero.errors import ReplicaRegionError, SpmdZeroRuntimeError
 
 _aten = torch.ops.aten
 # What makes a tensor of a host's numbers.
-_LIFTS = {_aten.lift_fresh.default, _aten.lift.default, _aten.lift_fresh_copy.default}
+LIFTS = {_aten.lift_fresh.default, _aten.lift.default, _aten.lift_fresh_copy.default}
 # An operation -> what answers it in the place of a record.
 Special = Callable[..., Any]
 _special: dict[Any, Special] = {}
@@ -41,11 +41,11 @@ def dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _special[func](*args, **kwargs)
     if _is_composite(func) and AtenOp.of(func) is None:
         return func.decompose(*args, **kwargs)
-    if func.is_view and func not in _LIFTS:
+    if func.is_view and func not in LIFTS:
         return _view(func, args, kwargs)
     if func._schema.is_mutable:
         return _write(func, args, kwargs)
-    return _recorded(func, args, kwargs)
+    return recorded(func, args, kwargs)
 
 
 hooks.dispatched = dispatched
@@ -100,7 +100,8 @@ def compute(func: Any, *args: Any, **kwargs: Any) -> Any:
     return list(outputs) if isinstance(made, list | tuple) else outputs[0]
 
 
-def _recorded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def recorded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an operation of lazy tensors returns, noted to be computed."""
     op = AtenOp.of(func)
     if op is None:
         return _decomposed(func, args, kwargs)
@@ -161,7 +162,7 @@ def meta_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     source = args[0]
     if not isinstance(source, LazyTensor):
-        return _recorded(func, args, kwargs)
+        return recorded(func, args, kwargs)
     made = meta_result(func, args, kwargs)
     if func in _ALIASES:
         return LazyTensor(source.cell, source.steps, made)
@@ -247,73 +248,11 @@ def _map(args: Any, kwargs: Any, kind: type, function: Callable[[Any], Any]) -> 
     return tuple(visit(a) for a in args), {key: visit(value) for key, value in kwargs.items()}
 
 
-@special(_aten.clone.default)
-def _clone(tensor: torch.Tensor, *, memory_format: Any = None) -> torch.Tensor:
-    made = meta_result(_aten.clone.default, (tensor,), {"memory_format": memory_format})
-    return over(copied(value_of(tensor)), made)
-
-
 def copied(value: Value) -> Value:
     """The same as a value of its own, so that the other one may be donated."""
     return record(identity, (value,), {}, [(value.shape, value.dtype)])[0]
 
 
-@special(*_LIFTS)
-def _lift(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-@special(_aten._to_copy.default)
-def _to_copy(tensor: torch.Tensor, *, device: Any = None, **kwargs: Any) -> torch.Tensor:
-    if device is not None and torch.device(device).type == "cpu":
-        # C++ knows no other device, and may ask for a copy there when it means ours.
-        device = None
-    if isinstance(tensor, LazyTensor):
-        return _recorded(_aten._to_copy.default, (tensor,), kwargs)
-    return over(_host.constant(torch.ops.aten._to_copy.default(tensor, **kwargs)))
-
-
-@special(_aten._local_scalar_dense.default)
-def _scalar(tensor: torch.Tensor) -> Any:
-    return read(tensor).item()
-
-
-@special(_aten.equal.default)
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.shape != other.shape:
-        return False
-    return bool(dispatched(_aten.eq.Tensor, (one, other), {}).all().item())
-
-
-@special(_aten.set_.source_Tensor)
-def _set(tensor: LazyTensor, source: LazyTensor) -> torch.Tensor:
-    tensor.cell, tensor.steps = source.cell, source.steps
-    return tensor
-
-
 def replace(tensor: LazyTensor, value: Value) -> None:
     """Makes `tensor` alone hold `value`, of its shape and dtype."""
     tensor.cell, tensor.steps = Cell(value), ()
-
-
-def space_of(tensor: torch.Tensor) -> Space:
-    """Where the value of a tensor lives."""
-    return tensor.cell.value.space if isinstance(tensor, LazyTensor) else Space.NEUTRAL
-
-
-@special(_aten.native_batch_norm.default, _aten._native_batch_norm_legit.default)
-def _batch_norm(
-    x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *more: float
-) -> Any:
-    # The first of the two writes the running statistics without saying so in its schema.
-    if mean is None:
-        func = _aten._native_batch_norm_legit.no_stats
-        return dispatched(func, (x, weight, bias, training, *more), {})
-    if not training:
-        func = _aten._native_batch_norm_legit_no_training.default
-        return dispatched(func, (x, weight, bias, mean, var, *more), {})
-    func = _aten._native_batch_norm_legit_functional.default
-    *made, new_mean, new_var = dispatched(func, (x, weight, bias, mean, var, training, *more), {})
-    write(mean, value_of(new_mean))
-    write(var, value_of(new_var))
-    return tuple(made)

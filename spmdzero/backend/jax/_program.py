@@ -113,7 +113,8 @@ def _run(step: Step, known: dict[int, Any]) -> None:
             names.enter_context(jax.named_scope(name))
         made = step.op(*args, **kwargs)
     # A gradient that nobody asked for is None, in torch too.
-    results = [r for r in (made if isinstance(made, list | tuple) else [made]) if r is not None]
+    results: list[Any] = [*made] if isinstance(made, list | tuple) else [made]
+    results = [result for result in results if result is not None]
     for slot, result in zip(step.made, results, strict=False):
         known[slot.number] = _as_torch_says(step, slot, result)
 
@@ -177,7 +178,7 @@ def _run_region(steps: list[Step], whole: dict[int, Any], needed: set[int], mesh
         return [*results, *(known[number][None] for number in kept)]
 
     out_specs = [PartitionSpec(*step.op.spec) for step in left] + [stacked for _ in kept]
-    mapped = jax.shard_map(
+    mapped: Any = jax.shard_map(
         inside, mesh=mesh, in_specs=tuple(in_specs), out_specs=out_specs, check_vma=False
     )
     given = [whole[number] for number, _ in enters] + [whole[number] for number in others]
@@ -192,7 +193,7 @@ def marked_spec(graph: Graph, mesh: Mesh) -> list[Any]:
     for step in graph.steps:
         if step.op.key[0] in ("mark", "leave"):
             said[step.made[0].number] = NamedSharding(step.op.mesh, PartitionSpec(*step.op.spec))
-    shardings = []
+    shardings: list[Any] = []
     for slot in graph.outputs:
         if slot.space is Space.REPLICA:
             shardings.append(NamedSharding(mesh, PartitionSpec(mesh.axis_names)))

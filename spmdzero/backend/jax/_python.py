@@ -104,7 +104,7 @@ def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return torch.empty_strided(
             tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device="meta"
         )
-    options = {} if layout is None else {"memory_format": layout}
+    options: dict[str, Any] = {} if layout is None else {"memory_format": layout}
     return tensor.to(dtype or tensor.dtype, copy=copy, **options)
 
 
@@ -120,8 +120,8 @@ def _type_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 @_answer(_Tensor.new_tensor)
 def _new_tensor(tensor: torch.Tensor, data: Any, **kwargs: Any) -> torch.Tensor:
-    kwargs = {"dtype": tensor.dtype, "device": DEVICE} | kwargs
-    return torch.tensor(data, **kwargs)
+    options: dict[str, Any] = {"dtype": tensor.dtype, "device": DEVICE} | kwargs
+    return torch.tensor(data, **options)
 
 
 @_answer(_Tensor.numpy, _Tensor.__array__)

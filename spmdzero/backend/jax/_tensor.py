@@ -34,7 +34,7 @@ class LazyTensor(torch.Tensor):
         """A tensor with the shape, strides and dtype of `like`, which is on the meta device."""
         made = torch.Tensor._make_wrapper_subclass(  # pyrefly: ignore[missing-attribute]
             cls, like.shape, strides=like.stride(), storage_offset=like.storage_offset(),
-            dtype=like.dtype, device="cpu",
+            dtype=like.dtype, device=torch.device("cpu"),
         )  # fmt: skip
         made.cell, made.steps = cell, steps
         return made
@@ -87,7 +87,7 @@ class LazyTensor(torch.Tensor):
         return hooks.called(func, args, kwargs or {})
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # pyrefly: ignore[bad-override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
     ) -> Any:
         return hooks.dispatched(func, args, kwargs or {})

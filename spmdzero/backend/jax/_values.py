@@ -22,15 +22,15 @@ class Space(enum.IntEnum):
 
 
 class Op(Protocol):
-    """What a node does.
+    """What a node does."""
 
-    Attributes:
-        key: tells operations apart in the key of a program; everything but values is in it.
-        makes: the space of its results; None for that of its inputs.
-    """
+    @property
+    def key(self) -> Any:
+        """Tells operations apart in the key of a program; everything but values is in it."""
 
-    key: Any
-    makes: Space | None
+    @property
+    def makes(self) -> Space | None:
+        """The space of its results; None for that of its inputs."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The results, of arrays that JAX traces."""

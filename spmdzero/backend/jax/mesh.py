@@ -19,7 +19,7 @@ from spmdzero.backend.jax import _host
 from spmdzero.backend.jax._dispatch import copied, value_of, write
 from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._operations import MeshOp
-from spmdzero.backend.jax._tensor import over
+from spmdzero.backend.jax._tensor import LazyTensor, over
 from spmdzero.backend.jax._values import Space, Value, record
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.plan import MeshSpec, Placement
@@ -83,6 +83,7 @@ class DeviceMesh:
 
         op = MeshOp(("mark", spec, *self._key), constrained, Space.GLOBAL, spec, self.devices)
         (marked,) = record(op, (value,), {}, [(value.shape, value.dtype)])
+        assert isinstance(tensor, LazyTensor)
         writes = tensor.cell.writes
         write(tensor, marked)
         # An annotation changes no number.
@@ -191,6 +192,7 @@ class DeviceMesh:
                 order of `Arrays.local_slices`.
         """
         value = value_of(tensor)
+        assert value.array is not None
         with wide_numbers():
             shards = [
                 jax.device_put(_padded(_host.to_numpy(part), shard.data.shape), shard.device)
@@ -232,7 +234,7 @@ class DeviceMesh:
         return self.zeros(stored, dtype, placement.partition_spec(shape, self.spec))
 
 
-def ordered_shards(array: jax.Array) -> list[jax.Shard]:
+def ordered_shards(array: jax.Array) -> list[Any]:
     """What each device of this process holds, in the order of the devices."""
     return sorted(array.addressable_shards, key=lambda shard: shard.device.id)
 

@@ -19,7 +19,6 @@ from spmdzero.backend.jax._tensor import DEVICE
 from spmdzero.errors import SpmdZeroRuntimeError
 
 
-@functools.cache
 def start() -> None:
     """Readies the devices; does nothing the second time.
 
@@ -29,6 +28,11 @@ def start() -> None:
     Raises:
         SpmdZeroRuntimeError: torch_xla is imported, whose tensors have the same device.
     """
+    _started()
+
+
+@functools.cache
+def _started() -> None:
     if "torch_xla" in sys.modules:
         raise SpmdZeroRuntimeError(
             "torch_xla is imported, and its tensors and those of the JAX backend have one name for "

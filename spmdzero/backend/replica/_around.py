@@ -34,12 +34,14 @@ class Around(Protocol):
     """What a backend puts around the module.
 
     Attributes:
-        quirks: see `Quirks`.
         attention: how the latest forward computes attention; empty where it has no kernels.
     """
 
-    quirks: Quirks
     attention: tuple[AttentionCall, ...]
+
+    @property
+    def quirks(self) -> Quirks:
+        """Where its operations differ from torch's."""
 
     def forward(
         self, random: ReplicaRandom, upload: Upload, enter_whole: Upload, *, loops: bool

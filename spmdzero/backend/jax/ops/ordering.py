@@ -68,7 +68,7 @@ def topk(
 def _ranked(self: Any, dim: int, keepdim: bool, rank: Callable[[Any, int], Any]) -> Any:
     """The element of a rank along a dim, which may depend on the elements, and its place."""
 
-    def picked(x: Any, d: int) -> tuple[Any, Any]:
+    def picked(x: Any, d: int) -> tuple[Any, ...]:
         values, order = sort(x, d)
         at = rank(x, d)
         out = jnp.take_along_axis(values, at, d), jnp.take_along_axis(order, at, d)

@@ -43,7 +43,8 @@ def _max_pool(
     places = jnp.pad(
         jnp.arange(math.prod(spatial)).reshape(spatial), pads[-dims:], constant_values=-1
     )
-    best = where = None
+    best: Any = None
+    where: Any = None
     # Of each place in the window one strided part: XLA fuses the comparisons of all of them.
     for offsets in itertools.product(*(range(k) for k in kernel)):
         window = tuple(
@@ -157,11 +158,11 @@ def _enter_avg_pool(dims: int) -> None:
         divisor_override: Any = None,
     ) -> Any:
         options = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-        return _avg_pool(wide(self), *options, dims)
+        return _avg_pool(wide(self), *options, dims=dims)
 
     @lowers(f"avg_pool{dims}d_backward")
     def avg_pool_backward(grad_output: Any, self: Any, *options: Any) -> Any:
-        _, pull = jax.vjp(lambda x: _avg_pool(x, *options, dims), wide(self))
+        _, pull = jax.vjp(lambda x: _avg_pool(x, *options, dims=dims), wide(self))
         return pull(wide(grad_output))[0]
 
 

@@ -1,0 +1,78 @@
+"""Operations that are answered in the place of a record: copies, reads, what writes unseen."""
+
+from typing import Any
+
+import torch
+
+from spmdzero.backend.jax import _host
+from spmdzero.backend.jax._dispatch import (
+    LIFTS,
+    copied,
+    dispatched,
+    meta_result,
+    read,
+    recorded,
+    special,
+    value_of,
+    write,
+)
+from spmdzero.backend.jax._tensor import LazyTensor, over
+
+_aten = torch.ops.aten
+
+
+@special(_aten.clone.default)
+def _clone(tensor: torch.Tensor, *, memory_format: Any = None) -> torch.Tensor:
+    made = meta_result(_aten.clone.default, (tensor,), {"memory_format": memory_format})
+    return over(copied(value_of(tensor)), made)
+
+
+@special(*LIFTS)
+def _lift(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+@special(_aten._to_copy.default)
+def _to_copy(tensor: torch.Tensor, *, device: Any = None, **kwargs: Any) -> torch.Tensor:
+    if device is not None and torch.device(device).type == "cpu":
+        # C++ knows no other device, and may ask for a copy there when it means ours.
+        device = None
+    if isinstance(tensor, LazyTensor):
+        return recorded(_aten._to_copy.default, (tensor,), kwargs)
+    return over(_host.constant(torch.ops.aten._to_copy.default(tensor, **kwargs)))
+
+
+@special(_aten._local_scalar_dense.default)
+def _scalar(tensor: torch.Tensor) -> Any:
+    return read(tensor).item()
+
+
+@special(_aten.equal.default)
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    return bool(dispatched(_aten.eq.Tensor, (one, other), {}).all().item())
+
+
+@special(_aten.set_.source_Tensor)
+def _set(tensor: LazyTensor, source: LazyTensor) -> torch.Tensor:
+    tensor.cell, tensor.steps = source.cell, source.steps
+    return tensor
+
+
+@special(_aten.native_batch_norm.default, _aten._native_batch_norm_legit.default)
+def _batch_norm(
+    x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *more: float
+) -> Any:
+    # The first of the two writes the running statistics without saying so in its schema.
+    if mean is None:
+        func = _aten._native_batch_norm_legit.no_stats
+        return dispatched(func, (x, weight, bias, training, *more), {})
+    if not training:
+        func = _aten._native_batch_norm_legit_no_training.default
+        return dispatched(func, (x, weight, bias, mean, var, *more), {})
+    func = _aten._native_batch_norm_legit_functional.default
+    *made, new_mean, new_var = dispatched(func, (x, weight, bias, mean, var, training, *more), {})
+    write(mean, value_of(new_mean))
+    write(var, value_of(new_var))
+    return tuple(made)
