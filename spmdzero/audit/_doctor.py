@@ -11,7 +11,7 @@ from spmdzero.inspect import measure
 
 
 def doctor(engine: Engine | None = None) -> Diagnosis:
-    """Checks versions, devices, flags and memory; after training, what it suffered from.
+    """Checks backend, versions, devices, flags, memory; after training, what it suffered from.
 
     With an engine also: what was compiled again and why, values read from the devices per step,
     and operations that ran on the CPU, all from the backend's counters since the engine's first

@@ -8,7 +8,7 @@ from spmdzero.cli._options import AsJson, Html, Strict
 
 
 def doctor(as_json: AsJson = False, html: Html = None, strict: Strict = False) -> None:
-    """Checks versions, devices, flags and memory."""
+    """Checks backend, versions, devices, flags and memory."""
     diagnosis = diagnose()
     typer.echo(diagnosis.to_json() if as_json else str(diagnosis))
     if html is not None:
