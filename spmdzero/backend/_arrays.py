@@ -21,6 +21,9 @@ class Arrays(Protocol):
     def is_mine(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` is on this backend's devices."""
 
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The value on the CPU, once it is computed."""
+
     def inner(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor that a dispatch mode sees in the place of `tensor`."""
 

@@ -23,10 +23,10 @@ from spmdzero.errors import SpmdZeroError
 
 def only_installed(names):
     # What Python finds is installed; it doesn't find a name that stands for None.
-    for name, constant in (("torch_xla", "TORCH_XLA"), ("jax", "JAX")):
+    for name in ("torch_xla", "jax"):
         sys.modules[name] = types.ModuleType(name) if name in names else None
         stand_in = types.ModuleType("spmdzero.backend." + name)
-        setattr(stand_in, constant, types.SimpleNamespace(name=name))
+        stand_in.BACKEND = types.SimpleNamespace(name=name)
         sys.modules[stand_in.__name__] = stand_in
 
 def show(function, *args):

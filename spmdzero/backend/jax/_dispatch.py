@@ -39,8 +39,15 @@ def dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Answers an operation of lazy tensors, or one that makes them."""
     if func in _special:
         return _special[func](*args, **kwargs)
-    if _is_composite(func) and AtenOp.of(func) is None:
-        return func.decompose(*args, **kwargs)
+    if AtenOp.of(func) is None:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise SpmdZeroRuntimeError(
+                f"{user_line()}: {func} draws random numbers outside of the replica region, which "
+                "the JAX backend doesn't do. Draw on the CPU and move the numbers, or set "
+                '"spmd": {"forward": "region"}'
+            )
+        if _is_composite(func):
+            return func.decompose(*args, **kwargs)
     if func.is_view and func not in LIFTS:
         return _view(func, args, kwargs)
     if func._schema.is_mutable:

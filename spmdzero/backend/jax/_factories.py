@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spmdzero.backend.jax._dispatch import dispatched
-from spmdzero.backend.jax._tensor import DEVICE
+from spmdzero.backend.jax._tensor import DEVICE, LazyTensor
 
 _aten = torch.ops.aten
 _NAMES = (
@@ -61,6 +61,13 @@ class OwnFactories(TorchDispatchMode):
         device = kwargs.get("device")
         if func in _made and device is not None and kwargs.get("pin_memory") is None:
             kwargs = kwargs | {"device": DEVICE}
+        if (
+            func is _aten._to_copy.default
+            and device is not None
+            and isinstance(args[0], LazyTensor)
+        ):
+            # A gradient that goes back through a cast; Python's own moves don't come here.
+            kwargs = {key: value for key, value in kwargs.items() if key != "device"}
         return func(*args, **kwargs)
 
 

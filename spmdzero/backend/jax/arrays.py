@@ -31,6 +31,11 @@ def is_mine(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, LazyTensor)
 
 
+def read(tensor: torch.Tensor) -> torch.Tensor:
+    """The value on the CPU, once it is computed."""
+    return _dispatch.read(tensor)
+
+
 def inner(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that a dispatch mode sees in the place of `tensor`: itself."""
     return tensor
@@ -161,6 +166,6 @@ __all__ = [
     "PARAMETER", "are_pending", "attributes", "buffer_handles", "buffer_ids", "fresh",
     "inner",
     "is_mine", "is_split",
-    "local_replicas", "local_shapes", "local_shards", "local_slices", "replace",
+    "local_replicas", "local_shapes", "local_shards", "local_slices", "read", "replace",
     "set_value", "sharding_of", "shardings_of", "write_stamp",
 ]  # fmt: skip

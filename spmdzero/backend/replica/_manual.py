@@ -2,6 +2,7 @@
 
 import torch
 
+from spmdzero.backend._current import arrays
 from spmdzero.backend._mesh import Mesh
 
 
@@ -20,4 +21,4 @@ def read_stacked(tensor: torch.Tensor, mesh: Mesh) -> torch.Tensor:
     """The values of all replicas, `[n, *shape]` on the CPU."""
     if not tensor.numel():
         return torch.empty((mesh.size, *tensor.shape), dtype=tensor.dtype)
-    return leave_stacked(tensor.detach(), mesh).cpu()
+    return arrays.read(leave_stacked(tensor.detach(), mesh))

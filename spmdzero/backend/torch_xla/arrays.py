@@ -35,6 +35,7 @@ __all__ = [
     "local_shapes",
     "local_shards",
     "local_slices",
+    "read",
     "replace",
     "set_value",
     "sharding_of",
@@ -54,6 +55,11 @@ def attributes(tensor: torch.Tensor) -> dict[str, Any]:
 def is_mine(tensor: torch.Tensor) -> bool:
     """Whether `tensor` is on the devices."""
     return tensor.device.type == "xla"
+
+
+def read(tensor: torch.Tensor) -> torch.Tensor:
+    """The value on the CPU, once it is computed."""
+    return tensor.cpu()
 
 
 def inner(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -21,6 +22,10 @@ from spmdzero.backend.jax.ops.activations import gelu, relu
 def product(a: Any, b: Any, contract: tuple[Any, Any], batch: tuple[Any, Any] = ((), ())) -> Any:
     """dot_general of one dtype, accumulated and returned in what torch's kernels compute in."""
     wide = jax_dtype(math_dtype(dtype_of(a)))
+    if jax.default_backend() == "cpu":
+        # XLA's kernels for the CPU refuse some products of half precision whose result is wider;
+        # a product of two such numbers is exact in fp32, so this is the same.
+        a, b = a.astype(wide), b.astype(wide)
     return lax.dot_general(
         a,
         b,
