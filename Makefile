@@ -42,14 +42,17 @@ FRESH_TESTS := tests/docs/test_commands.py tests/docs/test_docs.py tests/unit/te
 # A worker for each core of the smallest machine; a file's tests share what it compiles.
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile
 
-# A process has one backend: tests/conftest.py takes JAX where only its tests are asked for.
+# Tests of both backends, which run once more on JAX: a process has one backend.
+SHARED := $(addprefix tests/unit/test_,random.py region_buffers.py region_checkpointing.py \
+	region_outputs.py region_reduction.py region_transformers.py)
+
 test: lint
 	$(PYTEST) -m "not slow"
-	$(PYTEST) -m "not slow" tests/jax_backend
+	SPMDZERO_BACKEND=jax $(PYTEST) -m "not slow" tests/jax_backend $(SHARED)
 
 test-all: lint
 	$(PYTEST)
-	$(PYTEST) tests/jax_backend
+	SPMDZERO_BACKEND=jax $(PYTEST) tests/jax_backend $(SHARED)
 
 # Not part of `make test`: torch is a download of minutes for each Python. Nothing but spmdzero and
 # pytest is installed, and what is tested is the installed copy: --import-mode=append.
