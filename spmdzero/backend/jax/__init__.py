@@ -4,7 +4,7 @@ import os
 
 # libtpu asks for a TPU's metadata, for minutes, where there is none.
 if not (os.path.exists("/dev/accel0") or os.path.exists("/dev/vfio/0")):
-    os.environ.setdefault("JAX_PLATFORMS", "cpu,cuda" if os.path.exists("/dev/nvidia0") else "cpu")
+    os.environ.setdefault("JAX_PLATFORMS", "cuda,cpu" if os.path.exists("/dev/nvidia0") else "cpu")
 
 # They are imported for what they register: what Python calls of a tensor ask of its device, and
 # what is answered in another way than by a record.

@@ -245,11 +245,8 @@ def _map(args: Any, kwargs: Any, kind: type, function: Callable[[Any], Any]) -> 
         if isinstance(tree, kind):
             return function(tree)
         if isinstance(tree, list | tuple):
-            return (
-                type(tree)([visit(item) for item in tree])
-                if type(tree) in (list, tuple)
-                else (tuple(visit(item) for item in tree))
-            )
+            made = [visit(item) for item in tree]
+            return made if isinstance(tree, list) else tuple(made)
         return tree
 
     return tuple(visit(a) for a in args), {key: visit(value) for key, value in kwargs.items()}

@@ -5,8 +5,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax.ops import lowering
 
@@ -62,8 +60,3 @@ class MeshOp:
 
 
 identity = MeshOp(("identity",), lambda x: x)
-
-
-def forms(tensors: Any) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and dtype of each."""
-    return [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
