@@ -6,6 +6,7 @@ says so, and where nothing but tests/jax_backend is asked for it is JAX, whose t
 
 import importlib.util
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from spmdzero._logging import forget_what_was_logged
 from spmdzero.backend import Mesh, current, runtime
 from spmdzero.plan import MeshSpec
 
+# A file that is about torch_xla says so at its top.
+OF_TORCH_XLA = re.compile(r"^(from spmdzero\.backend\.torch_xla|import torch_xla)", re.MULTILINE)
 JAX_TESTS = Path(__file__).parent / "jax_backend"
 # Compiling is what the suite spends its time on. The first flag leaves out LLVM's optimisation of
 # the machine code (a third of the CPU time is left), the second writes fusions by XLA's older
@@ -48,11 +51,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leaves out JAX's tests in a process of torch_xla."""
-    of_jax = JAX_TESTS in (collection_path, *collection_path.parents)
-    if of_jax and os.environ.get("SPMDZERO_BACKEND") != "jax":
-        return True
-    return None
+    """Leaves out JAX's tests in a process of torch_xla, and those of torch_xla in one of JAX."""
+    if os.environ.get("SPMDZERO_BACKEND") != "jax":
+        return JAX_TESTS in (collection_path, *collection_path.parents) or None
+    is_test = collection_path.suffix == ".py"
+    return (is_test and bool(OF_TORCH_XLA.search(collection_path.read_text()))) or None
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import torch
 from harness.workload import CLIP, LEARNING_RATE, ROWS, SIZES, WEIGHT_DECAY, Size
 
 import spmdzero
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend.torch_xla import counters, runtime
 from spmdzero.integrations import install
 
 install()
@@ -50,7 +50,7 @@ class Clock:
     def begin(self) -> None:
         """A step begins."""
         runtime.wait()
-        self._began = time.perf_counter(), time.thread_time(), runtime.compile_count()
+        self._began = time.perf_counter(), time.thread_time(), counters.compiled()[0]
 
     def end(self) -> None:
         """It ends."""
@@ -59,7 +59,7 @@ class Clock:
         whole, began_host, compiled = self._began
         self.host.append(host - began_host)
         self.whole.append(time.perf_counter() - whole)
-        self.compiled.append(runtime.compile_count() - compiled)
+        self.compiled.append(counters.compiled()[0] - compiled)
 
 
 def measure(client: str, model: str, devices: int, steps: int) -> dict[str, Any]:

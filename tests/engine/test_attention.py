@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import spmdzero
-from spmdzero.backend.torch_xla import DeviceMesh
+from spmdzero.backend import Mesh
 from spmdzero.errors import SpmdZeroConfigError
 from tests.engine.test_trajectories import FP32
 from tests.support import contract
@@ -56,7 +56,7 @@ def losses(engine: Any, *, steps: int) -> list[float]:
 
 
 def test_losses_are_those_that_deepspeed_recorded_in_traced_and_in_replayed_steps(
-    mesh: DeviceMesh,
+    mesh: Mesh,
 ) -> None:
     recorded = recording("z2_w2_fp32_gas1")
     engine = engine_of(recorded["ds_config"], "kernel")
@@ -69,7 +69,7 @@ def test_losses_are_those_that_deepspeed_recorded_in_traced_and_in_replayed_step
 
 
 @pytest.mark.slow
-def test_what_is_recomputed_is_recomputed_by_kernels(mesh: DeviceMesh) -> None:
+def test_what_is_recomputed_is_recomputed_by_kernels(mesh: Mesh) -> None:
     # With other operations there torch refuses what was recomputed.
     config = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
     plain = losses(engine_of(config, "plain"), steps=4)
@@ -83,7 +83,7 @@ def test_what_is_recomputed_is_recomputed_by_kernels(mesh: DeviceMesh) -> None:
     "precision", [{"bf16": {"enabled": True}}, {"torch_autocast": {"enabled": True}}], ids=str
 )
 def test_16_bit_losses_are_the_plain_ones_up_to_rounding(
-    mesh: DeviceMesh, precision: dict[str, Any]
+    mesh: Mesh, precision: dict[str, Any]
 ) -> None:
     config = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}} | precision
     plain = losses(engine_of(config, "plain"), steps=5)
@@ -93,7 +93,7 @@ def test_16_bit_losses_are_the_plain_ones_up_to_rounding(
     assert [call.plain_because for call in engine.attention] == [None, None]
 
 
-def test_on_the_cpu_attention_is_plain_unless_asked_for(mesh: DeviceMesh) -> None:
+def test_on_the_cpu_attention_is_plain_unless_asked_for(mesh: Mesh) -> None:
     engine = engine_of({"optimizer": {"type": "AdamW"}}, "auto")
     losses(engine, steps=1)
     assert engine.attention == ()

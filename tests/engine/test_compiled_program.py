@@ -237,7 +237,7 @@ def test_every_state_buffer_is_donated() -> None:
 
 PROGRAM = """
 import json, torch, spmdzero
-from spmdzero.backend import runtime
+from spmdzero.backend import counters, runtime
 from tests.support import engines
 from tests.support.contract import make_batch, make_model
 engine, *_ = spmdzero.initialize(model=make_model(), config={
@@ -254,7 +254,7 @@ for step in range(50):
         engine.backward(loss)
         engine.step()
     loss.item(), engine.get_global_grad_norm()
-    counts.append(runtime.compile_count())
+    counts.append(counters.compiled()[0])
     rates.append(engine.get_lr()[0])
 cnn, *_ = spmdzero.initialize(
     model=torch.nn.Sequential(
@@ -270,7 +270,7 @@ for step in range(10):
     cnn.backward(cnn(torch.randn(8, 1, 6, 6)).pow(2).mean())
     cnn.step()
     cnn.optimizer.zero_grad()
-    with_buffers.append(runtime.compile_count() - counts[-1])
+    with_buffers.append(counters.compiled()[0] - counts[-1])
 print(json.dumps([counts, rates, with_buffers]))
 """
 

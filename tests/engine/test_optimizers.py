@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import spmdzero
-from spmdzero.backend import runtime
+from spmdzero.backend import counters
 from spmdzero.inspect import Collective, measure
 from spmdzero.optim import FusedLamb, FusedLion
 from spmdzero.plan import Role
@@ -64,7 +64,7 @@ def train_sharded(
         for group in engine.optimizer.param_groups:
             group["lr"] = lr_of(step, lr)
         three_calls(engine, batch(step)).item()
-        compiled.append(runtime.compile_count())
+        compiled.append(counters.compiled()[0])
     return engine, compiled
 
 

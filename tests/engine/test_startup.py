@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import spmdzero
-from spmdzero.backend.torch_xla import DeviceMesh
+from spmdzero.backend import Mesh
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import Role
 from tests.support.contract import GPT, make_batch, make_model
@@ -83,7 +83,7 @@ def test_a_meta_model_trains_as_the_one_built_on_the_cpu(
 
 
 def test_a_model_built_on_the_xla_device_trains_as_the_one_built_on_the_cpu(
-    mesh: DeviceMesh, values: Values, from_cpu: list[float]
+    mesh: Mesh, values: Values, from_cpu: list[float]
 ) -> None:
     with torch.device("xla"):
         model = GPT()
@@ -93,7 +93,7 @@ def test_a_model_built_on_the_xla_device_trains_as_the_one_built_on_the_cpu(
 
 
 def test_random_weights_drawn_on_the_xla_device_are_the_same_on_every_device(
-    mesh: DeviceMesh,
+    mesh: Mesh,
 ) -> None:
     with torch.device("xla"):
         model = nn.Linear(64, 64)

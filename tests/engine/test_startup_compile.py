@@ -23,14 +23,14 @@ def trained(model: nn.Module, *, gas: int = 1) -> spmdzero.Engine:
 
 
 def test_compile_seconds_are_reported_by_program(mesh: DeviceMesh) -> None:
-    before = counters.compile_seconds()
+    before = counters.compiled()[1]
     engine = trained(nn.Linear(72, 72), gas=2)
     spent = {c.kind: c.seconds for c in engine.programs.compilations}
     assert spent.keys() == {"folded micro", "folded boundary"}
     assert all(seconds > 0 for seconds in spent.values())
     assert engine.programs.initial.count == 1
     total = sum(spent.values()) + engine.programs.initial.seconds
-    assert total == pytest.approx(counters.compile_seconds() - before)
+    assert total == pytest.approx(counters.compiled()[1] - before)
     (check,) = engine.doctor().of("compilations")
     assert "initial states 0." in check.said
     shown = ", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in spent.items())

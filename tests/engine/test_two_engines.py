@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import spmdzero
-from spmdzero.backend import Mesh, arrays, programs, runtime
+from spmdzero.backend import Mesh, arrays, counters, programs
 from tests.engine.captured import ROWS, batches, make_engine, state
 
 NOISE, WIDTH = 12, 20
@@ -88,8 +88,8 @@ def train(gan: Engines, steps: int) -> Iterator[list[float]]:
 
 def test_a_gan_compiles_each_of_its_programs_once(mesh: Mesh) -> None:
     gan = engines(capture=True)
-    counts = [runtime.compile_count()]
-    counts += [runtime.compile_count() for _ in train(gan, 4)]
+    counts = [counters.compiled()[0]]
+    counts += [counters.compiled()[0] for _ in train(gan, 4)]
     made = [after - before for before, after in itertools.pairwise(counts)]
     # Three values that are read before their step ends, a loss after each of two, and two steps.
     assert made == [7, 0, 0, 0]

@@ -24,7 +24,7 @@ from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from spmdzero.backend import runtime
+from spmdzero.backend import counters
 
 LR = 1e-3
 DEFAULTS: dict[str, Any] = {
@@ -118,7 +118,7 @@ class Watch(lightning.Callback):
         engine = getattr(trainer.strategy, "deepspeed_engine", None)
         if engine is not None:
             self.norm = float(engine.get_global_grad_norm() or 0.0)
-            self.seen["compiled"].append(runtime.compile_count())
+            self.seen["compiled"].append(counters.compiled()[0])
         self.seen["norms"].append(self.norm)
         if self.order["save_at"] == trainer.global_step:
             trainer.save_checkpoint(f"{self.order['folder']}/{trainer.global_step}.ckpt")

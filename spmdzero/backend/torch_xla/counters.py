@@ -15,11 +15,6 @@ def aliased_inputs() -> int:
     return int(data[2][-1][1]) if data else 0
 
 
-def compile_seconds() -> float:
-    """Seconds that this process has spent on compiling."""
-    return compiled()[1]
-
-
 def host_reads() -> int:
     """Transfers from the devices to the host so far; each waits for what computes its value."""
     data = met.metric_data("TransferFromDeviceTime")

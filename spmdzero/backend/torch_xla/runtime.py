@@ -1,4 +1,4 @@
-"""Devices and processes: SPMD switched on in time, counts, synchronisation, compile counters."""
+"""Devices and processes: SPMD switched on in time, counts, synchronisation."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 
 from spmdzero.backend._torus import Torus
-from spmdzero.backend.torch_xla import _private, counters, memory_maps
+from spmdzero.backend.torch_xla import _private, memory_maps
 from spmdzero.backend.torch_xla._cpu_flags import in_force as cpu_flags
 from spmdzero.backend.torch_xla._cpu_flags import start_as_torch_computes
 from spmdzero.backend.torch_xla._environment import has_tpu_chips
@@ -169,11 +169,6 @@ def sync() -> None:
 def wait() -> None:
     """Blocks until the devices have finished what was started."""
     xm.wait_device_ops()
-
-
-def compile_count() -> int:
-    """Programs that this process has compiled so far."""
-    return counters.compiled()[0]
 
 
 def generator_state() -> int:

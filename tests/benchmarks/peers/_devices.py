@@ -4,7 +4,7 @@ import torch
 from harness.protocol import Peer
 from harness.workload import Workload
 
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend.torch_xla import counters, runtime
 
 
 class DevicesPeer(Peer):
@@ -21,4 +21,4 @@ class DevicesPeer(Peer):
         return value
 
     def programs(self) -> int:
-        return runtime.compile_count()
+        return counters.compiled()[0]
