@@ -191,8 +191,12 @@ _OWNER = "_spmdzero_owner"
 
 @functools.cache
 def _zero_class(own: type) -> type:
-    # A backend's tensors may have a class of their own, and are still of it.
-    return ZeroParameter if own is nn.Parameter else type("ZeroParameter", (ZeroParameter, own), {})
+    if own is nn.Parameter:
+        return ZeroParameter
+    # A backend's tensors may have a class of their own, and are still of it. torch's parameters
+    # answer no call of torch's themselves, which would be found first.
+    answers = classmethod(own.__torch_function__.__func__)
+    return type("ZeroParameter", (ZeroParameter, own), {"__torch_function__": answers})
 
 
 def adopt_parameters(training: Training, accumulation: Accumulation) -> None:

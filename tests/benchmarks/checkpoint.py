@@ -25,7 +25,7 @@ from harness.workload import Workload
 from peers.config import deepspeed_config
 
 import spmdzero
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 REGION = re.compile(r"(<!-- begin benchmark -->\n).*?(<!-- end benchmark -->)", re.DOTALL)

@@ -15,7 +15,7 @@ import torch
 from harness.workload import CLIP, LEARNING_RATE, ROWS, SIZES, WEIGHT_DECAY, Size
 
 import spmdzero
-from spmdzero.backend.torch_xla import counters, runtime
+from spmdzero.backend import counters, runtime
 from spmdzero.integrations import install
 
 install()

@@ -17,7 +17,7 @@ from harness.turns import Way, take_turns
 from harness.workload import ROWS, SIZES, Size
 
 import spmdzero
-from spmdzero.backend.torch_xla import DeviceMesh, runtime
+from spmdzero.backend import current, runtime
 from spmdzero.plan import MeshSpec
 
 # Products of one turn, so that starting a program doesn't count.
@@ -124,7 +124,7 @@ def _in_threads(product: Product, parts: Parts, results: Results) -> Way:
 
 def _on_devices(product: Product, parts: Parts, results: Results) -> Way:
     spmdzero.init_distributed()
-    mesh = DeviceMesh(MeshSpec((("fsdp", len(parts)),)))
+    mesh = current().mesh(MeshSpec((("fsdp", len(parts)),)))
 
     def placed(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         return mesh.place(torch.cat(list(tensors)), mesh.batch_spec(tensors[0].dim()))

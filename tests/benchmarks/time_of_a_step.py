@@ -17,7 +17,7 @@ from harness.workload import Workload
 from peers.config import deepspeed_config
 
 import spmdzero
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 
 # The kinds, in the order in which a name is tried; XLA's CPU runtime names events after thunks.
 KINDS = (

@@ -31,7 +31,7 @@ def test_tensors_are_told_apart_by_where_they_are() -> None:
 
 
 def test_synchronize_waits_for_what_was_started() -> None:
-    value = torch.ones(2).to("xla") + 1
+    value = torch.ones(2).to(get_accelerator().device_name()) + 1
     runtime.sync()
     get_accelerator().synchronize()
     assert value.tolist() == [2.0, 2.0]
@@ -82,7 +82,7 @@ def test_ranges_name_operations_and_may_nest() -> None:
 def test_dtypes_that_a_config_can_train_in_are_supported() -> None:
     accelerator = get_accelerator()
     for dtype in accelerator.supported_dtypes():
-        assert torch.ones(2, dtype=dtype).to("xla").sum().item() == 2
+        assert torch.ones(2, dtype=dtype).to(accelerator.device_name()).sum().item() == 2
     assert accelerator.is_bf16_supported()
     assert accelerator.is_fp16_supported()
 

@@ -13,6 +13,7 @@ from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._program import marked_spec
 from spmdzero.backend.jax._tensor import over
 from spmdzero.backend.jax._values import Space, Value
+from spmdzero.backend.jax._versions import wide_numbers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,7 +43,8 @@ class CompiledProgram:
             assert isinstance(index, int)
             if values[index].holders > 1:
                 # Somebody else holds the same memory, such as a tensor that was a copy of it.
-                arrays[place] = arrays[place].copy()
+                with wide_numbers():
+                    arrays[place] = arrays[place].copy()
         results = self.program.compiled(*arrays)
         made: list[torch.Tensor] = []
         for place, form in zip(self.outputs, self.forms, strict=True):

@@ -31,6 +31,7 @@ def register() -> None:
     """Has torch make lazy tensors where the device is ``xla``."""
     for name in ("tensor", "as_tensor"):
         setattr(torch, name, _on_cpu_first(getattr(torch, name)))
+    torch.Tensor.to = _with_index(torch.Tensor.to)  # type: ignore[method-assign]
     # torch.utils.checkpoint asks for it; it has no generator of its own that a replica draws from.
     torch._register_device_module("xla", types.ModuleType("torch.xla"))
     library = torch.library.Library("aten", "IMPL")
@@ -93,3 +94,21 @@ def _on_cpu_first(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
         return moved.requires_grad_() if trained else moved
 
     return made
+
+
+def _with_index(move: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`tensor.to`, whose C++ part fails to find out which device "xla" is without an index."""
+
+    @functools.wraps(move)
+    def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if args and isinstance(args[0], str | torch.device):
+            args = (_indexed(args[0]), *args[1:])
+        elif kwargs.get("device") is not None:
+            kwargs["device"] = _indexed(kwargs["device"])
+        return move(self, *args, **kwargs)
+
+    return to
+
+
+def _indexed(device: str | torch.device) -> str | torch.device:
+    return DEVICE if str(device) == DEVICE.type else device

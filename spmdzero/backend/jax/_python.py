@@ -153,6 +153,24 @@ def _attention(*args: Any, **kwargs: Any) -> torch.Tensor:
         return F.scaled_dot_product_attention(*args, **kwargs)
 
 
+@_answer(torch.functional.norm)
+def _norm(
+    tensor: torch.Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: Any = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:  # fmt: skip
+    # torch does the same on devices that it knows, and warns of its older way on others.
+    order = 2.0 if p is None or p == "fro" else p
+    if isinstance(order, str):
+        with torch._C.DisableTorchFunctionSubclass():
+            return torch.functional.norm(tensor, p, dim, keepdim, out, dtype)
+    return torch.linalg.vector_norm(tensor, order, dim, keepdim, dtype=dtype, out=out)
+
+
+@_answer(torch._has_compatible_shallow_copy_type)
+def _may_take_its_place(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    return isinstance(tensor, LazyTensor) == isinstance(other, LazyTensor)
+
+
 @_answer(_Tensor.is_shared, _Tensor.is_pinned)
 def _never(*_: Any, **__: Any) -> bool:
     return False

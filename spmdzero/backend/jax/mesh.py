@@ -167,7 +167,7 @@ class DeviceMesh:
         array = self._put(_host.to_numpy(host), spec)
         value = Value(array.shape, host.dtype, Space.GLOBAL, array=array)
         _host.note_upload(value)
-        return over(value)
+        return over(value).requires_grad_(host.requires_grad and torch.is_grad_enabled())
 
     def _put(self, array: np.ndarray, spec: PartitionSpec) -> jax.Array:
         sharding = self.sharding(spec)

@@ -16,7 +16,9 @@ from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._execute import start as start_values
 from spmdzero.backend.jax._factories import register
 from spmdzero.backend.jax._tensor import DEVICE
+from spmdzero.backend.jax.mesh import DeviceMesh
 from spmdzero.errors import SpmdZeroRuntimeError
+from spmdzero.plan import MeshSpec
 
 
 def start() -> None:
@@ -47,11 +49,13 @@ def _started() -> None:
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", int(count))
     register()
-    jax.devices()
+    # What is on the devices before an engine makes its own mesh is on all of them.
+    DeviceMesh(MeshSpec((("fsdp", jax.device_count()),)))
 
 
 def device() -> torch.device:
     """Where tensors live that the mesh holds."""
+    start()
     return DEVICE
 
 

@@ -62,7 +62,7 @@ class XlaAccelerator(_Refused):
 
     def device_name(self, device_index: int | None = None) -> str:
         """``"xla"``: what tensors are moved to."""
-        return current().device_type
+        return self._device().type
 
     def current_device_name(self) -> str:
         """``"xla:0"``."""

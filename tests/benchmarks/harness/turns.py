@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 
 Way: TypeAlias = Callable[[int], Callable[[], object]]
 """Prepares a turn, by its number; returns what is timed."""

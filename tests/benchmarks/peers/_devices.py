@@ -4,7 +4,7 @@ import torch
 from harness.protocol import Peer
 from harness.workload import Workload
 
-from spmdzero.backend.torch_xla import counters, runtime
+from spmdzero.backend import counters, runtime
 
 
 class DevicesPeer(Peer):

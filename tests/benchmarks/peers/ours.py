@@ -9,7 +9,7 @@ from torch import nn
 import spmdzero
 from peers._devices import DevicesPeer
 from peers.config import deepspeed_config
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend import runtime
 
 
 class Peer(DevicesPeer):
