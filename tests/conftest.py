@@ -58,6 +58,15 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return (is_test and bool(OF_TORCH_XLA.search(collection_path.read_text()))) or None
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out, in a process of JAX, single tests that are about torch_xla."""
+    if os.environ.get("SPMDZERO_BACKEND") != "jax":
+        return
+    left_out = [item for item in items if item.get_closest_marker("torch_xla_only")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
 @pytest.fixture(autouse=True)
 def _nothing_was_logged_yet() -> None:
     """A line that is logged once in a process is logged in each test that asks for it."""

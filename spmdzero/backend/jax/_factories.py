@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spmdzero.backend.jax._dispatch import dispatched
+from spmdzero.backend.jax._python import answer_alike
 from spmdzero.backend.jax._tensor import DEVICE, LazyTensor
 
 _aten = torch.ops.aten
@@ -31,7 +32,8 @@ def register() -> None:
     """Has torch make lazy tensors where the device is ``xla``."""
     for name in ("tensor", "as_tensor"):
         setattr(torch, name, _on_cpu_first(getattr(torch, name)))
-    torch.Tensor.to = _with_index(torch.Tensor.to)  # type: ignore[method-assign]
+    plain, torch.Tensor.to = torch.Tensor.to, _with_index(torch.Tensor.to)  # type: ignore[method-assign]
+    answer_alike(torch.Tensor.to, plain)
     # torch.utils.checkpoint asks for it; it has no generator of its own that a replica draws from.
     torch._register_device_module("xla", types.ModuleType("torch.xla"))
     library = torch.library.Library("aten", "IMPL")

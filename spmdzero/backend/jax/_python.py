@@ -16,7 +16,8 @@ _answers: dict[Any, Answer] = {}
 # They take tensors of two devices.
 _MIXED = {
     _Tensor.copy_, _Tensor.__getitem__, _Tensor.__setitem__, torch.index_put, _Tensor.index_put,
-    _Tensor.index_put_, torch.autograd.grad, _Tensor.set_, _Tensor.type_as,
+    _Tensor.index_put_, torch.autograd.grad, _Tensor.set_, _Tensor.type_as, torch.equal,
+    _Tensor.equal,
 }  # fmt: skip
 _C_CALLS = (type(torch.add), type(_Tensor.add))
 
@@ -27,6 +28,11 @@ def _answer(*funcs: Any) -> Callable[[Answer], Answer]:
         return function
 
     return add
+
+
+def answer_alike(func: Any, known: Any) -> None:
+    """Answers `func` as `known` is answered, in whose place torch has it."""
+    _answers[func] = _answers[known]
 
 
 def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -151,6 +157,14 @@ def _attention(*args: Any, **kwargs: Any) -> torch.Tensor:
     # The CPU's flash attention is one operation of its own, and XLA fuses the plain one.
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(*args, **kwargs)
+
+
+@_answer(_Tensor.norm)
+def _own_norm(
+    tensor: torch.Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:  # fmt: skip
+    return _norm(tensor, p, dim, keepdim, dtype=dtype)
 
 
 @_answer(torch.functional.norm)

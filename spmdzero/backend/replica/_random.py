@@ -110,6 +110,8 @@ def _multinomial(
     _floating(weights.dtype)
     if weights.dim() not in (1, 2):
         raise ValueError(f"the weights have {weights.dim()} dims, not 1 or 2")
+    if not weights.shape[-1]:
+        raise ValueError("invalid multinomial distribution (sum of probabilities <= 0)")
     # The Gumbel trick: the `count` largest of log w + Gumbel are a draw without replacement.
     scores = torch.log(weights.to(torch.float32))
     if replacement:
@@ -117,6 +119,12 @@ def _multinomial(
         return (scores.unsqueeze(-2) - torch.log(rng.exponential(shape, torch.float32))).argmax(-1)
     noisy = scores - torch.log(rng.exponential(weights.shape, torch.float32))
     return noisy.topk(count, dim=-1).indices
+
+
+def _exponential(rng: ReplicaRandom, x: torch.Tensor, rate: float = 1.0, **_: Any) -> torch.Tensor:
+    if rate <= 0:
+        raise ValueError(f"exponential_ expects lambda > 0.0, but found lambda={rate}")
+    return rng.exponential(x.shape, x.dtype) / rate
 
 
 def _bernoulli(rng: ReplicaRandom, x: torch.Tensor, p: Any = None, **_: Any) -> torch.Tensor:
@@ -204,9 +212,7 @@ REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     _aten.normal.Tensor_Tensor: lambda rng, mean, std, **_: (
         mean + std * rng.normal(torch.broadcast_shapes(mean.shape, std.shape), mean.dtype)
     ),
-    _aten.exponential.default: lambda rng, x, rate=1.0, **_: (
-        rng.exponential(x.shape, x.dtype) / rate
-    ),
+    _aten.exponential.default: _exponential,
 }
 
 # A backend whose operations aren't functionalised first shows these to a mode as they are.
