@@ -1,7 +1,6 @@
 """Operations that take no tensor and make one on the device ``xla:0``."""
 
 import functools
-import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -10,13 +9,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spmdzero.backend.jax._dispatch import dispatched
+from spmdzero.backend.jax._random import RandomState
 from spmdzero.backend.jax._tensor import DEVICE, LazyTensor
 
 _aten = torch.ops.aten
 _NAMES = (
     "arange.default", "arange.start", "arange.start_step", "empty.memory_format", "empty_strided",
-    "eye", "eye.m", "full", "linspace", "logspace", "ones", "scalar_tensor", "tril_indices",
-    "triu_indices", "zeros",
+    "eye", "eye.m", "full", "linspace", "logspace", "ones", "randperm", "randperm.generator",
+    "scalar_tensor", "tril_indices", "triu_indices", "zeros",
 )  # fmt: skip
 # It holds the kernels for as long as the process lives.
 _made = {
@@ -31,8 +31,7 @@ def register() -> None:
     """Has torch make lazy tensors where the device is ``xla``."""
     for name in ("tensor", "as_tensor"):
         setattr(torch, name, _on_cpu_first(getattr(torch, name)))
-    # torch.utils.checkpoint asks for it; it has no generator of its own that a replica draws from.
-    torch._register_device_module("xla", types.ModuleType("torch.xla"))
+    torch._register_device_module("xla", RandomState("torch.xla"))
     library = torch.library.Library("aten", "IMPL")
     _library.append(library)
     for name in _NAMES:
