@@ -126,6 +126,8 @@ DIRECT = {
     ],
     "_neg_view": [(F32,)],
     "_neg_view_copy": [(F32,)],
+    "_is_all_true": [(I64 > -9,), (I64 > 0,)],
+    "_is_any_true": [(I64 > 9,), (I64 > 0,)],
     "_reshape_alias": [(F32, [4, 3], [3, 1])],
     "_reshape_copy": [(F32, [4, -1])],
     "_scaled_dot_product_flash_attention_for_cpu": [

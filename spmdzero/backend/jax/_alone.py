@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
+from spmdzero.backend.jax import _host
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._execute import Executable, compilations
 from spmdzero.backend.jax._folded import FoldedFunction
+from spmdzero.backend.jax._generator import generator
 from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._program import marked_spec
 from spmdzero.backend.jax._tensor import over
@@ -26,6 +28,7 @@ class CompiledProgram:
         donated: numbers of the inputs whose memory is given away.
         outputs: for each output of the function its place among the program's.
         forms: a meta tensor like each.
+        seeds: numbers of the inputs that are another seed each time.
     """
 
     program: Executable
@@ -33,6 +36,7 @@ class CompiledProgram:
     donated: tuple[int, ...]
     outputs: tuple[int, ...]
     forms: tuple[torch.Tensor, ...]
+    seeds: frozenset[int]
 
     def run(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Starts the program; what was donated of `sources` is gone afterwards."""
@@ -45,6 +49,9 @@ class CompiledProgram:
                 # Somebody else holds the same memory, such as a tensor that was a copy of it.
                 with wide_numbers():
                     arrays[place] = arrays[place].copy()
+        if self.seeds:
+            seed = _host.seed(generator.take()).array
+            arrays = [seed if place in self.seeds else a for place, a in enumerate(arrays)]
         results = self.program.compiled(*arrays)
         made: list[torch.Tensor] = []
         for place, form in zip(self.outputs, self.forms, strict=True):
@@ -96,4 +103,5 @@ def compile_alone(
         forms=tuple(
             torch.empty(slot.shape, dtype=slot.dtype, device="meta") for slot in graph.outputs
         ),
+        seeds=function.seeds,
     )

@@ -13,6 +13,7 @@ from spmdzero.backend.jax import _host
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._factories import OwnFactories
 from spmdzero.backend.jax._graph import Graph
+from spmdzero.backend.jax._tensor import LazyTensor
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.replica import RecomputedBlocks
 
@@ -42,6 +43,8 @@ class JaxAround:
         module: whose forward runs.
         autocast: dtype of `torch.autocast` around the module's forward, None for none.
         recompute: what of which blocks runs again in backward, see `RecomputedBlocks`.
+        mark: says of a buffer that a global forward wrote that every device has it whole; None
+            where buffers enter and leave a region.
 
     Attributes:
         quirks, attention: see `Around`; there are no kernels.
@@ -50,9 +53,15 @@ class JaxAround:
     attention: tuple[AttentionCall, ...] = ()
 
     def __init__(
-        self, module: nn.Module, *, autocast: torch.dtype | None, recompute: Recompute = "nothing"
+        self,
+        module: nn.Module,
+        *,
+        autocast: torch.dtype | None,
+        recompute: Recompute = "nothing",
+        mark: Callable[[torch.Tensor], object] | None = None,
     ) -> None:
         self.quirks = JaxQuirks()
+        self._module, self._mark = module, mark
         self._autocast, self._recomputed = autocast, RecomputedBlocks(module, recompute)
 
     @contextlib.contextmanager
@@ -66,6 +75,12 @@ class JaxAround:
         """Around a forward in global space."""
         with _without_own_kernels(), _autocast(self._autocast), OwnFactories():
             yield
+        if self._mark is None:
+            return
+        for buffer in self._module.buffers():
+            if isinstance(buffer, LazyTensor) and value_of(buffer).pending:
+                # What is as it was before takes its memory.
+                self._mark(buffer)
 
     def finish(self, output: Any) -> Any:
         """The same."""

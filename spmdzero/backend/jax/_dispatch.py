@@ -15,6 +15,7 @@ from spmdzero.backend.jax._operations import AtenOp, identity
 from spmdzero.backend.jax._tensor import LazyTensor, hooks, meta_of, over
 from spmdzero.backend.jax._values import Value, record
 from spmdzero.backend.jax._views import UnwritableViewError, ViewStep, written
+from spmdzero.backend.replica import KNOWN_DRAWS
 from spmdzero.errors import ReplicaRegionError, SpmdZeroRuntimeError
 
 _aten = torch.ops.aten
@@ -42,9 +43,8 @@ def dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if AtenOp.of(func) is None:
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise SpmdZeroRuntimeError(
-                f"{user_line()}: {func} draws random numbers outside of the replica region, which "
-                "the JAX backend doesn't do. Draw on the CPU and move the numbers, or set "
-                '"spmd": {"forward": "region"}'
+                f"{user_line()}: {func} draws random numbers in a way that the JAX backend doesn't "
+                f"know. Use {KNOWN_DRAWS}, or draw on the CPU and move the numbers"
             )
         if _is_composite(func):
             return func.decompose(*args, **kwargs)
@@ -114,11 +114,23 @@ def recorded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _decomposed(func, args, kwargs)
     made = meta_result(func, args, kwargs)
     metas = made if isinstance(made, list | tuple) else [made]
+    place = _mask_place(func)
+    if place is not None:
+        # torch's meta kernels return some gradients that nobody asked for, others don't.
+        asked = args[place] if place < len(args) else kwargs["output_mask"]
+        metas = [m if wanted else None for m, wanted in zip(metas, asked, strict=True)]
     present = [m for m in metas if isinstance(m, torch.Tensor)]
     values = _map(args, kwargs, torch.Tensor, value_of)
     outputs = iter(record(op, *values, [(tuple(m.shape), m.dtype) for m in present]))
     results = [over(next(outputs), m) if isinstance(m, torch.Tensor) else m for m in metas]
     return type(made)(results) if isinstance(made, list | tuple) else results[0]
+
+
+@functools.cache
+def _mask_place(func: Any) -> int | None:
+    """Where an operation is told which gradients to return, None where it is not."""
+    names = [argument.name for argument in func._schema.arguments]
+    return names.index("output_mask") if "output_mask" in names else None
 
 
 @functools.cache

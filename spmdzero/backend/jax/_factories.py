@@ -1,7 +1,6 @@
 """Operations that take no tensor and make one on the device ``xla:0``."""
 
 import functools
-import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,13 +10,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spmdzero.backend.jax._dispatch import dispatched
 from spmdzero.backend.jax._python import answer_alike
+from spmdzero.backend.jax._random import RandomState
 from spmdzero.backend.jax._tensor import DEVICE, LazyTensor
 
 _aten = torch.ops.aten
 _NAMES = (
     "arange.default", "arange.start", "arange.start_step", "empty.memory_format", "empty_strided",
-    "eye", "eye.m", "full", "linspace", "logspace", "ones", "scalar_tensor", "tril_indices",
-    "triu_indices", "zeros",
+    "eye", "eye.m", "full", "linspace", "logspace", "ones", "randperm", "randperm.generator",
+    "scalar_tensor", "tril_indices", "triu_indices", "zeros",
 )  # fmt: skip
 # It holds the kernels for as long as the process lives.
 _made = {
@@ -34,8 +34,7 @@ def register() -> None:
         setattr(torch, name, _on_cpu_first(getattr(torch, name)))
     plain, torch.Tensor.to = torch.Tensor.to, _with_index(torch.Tensor.to)  # type: ignore[method-assign]
     answer_alike(torch.Tensor.to, plain)
-    # torch.utils.checkpoint asks for it; it has no generator of its own that a replica draws from.
-    torch._register_device_module("xla", types.ModuleType("torch.xla"))
+    torch._register_device_module("xla", RandomState("torch.xla"))
     library = torch.library.Library("aten", "IMPL")
     _library.append(library)
     for name in _NAMES:

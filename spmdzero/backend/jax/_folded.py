@@ -8,6 +8,7 @@ import torch
 
 from spmdzero.backend.jax import _host
 from spmdzero.backend.jax._dispatch import value_of
+from spmdzero.backend.jax._generator import generator
 from spmdzero.backend.jax._graph import Folded, Graph
 from spmdzero.backend.jax._tensor import over
 from spmdzero.backend.jax._values import Space, Value, record
@@ -69,9 +70,18 @@ class FoldedFunction:
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What the function returns for `inputs`, pending."""
         given = self.given(inputs)
+        if self.seeds:
+            seed = _host.seed(generator.take())
+            given = [seed if place in self.seeds else v for place, v in enumerate(given)]
         forms = [(slot.shape, slot.dtype) for slot in self.graph.outputs]
         outputs = record(Folded(self.graph.key, self.graph), tuple(given), {}, forms)
         return [over(value) for value in outputs]
+
+    @property
+    def seeds(self) -> frozenset[int]:
+        """The graph's inputs that are another seed each time."""
+        own = {id(constant.tensor) for constant in self.constants if constant.is_seed}
+        return frozenset(i for i, a in enumerate(self.arguments) if id(a) in own)
 
     def given(self, inputs: Sequence[torch.Tensor]) -> list[Value]:
         """The values of the graph's inputs."""
@@ -83,7 +93,7 @@ class FoldedFunction:
             id(own.tensor): other
             for own in self.constants
             for other in others
-            if same_value(own.tensor, other.tensor)
+            if not (own.is_seed or other.is_seed) and same_value(own.tensor, other.tensor)
         }
         return dataclasses.replace(
             self,
@@ -129,11 +139,16 @@ def fold(
     """
     empty = [stand_in(tensor.shape, tensor.dtype) for tensor in inputs]
     given = [value_of(tensor) for tensor in empty]
-    outputs = function([over(value) for value in given])
+    with generator.folding() as seed:
+        outputs = function([over(value) for value in given])
     graph, leaves = Graph.of([value_of(output) for output in outputs])
     numbers = {id(value): index for index, value in enumerate(given)}
     numbers |= {id(value_of(tensor)): len(given) + i for i, tensor in enumerate(more)}
-    constants = {id(v): Constant(over(v)) for v in leaves if id(v) not in numbers}
+    constants = {
+        id(v): Constant(over(_host.seed(0)), is_seed=True) if v is seed else Constant(over(v))
+        for v in leaves
+        if id(v) not in numbers
+    }
     return FoldedFunction(
         graph=graph,
         constants=tuple(constants.values()),

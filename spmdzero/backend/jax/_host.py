@@ -9,8 +9,10 @@ import torch
 
 from spmdzero.backend.jax._cells import pending_values
 from spmdzero.backend.jax._execute import start
+from spmdzero.backend.jax._generator import generator
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
+from spmdzero.errors import SpmdZeroRuntimeError
 
 # torch dtypes that numpy doesn't know, by the integers of their size.
 _BITS = {torch.bfloat16: torch.int16}
@@ -57,10 +59,23 @@ def to_torch(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
 
 def constant(tensor: torch.Tensor) -> Value:
     """The value of a CPU tensor, uploaded to every device whole."""
-    assert traffic.place is not None, "no mesh was made"
+    value = _uploaded(tensor)
+    note_upload(value)
+    return value
+
+
+def seed(number: int) -> Value:
+    """A seed of the devices' own generator on every device, which no later step has again."""
+    return _uploaded(torch.tensor(number, dtype=torch.int32))
+
+
+def _uploaded(tensor: torch.Tensor) -> Value:
+    if traffic.place is None:
+        raise SpmdZeroRuntimeError(
+            "a tensor is made on xla:0 before there are devices: call spmdzero.initialize first"
+        )
     value = Value(tensor.shape, tensor.dtype, Space.NEUTRAL, array=traffic.place(to_numpy(tensor)))
     value.uploaded = True
-    note_upload(value)
     return value
 
 
@@ -82,6 +97,7 @@ def compute(value: Value) -> None:
     """Has the devices compute a value, and what else waits for the same operations."""
     if value.node is not None:
         start([*pending_values(), value])
+        generator.advance()
 
 
 def gathered(array: Any) -> np.ndarray:

@@ -47,7 +47,8 @@ def global_forward(
     """A `GlobalForward`; autocast as in `JaxAround`."""
     _refuse("attention", attention, {"auto", "plain"}, 'Use "auto" or "plain".')
     watch_reads(mesh)
-    return GlobalForward(mesh=mesh, module=module, around=JaxAround(module, autocast=autocast))
+    around = JaxAround(module, autocast=autocast, mark=mesh.mark)
+    return GlobalForward(mesh=mesh, module=module, around=around)
 
 
 def _refuse(key: str, value: Any, known: set[str], fix: str) -> None:

@@ -15,6 +15,7 @@ from spmdzero.backend.jax._cells import cells, pending_values
 from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._execute import start as start_values
 from spmdzero.backend.jax._factories import register
+from spmdzero.backend.jax._generator import generator
 from spmdzero.backend.jax._tensor import DEVICE
 from spmdzero.backend.jax.mesh import DeviceMesh
 from spmdzero.errors import SpmdZeroRuntimeError
@@ -105,6 +106,7 @@ def sync() -> None:
     """Starts what is recorded and hasn't been started."""
     if not compilations.tracing_only:
         start_values(pending_values())
+        generator.advance()
 
 
 def wait() -> None:
@@ -121,18 +123,15 @@ def _computed() -> Iterator[jax.Array]:
             yield array
 
 
-_seed = 0
-
-
 def generator_state() -> int:
     """The state of the devices' own generator, which draws outside of the replica region."""
-    return _seed
+    generator.advance()
+    return generator.state
 
 
 def seed(value: int) -> None:
     """Sets it."""
-    global _seed
-    _seed = value
+    generator.seed(value)
 
 
 _traced_for: str | None = None

@@ -5,7 +5,14 @@ from spmdzero.backend.replica._boundary import refuse_leak
 from spmdzero.backend.replica._global import GlobalForward
 from spmdzero.backend.replica._manual import leave_stacked, read_stacked
 from spmdzero.backend.replica._norm import global_norm
-from spmdzero.backend.replica._random import ReplicaRandom
+from spmdzero.backend.replica._random import (
+    IN_PLACE,
+    KNOWN_DRAWS,
+    REPLACEMENTS,
+    Random,
+    ReplicaRandom,
+    stream_of,
+)
 from spmdzero.backend.replica._readers import (
     Reader,
     common_value,
@@ -21,11 +28,15 @@ from spmdzero.backend.replica._reduction import GradientReduction
 from spmdzero.backend.replica._region import ReplicaRegion
 
 __all__ = [
+    "IN_PLACE",
+    "KNOWN_DRAWS",
+    "REPLACEMENTS",
     "Around",
     "FollowError",
     "GlobalForward",
     "GradientReduction",
     "Quirks",
+    "Random",
     "Reader",
     "RecomputedBlocks",
     "ReplicaRandom",
@@ -41,4 +52,5 @@ __all__ = [
     "recomputed",
     "refuse_leak",
     "shown_values",
+    "stream_of",
 ]

@@ -11,7 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from spmdzero._user_line import user_line
 from spmdzero.backend._current import arrays, runtime
 from spmdzero.backend.replica._around import Quirks
-from spmdzero.backend.replica._random import IN_PLACE, REPLACEMENTS, ReplicaRandom
+from spmdzero.backend.replica._random import (
+    IN_PLACE,
+    KNOWN_DRAWS,
+    REPLACEMENTS,
+    ReplicaRandom,
+)
 from spmdzero.backend.replica._readers import Reader, common_value, reads_are_global, reads_by
 from spmdzero.errors import ReplicaRegionError
 
@@ -179,8 +184,7 @@ class RegionDispatch(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise self._error(
                 f"{func} draws random numbers, and spmdzero does not know how to make them "
-                "differ between replicas. Use rand, randn, randint, randperm, multinomial, "
-                "bernoulli, dropout, normal_, uniform_ or exponential_"
+                f"differ between replicas. Use {KNOWN_DRAWS}"
             )
         if func in _INDEXED:
             if any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]):

@@ -4,6 +4,9 @@ A compiler draws the same numbers on every device there. So each random operatio
 a counter-based hash of (key, replica, element). The key is drawn from torch's CPU generator:
 `torch.manual_seed` repeats it, and torch.utils.checkpoint, which restores that generator,
 recomputes with the masks of its forward.
+
+A backend whose devices' own generator is spmdzero's too makes these operations of `Random`, with
+streams of that generator.
 """
 
 import math
@@ -15,6 +18,11 @@ import torch
 from spmdzero.backend._keys import draw_key
 
 _aten = torch.ops.aten
+# For the error of what has none of the replacements below.
+KNOWN_DRAWS = (
+    "rand, randn, randint, randperm, multinomial, bernoulli, dropout, normal_, uniform_ or "
+    "exponential_"
+)
 _SHORT_MANTISSA = {torch.bfloat16: 1 << 8, torch.float16: 1 << 11}
 
 
@@ -25,18 +33,23 @@ def _scramble(bits: torch.Tensor) -> torch.Tensor:
     return bits ^ ((bits >> 16) & 0xFFFF)
 
 
-class ReplicaRandom:
-    """Draws per replica. `replica` is `[1]` int32 in replica space, `key` makes a fresh one."""
+class Random:
+    """Draws of a stream of bits for each draw."""
 
-    def __init__(self, replica: torch.Tensor, key: Callable[[int], torch.Tensor]) -> None:
-        self.replica, self.key = replica, key
+    def stream(self) -> torch.Tensor:
+        """What tells a draw from others: `[1]` int32, on the devices."""
+        raise NotImplementedError
 
     def bits(self, shape: torch.Size) -> torch.Tensor:
-        """`shape` int32, uniform over 23 bits: what float32 holds exactly with half a step."""
-        key = self.key(draw_key())
-        count = math.prod(shape)
-        index = torch.arange(count, dtype=torch.int32, device=self.replica.device)
-        stream = _scramble(_scramble(self.replica * 0x3C6EF35F + 0x1F123BB5) ^ key)
+        """`shape` int32, uniform over 23 bits: what float32 holds exactly with half a step.
+
+        Raises:
+            ValueError: an int32 doesn't count so many elements.
+        """
+        stream, count = self.stream(), math.prod(shape)
+        if count > 1 << 31:
+            raise ValueError(f"{count} random numbers are more than {1 << 31}: draw parts")
+        index = torch.arange(count, dtype=torch.int32, device=stream.device)
         return ((_scramble(_scramble(index ^ stream) + stream)) & 0x7FFFFF).reshape(shape)
 
     def uniform(self, shape: torch.Size, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -85,6 +98,22 @@ class ReplicaRandom:
         return (low + wide % span).to(dtype)
 
 
+class ReplicaRandom(Random):
+    """Draws per replica. `replica` is `[1]` int32 in replica space, `key` makes a fresh one."""
+
+    def __init__(self, replica: torch.Tensor, key: Callable[[int], torch.Tensor]) -> None:
+        self.replica, self.key = replica, key
+
+    def stream(self) -> torch.Tensor:
+        """Another one on each replica."""
+        return stream_of(self.replica, self.key(draw_key()))
+
+
+def stream_of(number: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """The stream of a number, `[1]` int32, and a key, an int32 of no dims."""
+    return _scramble(_scramble(number * 0x3C6EF35F + 0x1F123BB5) ^ key)
+
+
 def _floating(dtype: torch.dtype) -> torch.dtype:
     if not dtype.is_floating_point:
         raise ValueError(f"random numbers of {dtype} are not drawn here: draw floats, and cast")
@@ -96,7 +125,7 @@ def _dtype(kwargs: dict[str, Any], default: torch.dtype) -> torch.dtype:
 
 
 def _dropout(
-    rng: ReplicaRandom, x: torch.Tensor, p: float, train: bool | None, **_: Any
+    rng: Random, x: torch.Tensor, p: float, train: bool | None, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if train is False:
         return x, torch.ones_like(x, dtype=torch.bool)
@@ -105,7 +134,7 @@ def _dropout(
 
 
 def _multinomial(
-    rng: ReplicaRandom, weights: torch.Tensor, count: int, replacement: bool = False, **_: Any
+    rng: Random, weights: torch.Tensor, count: int, replacement: bool = False, **_: Any
 ) -> torch.Tensor:
     _floating(weights.dtype)
     if weights.dim() not in (1, 2):
@@ -121,13 +150,13 @@ def _multinomial(
     return noisy.topk(count, dim=-1).indices
 
 
-def _exponential(rng: ReplicaRandom, x: torch.Tensor, rate: float = 1.0, **_: Any) -> torch.Tensor:
+def _exponential(rng: Random, x: torch.Tensor, rate: float = 1.0, **_: Any) -> torch.Tensor:
     if rate <= 0:
         raise ValueError(f"exponential_ expects lambda > 0.0, but found lambda={rate}")
     return rng.exponential(x.shape, x.dtype) / rate
 
 
-def _bernoulli(rng: ReplicaRandom, x: torch.Tensor, p: Any = None, **_: Any) -> torch.Tensor:
+def _bernoulli(rng: Random, x: torch.Tensor, p: Any = None, **_: Any) -> torch.Tensor:
     if p is None:
         p = x.to(_floating(x.dtype))
     elif not isinstance(p, torch.Tensor) and not 0 <= p <= 1:
@@ -136,7 +165,7 @@ def _bernoulli(rng: ReplicaRandom, x: torch.Tensor, p: Any = None, **_: Any) -> 
 
 
 def _uniform(
-    rng: ReplicaRandom, x: torch.Tensor, low: float = 0.0, high: float = 1.0, **_: Any
+    rng: Random, x: torch.Tensor, low: float = 0.0, high: float = 1.0, **_: Any
 ) -> torch.Tensor:
     if low > high:
         raise ValueError(f"no number is in [{low}, {high})")
@@ -144,7 +173,7 @@ def _uniform(
 
 
 def _normal(
-    rng: ReplicaRandom, x: torch.Tensor, mean: float = 0.0, std: float = 1.0, **_: Any
+    rng: Random, x: torch.Tensor, mean: float = 0.0, std: float = 1.0, **_: Any
 ) -> torch.Tensor:
     if std < 0:
         raise ValueError(f"normal expects std >= 0.0, but found std {std}")
@@ -152,7 +181,7 @@ def _normal(
 
 
 def _random_from(
-    rng: ReplicaRandom, x: torch.Tensor, low: int, high: int | None, **_: Any
+    rng: Random, x: torch.Tensor, low: int, high: int | None, **_: Any
 ) -> torch.Tensor:
     if high is None:
         raise ValueError(f"random_({low}, None) has no upper end. Name one")
@@ -163,7 +192,7 @@ def _float(kwargs: dict[str, Any]) -> torch.dtype:
     return _dtype(kwargs, torch.get_default_dtype())
 
 
-def _permutation(rng: ReplicaRandom, n: int, **kwargs: Any) -> torch.Tensor:
+def _permutation(rng: Random, n: int, **kwargs: Any) -> torch.Tensor:
     dtype = _dtype(kwargs, torch.int64)
     if dtype == torch.bool:
         raise ValueError("a permutation of bools is none")

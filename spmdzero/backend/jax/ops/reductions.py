@@ -96,13 +96,13 @@ def argmin(self: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     return _index(jnp.argmin, self, dim, keepdim).astype(jnp.int64)
 
 
-@lowers("any", "any.dim", "any.dims")
+@lowers("any", "any.dim", "any.dims", "_is_any_true")
 def any_(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
     """Whether any is not 0."""
     return jnp.any(self != 0, axes(dim, self.ndim), keepdims=keepdim)
 
 
-@lowers("all", "all.dim", "all.dims")
+@lowers("all", "all.dim", "all.dims", "_is_all_true")
 def all_(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
     """Whether none is 0."""
     return jnp.all(self != 0, axes(dim, self.ndim), keepdims=keepdim)

@@ -1,0 +1,87 @@
+"""Random draws outside of the replica region: the region's operations, of another generator."""
+
+import contextlib
+import functools
+import types
+from typing import Any
+
+import torch
+
+from spmdzero._user_line import user_line
+from spmdzero.backend.jax import _host
+from spmdzero.backend.jax._dispatch import special, value_of, write
+from spmdzero.backend.jax._generator import generator
+from spmdzero.backend.jax._tensor import DEVICE, LazyTensor, over
+from spmdzero.backend.jax._values import Space
+from spmdzero.backend.replica import IN_PLACE, REPLACEMENTS, Random, stream_of
+from spmdzero.errors import ReplicaRegionError, SpmdZeroRuntimeError
+
+
+class GlobalRandom(Random):
+    """Draws of the devices' own generator."""
+
+    def stream(self) -> torch.Tensor:
+        """Another one for each draw; the same on every device."""
+        seed, number = generator.draw(_host.seed)
+        which = torch.full((1,), number, dtype=torch.int32, device=DEVICE)
+        return stream_of(which, over(seed))
+
+
+def _draw(func: Any, *args: Any, **kwargs: Any) -> Any:
+    if kwargs.get("generator") is not None:
+        raise SpmdZeroRuntimeError(
+            f"{user_line()}: {func} is given a torch.Generator, and the devices have one of their "
+            "own. Leave the generator out"
+        )
+    if any(isinstance(a, LazyTensor) and value_of(a).space is Space.REPLICA for a in args):
+        raise ReplicaRegionError(
+            f"{user_line()}: {func} draws for a replica outside of its forward, where every "
+            "replica would get the same numbers. Draw in the forward"
+        )
+    try:
+        drawn = REPLACEMENTS[IN_PLACE.get(func, func)](GlobalRandom(), *args, **kwargs)
+    except ValueError as error:
+        raise SpmdZeroRuntimeError(f"{user_line()}: {func}: {error}") from error
+    if func not in IN_PLACE:
+        return drawn
+    write(args[0], value_of(drawn))
+    return args[0]
+
+
+for _func in (*REPLACEMENTS, *IN_PLACE):
+    special(_func)(functools.partial(_draw, _func))
+
+
+class RandomState(types.ModuleType):
+    """What torch looks up as ``torch.xla``: torch.utils.checkpoint sets the generator back.
+
+    A replica's draws are of the CPU's generator, which it sets back too.
+    """
+
+    _initialized = True
+
+    @staticmethod
+    def device_count() -> int:
+        """One, which stands for all."""
+        return 1
+
+    @staticmethod
+    def current_device() -> int:
+        """Its index."""
+        return 0
+
+    @staticmethod
+    def device(_: Any) -> contextlib.AbstractContextManager[None]:
+        """A context in which it is the current one."""
+        return contextlib.nullcontext()
+
+    @staticmethod
+    def get_rng_state(_: Any = None) -> torch.Tensor:
+        """Where the generator is."""
+        return torch.tensor(generator.position, dtype=torch.int64)
+
+    @staticmethod
+    def set_rng_state(state: torch.Tensor, _: Any = None) -> None:
+        """Draws again from there."""
+        name, count = state.tolist()
+        generator.go_to((name, count))
