@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import socket
 
 import torch.distributed as dist
 
@@ -33,3 +34,9 @@ def join_launched(timeout: datetime.timedelta = TIMEOUT) -> bool:
             return False
         dist.init_process_group(GLOO, timeout=timeout)
     return dist.get_world_size() > 1
+
+
+def own_host() -> str:
+    """In the first process, how the others reach its host."""
+    # By definition the launcher's variable names the host of the first process.
+    return os.environ.get("MASTER_ADDR") or socket.gethostbyname(socket.gethostname())

@@ -2,6 +2,7 @@
 
 import datetime
 import logging
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -9,10 +10,22 @@ import torch.distributed as dist
 from spmdzero.backend import _single_process
 from spmdzero.backend._current import runtime
 from spmdzero.backend._launched import GLOO, TIMEOUT, has_peers, join_launched
+from spmdzero.backend._watch import STATUS, begin, watch
 from spmdzero.errors import SpmdZeroRuntimeError, SpmdZeroUsageError
 
 logger = logging.getLogger("spmdzero")
 _Value = TypeVar("_Value")
+__all__ = [
+    "STATUS",
+    "TIMEOUT",
+    "connect",
+    "gather_objects",
+    "is_alone",
+    "join",
+    "name_newest",
+    "new_group",
+    "watch_with",
+]
 
 
 def join(
@@ -51,16 +64,19 @@ def join(
     join_launched(timeout)
     # Only now: a runtime that doesn't find the other devices by itself asks this group.
     runtime.start()
-    if dist.is_initialized():
-        return
+    if not dist.is_initialized():
+        _make_group(timeout, named_port)
+    begin()
+
+
+def _make_group(timeout: datetime.timedelta, named_port: int | None) -> None:
+    """Of the processes that the device runtime found, which may be this one."""
     if runtime.process_count() > 1:
         dist.init_process_group(GLOO, init_method=runtime.rendezvous(), timeout=timeout)
         return
     # No port is opened for a process that has nobody to talk to.
     with _single_process.without_gloos_line():
-        dist.init_process_group(
-            GLOO, store=dist.HashStore(), timeout=timeout, rank=0, world_size=1
-        )
+        dist.init_process_group(GLOO, store=dist.HashStore(), timeout=timeout, rank=0, world_size=1)
     if named_port is not None:
         _single_process.name_the_only_process(port=named_port)
 
@@ -84,6 +100,20 @@ def connect(*, required: bool | None) -> None:
             f"{connected}: they would not train one model. Start one process per host, which "
             "drives all its devices; on one host without a launcher: python train.py"
         )
+
+
+def watch_with(*, timeout: float) -> None:
+    """Has a host be gone that gave no sign of life for `timeout` seconds."""
+    watched = watch()
+    if watched is not None:
+        watched.timeout = timeout
+
+
+def name_newest(find: Callable[[], str | None]) -> None:
+    """What ends because another host is gone says which checkpoint `find` finds."""
+    watched = watch()
+    if watched is not None:
+        watched.newest = find
 
 
 def is_alone() -> bool:

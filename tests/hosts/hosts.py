@@ -25,7 +25,7 @@ class Host:
     def __init__(self, rank: int, command: Sequence[str], variables: dict[str, str]) -> None:
         self.rank = rank
         # In files: who writes into a full pipe stands still, and the others with it.
-        self._out, self._errors = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
+        self._out, self._errors = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,

@@ -82,7 +82,9 @@ def result_of(case: dict[str, Any]) -> dict[str, Any]:
         losses.append(step_of(engine, step, case))
         if step + 1 == case.get("save_after"):
             engine.save_checkpoint(case["save"])
-    weights = {name: p.detach().cpu().double().sum().item() for name, p in engine.module.named_parameters()}
+    weights = {
+        name: p.detach().cpu().double().sum().item() for name, p in engine.module.named_parameters()
+    }
     return {"losses": losses, "weights": weights, "world": engine.dp_world_size}
 
 

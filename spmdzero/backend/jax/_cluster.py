@@ -1,7 +1,9 @@
 """How this process finds the others: by its launcher's variables, or as JAX detects a cluster."""
 
+import atexit
 import os
 import socket
+import sys
 import warnings
 from typing import Any
 
@@ -10,12 +12,23 @@ import numpy as np
 import torch.distributed as dist
 from jax.experimental import multihost_utils
 
-from spmdzero.backend._launched import is_launched, join_launched
+from spmdzero.backend._launched import is_launched, join_launched, own_host
+from spmdzero.backend._watch import watch
 from spmdzero.errors import SpmdZeroRuntimeError
 
 # JAX ends a process without a word of ours where another one's heartbeats stop for so long.
 _HEARTBEATS = 24 * 3600
 _LONGEST_ADDRESS = 256
+
+
+@atexit.register
+def _past_the_barrier() -> None:
+    """At the end of a process that failed: JAX would wait for the others, which wait for it."""
+    watched = watch()
+    if watched is not None and watched.failed:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def connect() -> None:
@@ -68,11 +81,9 @@ def _agreed_address() -> str:
 
 
 def _free_address() -> str:
-    # By definition of the variable that is the host of the first process.
-    host = os.environ.get("MASTER_ADDR") or socket.gethostbyname(socket.gethostname())
     with socket.socket() as probe:
         probe.bind(("", 0))
-        return f"{host}:{probe.getsockname()[1]}"
+        return f"{own_host()}:{probe.getsockname()[1]}"
 
 
 def rendezvous() -> str:
