@@ -130,9 +130,8 @@ class Watch:
             if peer != self._rank and now - heard > allowed and not self._is_done(peer):
                 if self._suspects:
                     return peer, f"its connection is lost, and it was silent for {allowed:.3g} s"
-                return peer, (
-                    f'it gave no sign of life for {allowed:g} s ("spmd": {{"timeout": {allowed:g}}})'
-                )
+                config = f'"spmd": {{"timeout": {allowed:g}}}'
+                return peer, f"it gave no sign of life for {allowed:g} s ({config})"
             if peer == 0 and now - heard > self.pause * 4:
                 # It keeps the store: who can't ask it knows nothing of the rest.
                 break

@@ -26,6 +26,7 @@ class Host:
         self.rank = rank
         # In files: who writes into a full pipe stands still, and the others with it.
         self._out, self._errors = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
+
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,

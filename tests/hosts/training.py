@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import spmdzero
 from spmdzero.backend import runtime
 
-WIDTH, MICRO, DEVICES = 24, 2, 8
+WIDTH, MICRO = 24, 2
 
 
 class Model(nn.Module):
@@ -44,9 +44,11 @@ def config_of(case: dict[str, Any]) -> dict[str, Any]:
 def rows(step: int) -> tuple[torch.Tensor, ...]:
     """This host's rows of a micro-batch, of which all hosts together have the same everywhere."""
     generator = torch.Generator().manual_seed(step)
-    mine = MICRO * DEVICES // runtime.process_count()
+    mine = MICRO * runtime.local_device_count()
     first = runtime.process_index() * mine
-    made = [torch.randn(MICRO * DEVICES, WIDTH, generator=generator) for _ in range(2)]
+    made = [
+        torch.randn(MICRO * runtime.device_count(), WIDTH, generator=generator) for _ in range(2)
+    ]
     return tuple(tensor[first : first + mine] for tensor in made)
 
 
