@@ -14,12 +14,16 @@ class AnnotatedProgram:
     """A program before partitioning and optimisation.
 
     Attributes:
-        proto: its HLO module, serialised.
+        module: serialised.
+        is_stablehlo: whether it is StableHLO in MLIR's bytecode, annotated for Shardy, which says
+            all of its inputs: their shardings, and whose memory an output takes. Otherwise it is
+            an HLO module proto, annotated for GSPMD.
         input_shardings: number of an input -> its sharding as HLO writes it, for the inputs whose
-            sharding is not in `proto`.
+            sharding is not in `module`.
     """
 
-    proto: bytes
+    module: bytes
+    is_stablehlo: bool = False
     input_shardings: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
 

@@ -5,13 +5,9 @@ import os
 import sys
 from collections.abc import Iterator
 
-_LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+from spmdzero.backend._launched import is_launched
+
 _GLOO = b"[Gloo] Rank 0 is connected to 0 peer ranks"
-
-
-def has_peers() -> bool:
-    """Whether a launcher's environment names other processes."""
-    return all(name in os.environ for name in _LAUNCHER) and os.environ["WORLD_SIZE"] != "1"
 
 
 def name_the_only_process(*, port: int) -> None:
@@ -22,7 +18,7 @@ def name_the_only_process(*, port: int) -> None:
     Args:
         port: nothing listens there, as long as nobody connects to this process.
     """
-    if all(name in os.environ for name in (*_LAUNCHER, "LOCAL_RANK")):
+    if is_launched() and "LOCAL_RANK" in os.environ:
         return
     only = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}
     os.environ.update({name: str(value) for name, value in only.items()})

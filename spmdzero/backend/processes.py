@@ -2,19 +2,30 @@
 
 import datetime
 import logging
-import os
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from spmdzero.backend import _single_process
 from spmdzero.backend._current import runtime
+from spmdzero.backend._launched import GLOO, TIMEOUT, has_peers, join_launched
+from spmdzero.backend._watch import STATUS, begin, watch
 from spmdzero.errors import SpmdZeroRuntimeError, SpmdZeroUsageError
 
 logger = logging.getLogger("spmdzero")
-TIMEOUT = datetime.timedelta(minutes=int(os.environ.get("DEEPSPEED_TIMEOUT", "10")))
-_GLOO = "gloo"
 _Value = TypeVar("_Value")
+__all__ = [
+    "STATUS",
+    "TIMEOUT",
+    "connect",
+    "gather_objects",
+    "is_alone",
+    "join",
+    "name_newest",
+    "new_group",
+    "watch_with",
+]
 
 
 def join(
@@ -38,33 +49,36 @@ def join(
             scripts read of a launcher; None to leave the environment alone.
 
     Raises:
-        SpmdZeroRuntimeError: a device was used already, without SPMD.
+        SpmdZeroRuntimeError: a device was used already, without SPMD or alone.
         SpmdZeroUsageError: `required` is False, and there is none.
     """
-    runtime.start()
-    if dist.is_initialized():
-        return
-    if required is False:
+    if required is False and not dist.is_initialized():
         raise SpmdZeroUsageError(
             "dist_init_required=False, but torch.distributed is not initialised. Leave it out, or "
             "call spmdzero.init_distributed() first"
         )
-    if init_method is not None:
+    if init_method is not None and not dist.is_initialized():
         dist.init_process_group(
-            _GLOO, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size
+            GLOO, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size
         )
-    elif _single_process.has_peers():
-        dist.init_process_group(_GLOO, timeout=timeout)
-    elif runtime.process_count() > 1:
-        dist.init_process_group(_GLOO, init_method=runtime.rendezvous(), timeout=timeout)
-    else:
-        # No port is opened for a process that has nobody to talk to.
-        with _single_process.without_gloos_line():
-            dist.init_process_group(
-                _GLOO, store=dist.HashStore(), timeout=timeout, rank=0, world_size=1
-            )
-        if named_port is not None:
-            _single_process.name_the_only_process(port=named_port)
+    join_launched(timeout)
+    # Only now: a runtime that doesn't find the other devices by itself asks this group.
+    runtime.start()
+    if not dist.is_initialized():
+        _make_group(timeout, named_port)
+    begin()
+
+
+def _make_group(timeout: datetime.timedelta, named_port: int | None) -> None:
+    """Of the processes that the device runtime found, which may be this one."""
+    if runtime.process_count() > 1:
+        dist.init_process_group(GLOO, init_method=runtime.rendezvous(), timeout=timeout)
+        return
+    # No port is opened for a process that has nobody to talk to.
+    with _single_process.without_gloos_line():
+        dist.init_process_group(GLOO, store=dist.HashStore(), timeout=timeout, rank=0, world_size=1)
+    if named_port is not None:
+        _single_process.name_the_only_process(port=named_port)
 
 
 def connect(*, required: bool | None) -> None:
@@ -88,9 +102,23 @@ def connect(*, required: bool | None) -> None:
         )
 
 
+def watch_with(*, timeout: float) -> None:
+    """Has a host be gone that gave no sign of life for `timeout` seconds."""
+    watched = watch()
+    if watched is not None:
+        watched.timeout = timeout
+
+
+def name_newest(find: Callable[[], str | None]) -> None:
+    """What ends because another host is gone says which checkpoint `find` finds."""
+    watched = watch()
+    if watched is not None:
+        watched.newest = find
+
+
 def is_alone() -> bool:
     """Whether nobody has joined this process, and nobody could."""
-    joined = dist.is_initialized() or _single_process.has_peers()
+    joined = dist.is_initialized() or has_peers()
     return not joined and runtime.process_count() == 1
 
 

@@ -1,7 +1,7 @@
 """The section ``spmd``."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -57,6 +57,9 @@ class SpmdConfig(Section):
             what they traced before.
         scan: whether four or more equal blocks of a ModuleList or Sequential are compiled once, as
             a loop: "auto" does so in programs for TPUs, "on" on any device.
+        broadcast: whether the first host's parameters and buffers become those of all; else hosts
+            whose values differ are refused.
+        timeout: seconds in which each host must give a sign of life; the others end without it.
     """
 
     backend: BackendName = "auto"
@@ -74,6 +77,8 @@ class SpmdConfig(Section):
     check_finite: bool = False
     capture: bool = True
     scan: Literal["auto", "on", "off"] = "off"
+    broadcast: bool = False
+    timeout: Annotated[float, Field(gt=0)] = 60.0
 
     @field_validator("mesh")
     @classmethod

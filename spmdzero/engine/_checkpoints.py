@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from spmdzero.backend import runtime
+from spmdzero.backend import processes, runtime
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.errors import UsageValueError
 from spmdzero.formats import (
@@ -25,6 +25,7 @@ from spmdzero.formats import (
     held_for,
     latest_tag,
     naming_the_newest,
+    newest_complete,
     save_native,
 )
 from spmdzero.state._across_hosts import agreed_tag, everyones, require_one_tag, together
@@ -97,6 +98,7 @@ class Checkpoints:
         if not save_dir:
             raise UsageValueError(f"save_dir must be a non-empty string, got {save_dir!r}")
         folder = Path(save_dir)
+        _name_newest_of(folder)
         with together(folder, doing="saved"):
             self.wait_checkpoint()
             state = live_state(
@@ -155,6 +157,7 @@ class Checkpoints:
                 every host.
         """
         training, folder = self._training, Path(load_dir)
+        _name_newest_of(folder)
         tag = self._common_tag(folder, tag)
         if tag is None:
             logger.warning(
@@ -188,6 +191,16 @@ class Checkpoints:
                 tag = latest_tag(folder, universal=universal) if tag is None else str(tag)
             require_one_tag(folder, everyones(tag))
         return tag
+
+
+def _name_newest_of(folder: Path) -> None:
+    """Has a host that ends because of another say where the run can go on from."""
+
+    def find() -> str | None:
+        tag = newest_complete(folder)
+        return None if tag is None else str(folder / tag)
+
+    processes.name_newest(find)
 
 
 def _checked(state: TrainingState, path: Path) -> TrainingState:

@@ -105,6 +105,7 @@ def start_backend(
     flags.apply(settings.spmd.xla_flags)
     flags.use_cache(settings.spmd.compile_cache)
     processes.connect(required=dist_init_required)
+    processes.watch_with(timeout=settings.spmd.timeout)
     spec = MeshSpec.resolve(settings.spmd.mesh, device_count=runtime.device_count())
     batch = resolve_batch_sizes(settings, dp_world_size=spec.size)
     new = [key for key in settings.no_meaning if is_new(("without meaning", key))]

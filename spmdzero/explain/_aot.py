@@ -107,7 +107,7 @@ def compile_for_tpu(
     *,
     flags: Mapping[str, str] = TORCH_XLA_FLAGS,
 ) -> Compiled:
-    """What libtpu makes of an annotated HLO module proto, for chips that need not be here.
+    """What libtpu makes of an annotated program, for chips that need not be here.
 
     Args:
         program: annotated for `topology.devices` devices.
@@ -125,26 +125,27 @@ def compile_for_tpu(
         "topology": topology.slice_name,
         "slices": topology.slices,
         "flags": {**_LEAN, **flags},
+        "stablehlo": program.is_stablehlo,
         "input_shardings": dict(program.input_shardings),
     }
     between = os.environ.get(_passes.FOLDER)
     if between is None:
         with tempfile.TemporaryDirectory() as folder:
-            _order(Path(folder), program.proto, request, name=topology.name)
+            _order(Path(folder), program.module, request, name=topology.name)
             _passes.compile_one(Path(folder))
             return _read(Path(folder), name=topology.name)
     told = json.dumps(request, sort_keys=True).encode()
-    folder = Path(between, hashlib.sha256(program.proto + told).hexdigest())
+    folder = Path(between, hashlib.sha256(program.module + told).hexdigest())
     if not folder.exists():
         folder.mkdir()
-        _order(folder, program.proto, request, name=topology.name)
+        _order(folder, program.module, request, name=topology.name)
         raise WaitingError
     return _read(folder, name=topology.name)
 
 
-def _order(folder: Path, proto: bytes, request: dict[str, Any], *, name: str) -> None:
-    files = {file: str(folder / file) for file in ("proto", "hlo")}
-    (folder / "proto").write_bytes(proto)
+def _order(folder: Path, module: bytes, request: dict[str, Any], *, name: str) -> None:
+    files = {file: str(folder / file) for file in ("module", "hlo")}
+    (folder / "module").write_bytes(module)
     (folder / "request").write_text(json.dumps({**request, **files}))
     environment = {**os.environ, **_ENVIRONMENT}
     # The flags are for this process's XLA; jaxlib's aborts on one that it doesn't know.

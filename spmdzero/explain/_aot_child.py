@@ -3,7 +3,8 @@
     python -P _aot_child.py REQUEST.json RESULT.json
 
 It knows jax and libtpu and nothing of spmdzero: torch_xla's bundled XLA and jaxlib's can't share a
-process, and a failed check in libtpu ends the process that it happens in.
+process, a failed check in libtpu ends the process that it happens in, and the memory that a
+compilation takes is gone when it is over.
 """
 
 import json
@@ -27,12 +28,16 @@ def main(request_path: str, result_path: str) -> None:
     )
     # As torch_xla numbers them: on one slice along x first. libtpu lists them host by host.
     devices = sorted(topology.devices, key=lambda device: device.id)
-    module = as_stablehlo(Path(request["proto"]).read_bytes(), request["input_shardings"])
+    module = Path(request["module"]).read_bytes()
+    if not request["stablehlo"]:
+        module = as_stablehlo(module, request["input_shardings"])
     try:
         executable = devices[0].client.compile(
             module,
             executable_devices=xla_client.DeviceList(tuple(devices)),
-            compile_options=options([d.id for d in devices], flags=request["flags"]),
+            compile_options=options(
+                [d.id for d in devices], flags=request["flags"], shardy=request["stablehlo"]
+            ),
         )
     except xla_client.XlaRuntimeError as error:
         if not str(error).startswith("RESOURCE_EXHAUSTED"):
@@ -51,12 +56,12 @@ def main(request_path: str, result_path: str) -> None:
     Path(result_path).write_text(json.dumps(result))
 
 
-def options(device_ids: list[int], *, flags: dict[str, str]) -> Any:
-    """What torch_xla sets for SPMD: one replica, GSPMD, free output shardings."""
+def options(device_ids: list[int], *, flags: dict[str, str], shardy: bool) -> Any:
+    """What torch_xla and JAX set for SPMD: one replica, free output shardings."""
     made = xla_client.CompileOptions()
     made.num_replicas, made.num_partitions = 1, len(device_ids)
     build = made.executable_build_options
-    build.use_spmd_partitioning, build.use_shardy_partitioner = True, False
+    build.use_spmd_partitioning, build.use_shardy_partitioner = True, shardy
     build.allow_spmd_sharding_propagation_to_output = [True]
     build.device_assignment = xla_client.DeviceAssignment.create(np.array([device_ids]))
     made.env_option_overrides = list(flags.items())

@@ -137,7 +137,7 @@ def test_a_program_is_read_while_its_inputs_are_still_being_computed() -> None:
     printed = run_python(
         "-c",
         READING
-        + "print(len(programs.annotated([computing()]).proto) > 0)\n"
+        + "print(len(programs.annotated([computing()]).module) > 0)\n"
         + "print('HloModule' in programs.optimized_hlo([computing()]))\n",
         devices=2,
     )

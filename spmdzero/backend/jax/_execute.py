@@ -73,15 +73,26 @@ class Compilations:
         return self._kept[key]
 
     def lower(
-        self, graph: Graph, arrays: Sequence[Any], *, donated: tuple[int, ...], shardings: Any
+        self,
+        graph: Graph,
+        arrays: Sequence[Any],
+        *,
+        donated: tuple[int, ...],
+        shardings: Any,
+        platform: str | None = None,
     ) -> Any:
-        """The program, not yet compiled."""
+        """The program, not yet compiled.
+
+        Args:
+            platform: whose it is, such as ``"TPU"``; None for that of the devices.
+        """
         function = function_of(graph, self.mesh)
         with wide_numbers(), jax.default_matmul_precision("highest"):
             jitted = jax.jit(
                 function, donate_argnums=donated, out_shardings=list(shardings), keep_unused=True
             )
-            return jitted.lower(*arrays)
+            platforms = None if platform is None else (platform.lower(),)
+            return jitted.trace(*arrays).lower(lowering_platforms=platforms)
 
 
 compilations = Compilations()

@@ -47,6 +47,7 @@ class Value:
         space: where it lives.
         node, index: what makes it, None once it is computed.
         array: what the devices hold, None until then. A replica's has a leading dim of all devices.
+            Of a placeholder shape, dtype and sharding only.
         stand_in: whether it is an input without data; what is computed from one has it too.
         serial: later values have higher ones.
         holders: live tensors' cells that hold it.

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from spmdzero.backend.jax import _dispatch, _host
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._tensor import OWN, LazyTensor
-from spmdzero.backend.jax._values import Space
+from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax.mesh import ordered_shards
 
@@ -89,13 +89,18 @@ def sharding_of(tensor: torch.Tensor) -> str:
     value = value_of(tensor)
     if value.space is Space.REPLICA:
         return "{manual}"
+    sharding = sharding_in_jax(value)
+    return "" if sharding is None else hlo_sharding(sharding, len(value.shape))
+
+
+def sharding_in_jax(value: Value) -> Any:
+    """The annotation of a global value as JAX has it, None where there is none."""
     if value.array is not None:
-        return hlo_sharding(value.array.sharding, len(value.shape))
+        return value.array.sharding
     if value.node is not None and value.node.op.key[0] in _SHARDED:
         op: Any = value.node.op
-        spec = PartitionSpec(*op.spec)
-        return hlo_sharding(NamedSharding(op.mesh, spec), len(value.shape))
-    return ""
+        return NamedSharding(op.mesh, PartitionSpec(*op.spec))
+    return None
 
 
 def hlo_sharding(sharding: Any, ndim: int) -> str:

@@ -41,8 +41,9 @@ class DeviceMesh:
 
     @functools.cached_property
     def devices(self) -> jax.sharding.Mesh:
-        """The mesh as JAX has it."""
-        devices = np.array(jax.devices()[: self.spec.size]).reshape(self.spec.shape)
+        """The mesh as JAX has it; those of one process are beside each other, as its rows are."""
+        ordered = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+        devices = np.array(ordered[: self.spec.size]).reshape(self.spec.shape)
         return jax.sharding.Mesh(devices, self.spec.names)
 
     @property

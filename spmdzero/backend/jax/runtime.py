@@ -11,6 +11,7 @@ import jax
 import torch
 
 from spmdzero.backend._torus import Torus
+from spmdzero.backend.jax import _cluster
 from spmdzero.backend.jax._cells import cells, pending_values
 from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._execute import start as start_values
@@ -23,13 +24,14 @@ from spmdzero.plan import MeshSpec
 
 
 def start() -> None:
-    """Readies the devices; does nothing the second time.
+    """Readies the devices, those of other processes too; does nothing the second time.
 
     ``PJRT_DEVICE=CPU`` and ``CPU_NUM_DEVICES``, by which torch_xla is told of virtual CPU devices,
     tell JAX of them too, unless its own variables do or its devices were used before.
 
     Raises:
-        SpmdZeroRuntimeError: torch_xla is imported, whose tensors have the same device.
+        SpmdZeroRuntimeError: torch_xla is imported, whose tensors have the same device; or there
+            are other processes, and JAX's devices were used before.
     """
     _started()
 
@@ -49,6 +51,7 @@ def _started() -> None:
         # JAX refuses where its devices were used: their number is its user's then.
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", int(count))
+    _cluster.connect()
     register()
     # What is on the devices before an engine makes its own mesh is on all of them.
     DeviceMesh(MeshSpec((("fsdp", jax.device_count()),)))
@@ -89,7 +92,7 @@ def process_index() -> int:
 
 def rendezvous() -> str:
     """Where connected processes find each other: an `init_method` of torch.distributed."""
-    return "env://"
+    return _cluster.rendezvous()
 
 
 def platform() -> str:

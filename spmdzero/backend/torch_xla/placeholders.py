@@ -38,6 +38,6 @@ class Placeholders:
         proto, numbers = _private.annotated_program(outputs, inputs=self._inputs)
         shardings = zip(numbers, self._shardings, strict=True)
         return AnnotatedProgram(
-            proto=proto,
+            module=proto,
             input_shardings={number: sharding for number, sharding in shardings if number >= 0},
         )

@@ -26,7 +26,7 @@ __all__ = [
 
 def annotated(tensors: Sequence[torch.Tensor]) -> AnnotatedProgram:
     """The pending program that computes `tensors`, unoptimised."""
-    return AnnotatedProgram(proto=_private.annotated_program(tensors)[0])
+    return AnnotatedProgram(module=_private.annotated_program(tensors)[0])
 
 
 def placeholders() -> Placeholders:

@@ -43,7 +43,7 @@ def _compile(root: Path, digest: str, *, timeout: int) -> None:
     environment.pop("XLA_FLAGS", None)
     with tempfile.TemporaryDirectory() as scratch:
         told, made, hlo = (Path(scratch, name) for name in ("request", "made", "hlo"))
-        told.write_text(json.dumps({**request, "proto": str(program / "proto"), "hlo": str(hlo)}))
+        told.write_text(json.dumps({**request, "module": str(program / "module"), "hlo": str(hlo)}))
         start = time.monotonic()
         result: dict[str, Any] = {}
         try:

@@ -1,6 +1,6 @@
 """Where programs and what became of them are kept, so that a run goes on where another stopped.
 
-    programs/<hash>/proto, request      a program as XLA reads it, and how it is to be compiled
+    programs/<hash>/module, request     a program as XLA reads it, and how it is to be compiled
     programs/<hash>/result, hlo.gz      the compiler's account, and the optimised program
     rows/<size>.<case>.<topology>.<row>.json    the programs of a row, and what is known of it
 
@@ -15,21 +15,21 @@ from pathlib import Path
 from typing import Any
 
 
-def keep_program(root: Path, proto: bytes, request: dict[str, Any]) -> str:
+def keep_program(root: Path, module: bytes, request: dict[str, Any]) -> str:
     """Puts a program into the folder, and returns its hash."""
     told = json.dumps(request, sort_keys=True)
-    digest = hashlib.sha256(proto + told.encode()).hexdigest()[:32]
+    digest = hashlib.sha256(module + told.encode()).hexdigest()[:32]
     program = root / "programs" / digest
     program.mkdir(parents=True, exist_ok=True)
-    (program / "proto").write_bytes(proto)
+    (program / "module").write_bytes(module)
     (program / "request").write_text(told)
     return digest
 
 
-def keep_for_each(root: Path, proto: bytes, requests: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def keep_for_each(root: Path, module: bytes, requests: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """`keep_program` for each topology; what a writer answers for a step that is one program."""
     return {
-        topology: {"programs": [keep_program(root, proto, request)]}
+        topology: {"programs": [keep_program(root, module, request)]}
         for topology, request in requests.items()
     }
 

@@ -41,7 +41,7 @@ def measure(
         program = placeholders.program([loss, *step.states])
     told = {"input_shardings": dict(program.input_shardings)}
     asked = {topology: {**request, **told} for topology, request in requests.items()}
-    return folder.keep_for_each(Path(root), program.proto, asked)
+    return folder.keep_for_each(Path(root), program.module, asked)
 
 
 class _Step:

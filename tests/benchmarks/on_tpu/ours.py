@@ -58,6 +58,6 @@ def measure(
 def _kept(root: Path, ordered: Path, environment: dict[str, str]) -> str:
     request = json.loads((ordered / "request").read_text())
     # The paths of this machine.
-    del request["proto"], request["hlo"]
+    del request["module"], request["hlo"]
     request["environment"] = environment
-    return folder.keep_program(root, (ordered / "proto").read_bytes(), request)
+    return folder.keep_program(root, (ordered / "module").read_bytes(), request)

@@ -17,6 +17,7 @@ def request_of(topology: str, *, flags: bool) -> dict[str, Any]:
             **_aot.TORCH_XLA_FLAGS,
             **(flag_sets.flags_for(chips.chip.name) if flags else {}),
         },
+        "stablehlo": False,
         "input_shardings": {},
         "environment": dict(_aot._ENVIRONMENT),
     }

@@ -1,0 +1,42 @@
+"""Processes that a launcher started: the group that its variables describe."""
+
+import datetime
+import os
+import socket
+
+import torch.distributed as dist
+
+GLOO = "gloo"
+TIMEOUT = datetime.timedelta(minutes=int(os.environ.get("DEEPSPEED_TIMEOUT", "10")))
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def is_launched() -> bool:
+    """Whether a launcher's environment places this process, alone or among others."""
+    return all(name in os.environ for name in _VARIABLES)
+
+
+def has_peers() -> bool:
+    """Whether a launcher's environment names other processes."""
+    return is_launched() and os.environ["WORLD_SIZE"] != "1"
+
+
+def join_launched(timeout: datetime.timedelta = TIMEOUT) -> bool:
+    """Makes the gloo group of a launcher's processes, unless there is one.
+
+    Args:
+        timeout: of one collective.
+
+    Returns whether there are other processes.
+    """
+    if not dist.is_initialized():
+        if not has_peers():
+            return False
+        dist.init_process_group(GLOO, timeout=timeout)
+    return dist.get_world_size() > 1
+
+
+def own_host() -> str:
+    """In the first process, how the others reach its host."""
+    # By definition the launcher's variable names the host of the first process.
+    return os.environ.get("MASTER_ADDR") or socket.gethostbyname(socket.gethostname())

@@ -1,0 +1,97 @@
+"""How this process finds the others: by its launcher's variables, or as JAX detects a cluster."""
+
+import atexit
+import os
+import socket
+import sys
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+import torch.distributed as dist
+from jax.experimental import multihost_utils
+
+from spmdzero.backend._launched import is_launched, join_launched, own_host
+from spmdzero.backend._watch import watch
+from spmdzero.errors import SpmdZeroRuntimeError
+
+# JAX ends a process without a word of ours where another one's heartbeats stop for so long.
+_HEARTBEATS = 24 * 3600
+_LONGEST_ADDRESS = 256
+
+
+@atexit.register
+def _past_the_barrier() -> None:
+    """At the end of a process that failed: JAX would wait for the others, which wait for it."""
+    watched = watch()
+    if watched is not None and watched.failed:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def connect() -> None:
+    """Connects the devices of all processes, unless that was done, or this process is alone.
+
+    Raises:
+        SpmdZeroRuntimeError: JAX's devices were used before.
+    """
+    if jax.distributed.is_initialized():
+        return
+    if join_launched():
+        _initialize(
+            coordinator_address=_agreed_address(),
+            num_processes=dist.get_world_size(),
+            process_id=dist.get_rank(),
+            local_device_ids=[],
+        )
+    elif not is_launched():
+        with warnings.catch_warnings():
+            # Kubernetes is named there even where a single pod runs a notebook.
+            warnings.simplefilter("ignore", UserWarning)
+            try:
+                # One process drives all devices of its host, under Slurm and Open MPI too.
+                _initialize(local_device_ids=[])
+            except ValueError:
+                # JAX detects no cluster.
+                return
+
+
+def _initialize(**how: Any) -> None:
+    try:
+        jax.distributed.initialize(heartbeat_timeout_seconds=_HEARTBEATS, **how)
+    except RuntimeError as error:
+        if "must be called before" not in str(error):
+            raise
+        if how.keys() == {"local_device_ids"}:
+            # It is alone, or in a cluster that its user has not asked for.
+            return
+        raise SpmdZeroRuntimeError(
+            "JAX's devices were used before the processes were connected, so that this one would "
+            "train alone. Call spmdzero.init_distributed() first"
+        ) from error
+
+
+def _agreed_address() -> str:
+    """A free port of the first process, and its host, in every process."""
+    told = [_free_address() if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(told, src=0)
+    return told[0]
+
+
+def _free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return f"{own_host()}:{probe.getsockname()[1]}"
+
+
+def rendezvous() -> str:
+    """An `init_method` of torch.distributed for connected processes; every process calls it."""
+    told = np.zeros(_LONGEST_ADDRESS, np.uint8)
+    if jax.process_index() == 0:
+        address = _free_address().encode()
+        told[: len(address)] = np.frombuffer(address, np.uint8)
+    told = np.asarray(multihost_utils.broadcast_one_to_all(told))
+    address = told.tobytes().rstrip(b"\0").decode()
+    return f"tcp://{address}?rank={jax.process_index()}&world_size={jax.process_count()}"

@@ -1,0 +1,27 @@
+"""Trainings that are the same whatever hosts they are spread over."""
+
+from typing import Any
+
+STEPS = 50
+
+
+def _case(
+    stage: int = 2, *, dropout: float = 0.0, style: str = "", **config: Any
+) -> dict[str, Any]:
+    zero = {"zero_optimization": {"stage": stage}}
+    return {"steps": STEPS, "dropout": dropout, "style": style, "config": {**zero, **config}}
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "stage 0": _case(0),
+    "stage 1": _case(1),
+    "stage 2": _case(2),
+    "three calls": _case(2, style="three calls"),
+    "accumulation, stage 1": _case(1, gradient_accumulation_steps=3),
+    "accumulation, stage 2": _case(2, gradient_accumulation_steps=3, dropout=0.25),
+    "bf16": _case(2, bf16={"enabled": True}),
+    "fp16": _case(1, fp16={"enabled": True, "initial_scale_power": 8}),
+    "dropout": _case(2, dropout=0.25),
+    "explicit": _case(2, spmd={"reduction": "explicit"}),
+    "two axes": _case(2, spmd={"mesh": {"data": 2, "fsdp": 4}}, dropout=0.25),
+}

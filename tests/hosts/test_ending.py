@@ -1,0 +1,43 @@
+"""A host that dies, fails or freezes ends the others: with its name, and a status of their own."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from spmdzero.backend import processes
+from tests.hosts.hosts import hosts
+
+# Who waits for a runtime's own barrier takes minutes; a loaded machine starts slowly.
+SECONDS = 90
+WAYS = {
+    "killed": (-signal.SIGKILL, "connection"),
+    "raises": (1, "failed: ValueError: row 7 has no label"),
+    "freezes": (None, "no sign of life for 5 s"),
+}
+
+
+@pytest.mark.parametrize("host", [0, 1])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_others_end_and_name_it_and_the_newest_checkpoint(
+    way: str, host: int, tmp_path: Path
+) -> None:
+    own, reason = WAYS[way]
+    arguments = (way, str(host), str(tmp_path), "5")
+    with hosts("tests.hosts.ending", *arguments, count=3, devices=1) as started:
+        ending = started[host]
+        for other in started:
+            if other is ending:
+                continue
+            assert other.wait(SECONDS) == processes.STATUS, other.said()
+            out, errors = other.said()
+            assert "saved" in out
+            assert f"spmdzero: host {host} (" in errors
+            assert reason in errors
+            assert f"The newest complete checkpoint is {tmp_path}/global_step5" in errors
+        if own is None:
+            assert ending.process.poll() is None
+        else:
+            assert ending.wait(SECONDS) == own
+        if way == "raises":
+            assert "ValueError: row 7 has no label" in ending.said()[1]

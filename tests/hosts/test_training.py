@@ -1,0 +1,51 @@
+"""The same training on 1, 2, 4 and 8 hosts: losses, weights, random numbers."""
+
+from typing import Any
+
+import pytest
+
+from tests.hosts.cases import CASES
+from tests.hosts.hosts import run_hosts, told
+
+DEVICES = 8
+# One of each stage, the drawing of random numbers, both styles; the rest takes long.
+QUICK = ("stage 0", "three calls", "two axes")
+# Sums in another order, in fp32, over 50 steps.
+NEAR = 1e-6
+Results = list[dict[str, Any]]
+_known: dict[tuple[int, tuple[str, ...]], Results] = {}
+
+
+def trained(hosts: int, names: tuple[str, ...]) -> Results:
+    """What each of the hosts says of these cases."""
+    key = (hosts, names)
+    if key not in _known:
+        cases = {name: CASES[name] for name in names}
+        _known[key] = run_hosts(
+            "tests.hosts.training", told(cases), count=hosts, devices=DEVICES // hosts, timeout=1200
+        )
+    return _known[key]
+
+
+def assert_one_training(hosts: int, names: tuple[str, ...], name: str) -> None:
+    (alone,) = trained(1, names)
+    first, *others = trained(hosts, names)
+    assert len(others) == hosts - 1
+    assert all(other[name] == first[name] for other in others)
+    assert first[name]["world"] == DEVICES
+    assert first[name]["losses"] == pytest.approx(alone[name]["losses"], abs=NEAR, rel=0)
+    # These are sums of thousands of elements.
+    assert first[name]["weights"] == pytest.approx(alone[name]["weights"], abs=1e-4, rel=0)
+    assert len(set(first[name]["losses"])) > 10
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_two_hosts_train_as_one(name: str) -> None:
+    assert_one_training(2, QUICK, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hosts", [2, 4, 8])
+@pytest.mark.parametrize("name", CASES)
+def test_hosts_train_as_one(name: str, hosts: int) -> None:
+    assert_one_training(hosts, tuple(CASES), name)

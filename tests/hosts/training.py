@@ -1,0 +1,99 @@
+"""Trains one case after another and prints their losses: one host of some, or the only one."""
+
+import json
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import spmdzero
+from spmdzero.backend import runtime
+
+WIDTH, MICRO = 24, 2
+
+
+class Model(nn.Module):
+    """One weight that is split by a dim, one that is flattened, one that stays whole."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.wide = nn.Linear(WIDTH, 64)
+        self.dropout = nn.Dropout(dropout)
+        self.odd = nn.Linear(64, 61, bias=False)
+        self.last = nn.Linear(61, WIDTH)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        hidden = self.dropout(F.gelu(self.wide(x)))
+        return F.mse_loss(self.last(torch.tanh(self.odd(hidden))).float(), y)
+
+
+def config_of(case: dict[str, Any]) -> dict[str, Any]:
+    """The config of a case."""
+    config = {
+        "train_micro_batch_size_per_gpu": MICRO,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+        "zero_optimization": {"stage": 2},
+        "gradient_clipping": 1.0,
+        **case.get("config", {}),
+    }
+    return config | {"spmd": {"min_shard_elements": 128, **config.get("spmd", {})}}
+
+
+def rows(step: int) -> tuple[torch.Tensor, ...]:
+    """This host's rows of a micro-batch, of which all hosts together have the same everywhere."""
+    generator = torch.Generator().manual_seed(step)
+    mine = MICRO * runtime.local_device_count()
+    first = runtime.process_index() * mine
+    made = [
+        torch.randn(MICRO * runtime.device_count(), WIDTH, generator=generator) for _ in range(2)
+    ]
+    return tuple(tensor[first : first + mine] for tensor in made)
+
+
+def engine_of(case: dict[str, Any]) -> spmdzero.Engine:
+    """A new engine of a case."""
+    torch.manual_seed(case.get("seed", 0))
+    model = Model(case.get("dropout", 0.0))
+    return spmdzero.initialize(model=model, config=config_of(case))[0]
+
+
+def step_of(engine: spmdzero.Engine, step: int, case: dict[str, Any]) -> float:
+    """The mean loss of a step's micro-batches, by `train_batch` or by the three calls."""
+    count = engine.gradient_accumulation_steps()
+    batches = [rows(step * count + index) for index in range(count)]
+    if case.get("style") != "three calls":
+        return float(engine.train_batch(iter(batches)))
+    losses = []
+    for batch in batches:
+        loss = engine(*batch)
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return sum(losses) / count
+
+
+def result_of(case: dict[str, Any]) -> dict[str, Any]:
+    """What a host sees of a case."""
+    engine = engine_of(case)
+    if "load" in case:
+        engine.load_checkpoint(case["load"])
+    losses = []
+    for step in range(case.get("first", 0), case["steps"]):
+        losses.append(step_of(engine, step, case))
+        if step + 1 == case.get("save_after"):
+            engine.save_checkpoint(case["save"])
+    weights = {
+        name: p.detach().cpu().double().sum().item() for name, p in engine.module.named_parameters()
+    }
+    return {"losses": losses, "weights": weights, "world": engine.dp_world_size}
+
+
+def main() -> None:
+    cases = json.loads(sys.argv[1])
+    print(json.dumps({name: result_of(case) for name, case in cases.items()}))
+
+
+if __name__ == "__main__":
+    main()
