@@ -10,9 +10,10 @@ from spmdzero.backend import programs
 _STEPS = 6
 # The latest of them, whose programs are compared.
 _COMPARED = 2
-_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%\S+ = (\S+) ([\w-]+)\(([^%)]*).*", re.MULTILINE)
+# Names have a % before them in the text of one version of XLA, in another's they don't.
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?\S+ = (\S+) ([\w-]+)\(([^%)]*).*", re.MULTILINE)
 _SOURCE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
-_NAME = re.compile(r"(%[\w-]+)\.\d+")
+_NAME = re.compile(r"(%?\b[A-Za-z_][\w-]*)\.\d+")
 _METADATA = re.compile(r", metadata=\{[^}]*\}")
 _LIBRARY = re.compile(r".*/site-packages/")
 _SLICES = ("slice", "dynamic-slice", "gather")
@@ -132,7 +133,7 @@ def _operation(line: str) -> str:
 
 def _shape(line: str) -> str:
     """Of what a slice is taken from, of others their own."""
-    found = re.search(r"\((\S+) %" if _operation(line) in _SLICES else r" = (\S+) ", line)
+    found = re.search(r"\((\S+) %?" if _operation(line) in _SLICES else r" = (\S+) ", line)
     return found[1].split("{")[0] if found else "a tensor"
 
 

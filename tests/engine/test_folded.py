@@ -95,7 +95,7 @@ def test_the_compiled_program_is_that_of_a_traced_step(
         counts.append(Counter(re.findall(r"= \S+ ([a-z-]+)\(", text)))
     traced, folded = counts
     # A recomputed forward would have more products, a lost annotation other collectives.
-    assert traced["dot"] > 10
+    assert traced["dot"] >= 8
     for operation in ("dot", "fusion", "all-reduce", "all-gather", "reduce-scatter", "exponential"):
         assert folded[operation] == traced[operation], operation
 

@@ -11,7 +11,7 @@ from tests.support.engines import one_call, start, three_calls
 from tests.support.processes import run_python
 
 # What torch refuses of every XLA tensor, in its own words.
-FOREIGN = {"asarray", "dlpack", "storage", "untyped_storage"}
+FOREIGN = {"asarray", "data_ptr", "dlpack", "storage", "untyped_storage"}
 # An output that is a scalar has no rows.
 SCALAR = {"slice", "len", "empty"}
 

@@ -98,24 +98,31 @@ class Compilations:
 compilations = Compilations()
 
 
-def start(roots: Sequence[Value]) -> None:
+def start(roots: Sequence[Value], *, donate: bool = True) -> list[Value]:
     """Computes values, and what they stand for is on the devices from then on.
 
-    An input that no tensor holds any more gives its memory away.
+    Args:
+        roots: the values.
+        donate: whether an input that no tensor holds any more gives its memory away. No operation
+            that stays pending may need it then.
+
+    Returns:
+        what they were computed from.
     """
     unique = {id(root): root for root in roots if root.node is not None}
     if not unique:
-        return
+        return []
     wanted = list(unique.values())
     graph, leaves = Graph.of(wanted)
     shardings = marked_spec(graph, compilations.mesh)
     arrays = [leaf.array for leaf in leaves]
-    donated = donated_inputs(graph, leaves, shardings)
+    donated = donated_inputs(graph, leaves, shardings) if donate else ()
     program = compilations.executable(graph, arrays, donated=donated, shardings=shardings)
     for value, array in zip(wanted, program.compiled(*arrays), strict=True):
         value.array, value.node = array, None
     for place in donated:
         leaves[place].array = None
+    return leaves
 
 
 def donated_inputs(

@@ -88,6 +88,8 @@ def _on_cpu_first(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
 
     @functools.wraps(make)
     def made(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        if isinstance(data, list | tuple):
+            data = _read(data)
         if device is None or torch.device(device).type != DEVICE.type:
             return make(data, *args, device=device, **kwargs)
         trained = kwargs.pop("requires_grad", False)
@@ -95,6 +97,13 @@ def _on_cpu_first(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
         return moved.requires_grad_() if trained else moved
 
     return made
+
+
+def _read(data: Any) -> Any:
+    """Numbers of lists with those of tensors on the devices read."""
+    if isinstance(data, list | tuple):
+        return [_read(item) for item in data]
+    return data.detach().cpu() if isinstance(data, LazyTensor) else data
 
 
 def _with_index(move: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

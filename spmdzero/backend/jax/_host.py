@@ -95,8 +95,16 @@ def fetched(value: Value) -> torch.Tensor:
 
 def compute(value: Value) -> None:
     """Has the devices compute a value, and what else waits for the same operations."""
-    if value.node is not None:
+    if value.node is None:
+        return
+    if not traffic.uploads:
         start([*pending_values(), value])
+        return
+    # What is being traced stays pending, or it would be no part of the program.
+    leaves = start([value], donate=False)
+    for uploads in traffic.uploads:
+        if all(leaf.serial in uploads for leaf in leaves):
+            uploads.add(value.serial)
         generator.advance()
 
 

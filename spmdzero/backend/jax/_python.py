@@ -9,6 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from spmdzero.backend.jax._dispatch import dispatched, read, replace, value_of
 from spmdzero.backend.jax._tensor import DEVICE, LazyTensor, hooks
+from spmdzero.backend.replica import in_region
 
 _Tensor = torch.Tensor
 Answer = Callable[..., Any]
@@ -150,6 +151,14 @@ def _item(tensor: torch.Tensor) -> Any:
     if tensor.numel() != 1:
         raise RuntimeError(f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar")
     return dispatched(torch.ops.aten._local_scalar_dense.default, (tensor.reshape(()),), {})
+
+
+@_answer(_Tensor.__format__)
+def _format(tensor: torch.Tensor, spec: str) -> str:
+    # torch formats the number of a tensor of its own class only. Replicas have one each.
+    if tensor.dim() or (in_region() and not spec):
+        return object.__format__(tensor, spec)
+    return format(_item(tensor), spec)
 
 
 @_answer(F.scaled_dot_product_attention)

@@ -6,6 +6,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from spmdzero._user_line import user_line
 from spmdzero.backend.jax import _host
 from spmdzero.backend.jax._dispatch import fetch, value_of
+from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._tensor import LazyTensor, hooks
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax.mesh import DeviceMesh
@@ -57,15 +58,14 @@ def _read(tensor: torch.Tensor) -> torch.Tensor | None:
 def _text(tensor: LazyTensor) -> str:
     """`repr(tensor)`: reads a global one, shows what each replica has of another."""
     with torch.no_grad(), _disable_current_modes():
-        value = value_of(tensor)
-        if value.stand_in:
+        if value_of(tensor).stand_in and compilations.tracing_only:
             return (
                 f"tensor without data (shape={list(tensor.shape)}, dtype={tensor.dtype}, "
                 f"device={str(tensor.device)!r})"
             )
-        if value.space is Space.REPLICA:
-            with reads_are_global():
-                return shown_values(tensor, read_stacked(tensor, _meshes[0]), repr)
+        values = _values(tensor)
+        if values is not None:
+            return shown_values(tensor, values, repr)
         shown = repr(fetch(tensor))[:-1]
     grad = ", requires_grad=True" if tensor.requires_grad else ""
     text = f"{shown}, device={str(tensor.device)!r}{grad})"
