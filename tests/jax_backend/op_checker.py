@@ -10,7 +10,7 @@ from torch._decomp import core_aten_decompositions
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from spmdzero.backend.jax.ops import jax_dtype, lowering
+from spmdzero.backend.jax.ops import UnsupportedError, jax_dtype, lowering
 
 DECOMPOSITIONS = core_aten_decompositions()
 if hasattr(jax, "enable_x64"):
@@ -219,7 +219,7 @@ class Checker(TorchDispatchMode):
         theirs = func(*args, **kwargs)
         try:
             ours = by_jax(function, args, kwargs)
-        except NotImplementedError as error:
+        except UnsupportedError as error:
             self.dynamic.add(f"{name}: {error}")
             return
         except Exception as error:

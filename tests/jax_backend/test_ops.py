@@ -162,6 +162,11 @@ DIRECT = {
     "fmod.Scalar": [(I64, -4), (F32, 0.3)],
     "imag": [(COMPLEX,)],
     "lift": [(F32,)],
+    "linalg_cholesky_ex": [(torch.tensor([[4.0, 2.0], [2.0, 1 - x]]),) for x in (0.5, 2.0)],
+    "linalg_inv_ex": [(torch.tensor([[4.0, 2.0], [2.0, 2.0]]),)],
+    "linalg_lu_factor_ex": [
+        (torch.tensor([[4.0, x, 1.0], [2.0, 1.0, 3.0], [0.0, 0.0, 1.0]]),) for x in (2.0, 3.0)
+    ],
     "lift_fresh_copy": [(F32,)],
     "linear": [(F32, F32, CHANNEL)],
     "real": [(COMPLEX,)],

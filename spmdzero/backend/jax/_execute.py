@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from spmdzero.backend.jax._blame import UnloweredError, blamed
 from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._program import function_of, marked_spec
 from spmdzero.backend.jax._values import Value
@@ -75,13 +76,20 @@ class Compilations:
     def lower(
         self, graph: Graph, arrays: Sequence[Any], *, donated: tuple[int, ...], shardings: Any
     ) -> Any:
-        """The program, not yet compiled."""
+        """The program, not yet compiled.
+
+        Raises:
+            SpmdZeroRuntimeError: JAX can't lower it; names the operation.
+        """
         function = function_of(graph, self.mesh)
         with wide_numbers(), jax.default_matmul_precision("highest"):
             jitted = jax.jit(
                 function, donate_argnums=donated, out_shardings=list(shardings), keep_unused=True
             )
-            return jitted.lower(*arrays)
+            try:
+                return jitted.lower(*arrays)
+            except Exception as error:
+                raise blamed(graph, error) from error
 
 
 compilations = Compilations()
@@ -91,6 +99,9 @@ def start(roots: Sequence[Value]) -> None:
     """Computes values, and what they stand for is on the devices from then on.
 
     An input that no tensor holds any more gives its memory away.
+
+    Raises:
+        SpmdZeroRuntimeError: JAX can't lower one.
     """
     unique = {id(root): root for root in roots if root.node is not None}
     if not unique:
@@ -100,7 +111,13 @@ def start(roots: Sequence[Value]) -> None:
     shardings = marked_spec(graph, compilations.mesh)
     arrays = [leaf.array for leaf in leaves]
     donated = donated_inputs(graph, leaves, shardings)
-    program = compilations.executable(graph, arrays, donated=donated, shardings=shardings)
+    try:
+        program = compilations.executable(graph, arrays, donated=donated, shardings=shardings)
+    except UnloweredError as error:
+        # Who asks for them is told again; the others are computed the next time.
+        for place in error.outputs:
+            wanted[place].failed = True
+        raise
     for value, array in zip(wanted, program.compiled(*arrays), strict=True):
         value.array, value.node = array, None
     for place in donated:
