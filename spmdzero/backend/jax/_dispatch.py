@@ -1,5 +1,6 @@
 """What is recorded of an operation of lazy tensors, below autograd."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,11 +12,12 @@ from spmdzero._user_line import user_line
 from spmdzero.backend.jax import _host
 from spmdzero.backend.jax._cells import Cell
 from spmdzero.backend.jax._functional import functional
-from spmdzero.backend.jax._lowered import require_lowering
+from spmdzero.backend.jax._lowered import made_by, require_lowering
 from spmdzero.backend.jax._operations import AtenOp, identity
 from spmdzero.backend.jax._tensor import LazyTensor, hooks, meta_of, over
 from spmdzero.backend.jax._values import Value, record
 from spmdzero.backend.jax._views import UnwritableViewError, ViewStep, written
+from spmdzero.backend.jax.ops import UnsupportedError
 from spmdzero.backend.replica import KNOWN_DRAWS
 from spmdzero.errors import ReplicaRegionError, SpmdZeroRuntimeError
 
@@ -179,6 +181,12 @@ def meta_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     try:
         return func(*margs, **mkwargs)
     except NotImplementedError as error:
+        op = AtenOp.of(func)
+        if op is not None:
+            # Torch has no meta kernel of some operations: JAX says their shapes, if it can.
+            with contextlib.suppress(UnsupportedError):
+                made = made_by(op, *_map(args, kwargs, torch.Tensor, value_of))
+                return made if len(func._schema.returns) > 1 else made[0]
         raise ReplicaRegionError(
             f"{user_line()}: {func} makes a tensor whose shape depends on data, and a compiled "
             "program has the same shapes for any. Use torch.where or a mask of the same shape"

@@ -10,7 +10,7 @@ import torch
 from spmdzero._user_line import user_line
 from spmdzero.backend.jax._values import Value, swap_values
 from spmdzero.backend.jax._versions import wide_numbers
-from spmdzero.backend.jax.ops import UnsupportedError, jax_dtype
+from spmdzero.backend.jax.ops import UnsupportedError, jax_dtype, torch_dtype
 from spmdzero.errors import SpmdZeroRuntimeError
 
 Form = tuple[Sequence[int], torch.dtype]
@@ -20,8 +20,13 @@ _known: set[Any] = set()
 _MOST = 1 << 16
 
 
-def lowered(op: Any, args: Any, kwargs: Any, forms: Sequence[Form]) -> list[Any]:
+def lowered(op: Any, args: Any, kwargs: Any, forms: Sequence[Form] | None) -> list[Any]:
     """The results of an operation of arrays, of the shapes and dtypes that torch says.
+
+    Args:
+        op: the operation.
+        args, kwargs: what it takes.
+        forms: of each result; None where torch doesn't know.
 
     Raises:
         UnsupportedError: it makes others.
@@ -30,6 +35,8 @@ def lowered(op: Any, args: Any, kwargs: Any, forms: Sequence[Form]) -> list[Any]
     # A gradient that nobody asked for is None, in torch too.
     results: list[Any] = [*made] if isinstance(made, list | tuple) else [made]
     results = [result for result in results if result is not None]
+    if forms is None:
+        return [jnp.asarray(result) for result in results]
     return [
         _as_torch_says(op, shape, dtype, result)
         for (shape, dtype), result in zip(forms, results, strict=False)
@@ -49,6 +56,26 @@ def _as_torch_says(op: Any, shape: Sequence[int], dtype: torch.dtype, result: An
         )
     wanted = jax_dtype(dtype)
     return result if result.dtype == wanted else result.astype(wanted)
+
+
+def made_by(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A meta tensor like each result of an operation, of which torch doesn't know them.
+
+    Raises:
+        UnsupportedError: it can't be computed as it is called.
+        SpmdZeroRuntimeError: JAX can't trace it.
+    """
+    try:
+        with wide_numbers():
+            function, shapes = alone(op, (args, dict(kwargs)), None, swap_values)
+            made = jax.eval_shape(function, *shapes)
+    except UnsupportedError:
+        raise
+    except Exception as error:
+        raise SpmdZeroRuntimeError(f"{user_line()}: {refusal(op, error)}") from error
+    return tuple(
+        torch.empty(result.shape, dtype=torch_dtype(result.dtype), device="meta") for result in made
+    )
 
 
 def require_lowering(
@@ -86,14 +113,14 @@ def refusal(op: Any, error: Exception) -> str:
 
 
 def alone(
-    op: Any, given: Any, forms: Sequence[Form], swap: Callable[[Any, Any], Any]
+    op: Any, given: Any, forms: Sequence[Form] | None, swap: Callable[[Any, Any], Any]
 ) -> tuple[Callable[..., list[Any]], list[Any]]:
     """A function of arrays that computes an operation, and the forms of the arrays.
 
     Args:
         op: the operation.
         given: its arguments, and those by name.
-        forms: shape and dtype of each result.
+        forms: as of `lowered`.
         swap: puts something in the place of each tensor in `given`.
     """
     shapes: list[Any] = []

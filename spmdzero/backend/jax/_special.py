@@ -61,6 +61,11 @@ def _check_errors(*_: Any, **__: Any) -> None:
     return None
 
 
+@special(_aten.allclose.default)
+def _allclose(one: torch.Tensor, other: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
+    return bool(dispatched(_aten.isclose.default, (one, other, *args), kwargs).all().item())
+
+
 @special(_aten.set_.source_Tensor)
 def _set(tensor: LazyTensor, source: LazyTensor) -> torch.Tensor:
     tensor.cell, tensor.steps = source.cell, source.steps

@@ -127,6 +127,36 @@ def lu(a: Any, *, pivot: bool = True) -> tuple[Any, Any, Any]:
     return rows.astype(a.dtype), _lower(factors, k), jnp.triu(factors[..., :k, :])
 
 
+@lowers("lu_unpack")
+def lu_unpack(
+    lu_data: Any, lu_pivots: Any, unpack_data: bool = True, unpack_pivots: bool = True
+) -> tuple[Any, Any, Any]:
+    """The permutation and the two factors of an LU; empty what is not asked for."""
+    rows, none = lu_data.shape[-2], jnp.zeros((0,), lu_data.dtype)
+    k = min(lu_data.shape[-2:])
+    order = none
+    if unpack_pivots:
+        permutation = lax.linalg.lu_pivots_to_permutation(lu_pivots - 1, rows)
+        order = permutation[..., None, :] == jnp.arange(rows)[:, None]
+    if not unpack_data:
+        return order.astype(lu_data.dtype), none, none
+    return order.astype(lu_data.dtype), _lower(lu_data, k), jnp.triu(lu_data[..., :k, :])
+
+
+@lowers("linalg_householder_product")
+@exact
+def householder_product(self: Any, tau: Any) -> Any:
+    """The orthogonal matrix of these reflections."""
+    return lax.linalg.householder_product(self, tau)
+
+
+@lowers("linalg_eig")
+@exact
+def eig(self: Any) -> tuple[Any, Any]:
+    """The eigenvalues and vectors of a matrix without symmetry."""
+    return tuple(jnp.linalg.eig(self))
+
+
 def _triangular(
     a: Any, b: Any, *, left: bool, lower: bool, turn: bool = False, unit: bool = False
 ) -> Any:
