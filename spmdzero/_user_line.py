@@ -1,5 +1,6 @@
 """Where in the user's code Python is, for errors and findings."""
 
+import functools
 import os
 import sys
 from collections.abc import Iterator
@@ -34,6 +35,17 @@ def user_line(owner: nn.Module | None = None, *, otherwise: str = "in the forwar
     return f"{line} (in {'submodule ' + repr(module) if module else 'the model'})"
 
 
+def user_place() -> tuple[str, int] | None:
+    """File and line of `user_line`, in a microsecond or two; None where no user's code runs."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if _is_users_file(file):
+            return file, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
 def called_by_library(function: str, folder: Path) -> bool:
     """Whether a function of that name, of a file below `folder`, runs above the user's code."""
     for frame in _frames():
@@ -54,7 +66,11 @@ def _frames() -> Iterator[FrameType]:
 
 
 def _is_users(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
+    return _is_users_file(frame.f_code.co_filename)
+
+
+@functools.cache
+def _is_users_file(file: str) -> bool:
     pythons = file.startswith(_PYTHON) and "site-packages" not in file
     return not (pythons or file.startswith(_LIBRARIES))
 

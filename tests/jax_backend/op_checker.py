@@ -10,7 +10,7 @@ from torch._decomp import core_aten_decompositions
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from spmdzero.backend.jax.ops import jax_dtype, lowering
+from spmdzero.backend.jax.ops import UnsupportedError, jax_dtype, lowering
 
 DECOMPOSITIONS = core_aten_decompositions()
 if hasattr(jax, "enable_x64"):
@@ -32,10 +32,23 @@ TOLERANCE = {
 }
 
 # Near the poles of the negative integers what is left of x - n is its last bits.
-LOOSE = {"aten.polygamma.default": (2e-2, 2e-3)}
+LOOSE = {
+    "aten.polygamma.default": (2e-2, 2e-3),
+    # In float32 torch's own kernel is 4e-5 away from what it computes in float64, this 6e-6: see
+    # test_the_gradient_of_ctc_is_nearer_to_torchs_in_float64.
+    "aten._ctc_loss_backward.default": (2e-4, 2e-4),
+    "aten._ctc_loss_backward.Tensor": (2e-4, 2e-4),
+}
 
 # Torch squares the matrix in bfloat16 again and again, and so does what it rounds.
-INCOMPARABLE = {("aten.linalg_matrix_exp.default", torch.bfloat16)}
+# It keeps coordinates in bfloat16 too, where they have no more than 8 bits.
+INCOMPARABLE = {
+    ("aten.linalg_matrix_exp.default", torch.bfloat16),
+    ("aten.grid_sampler_2d.default", torch.bfloat16),
+    ("aten.grid_sampler_2d_backward.default", torch.bfloat16),
+    ("aten.grid_sampler_3d.default", torch.bfloat16),
+    ("aten.grid_sampler_3d_backward.default", torch.bfloat16),
+}
 
 # What JAX has too: not complex32, nor what is quantized.
 DTYPES = {
@@ -81,6 +94,14 @@ COMPARED = {
     "aten._linalg_svd.default": (1,),
     "aten._linalg_eigh.default": (0,),
     "aten.linalg_qr.default": (),
+    "aten.linalg_eig.default": (0,),
+    # The others are for a gradient of the same backend's.
+    "aten._embedding_bag.default": (0,),
+    "aten._embedding_bag_forward_only.default": (0,),
+    "aten._ctc_loss.default": (0,),
+    "aten._ctc_loss.Tensor": (0,),
+    # LAPACK's drivers say more or less.
+    "aten.linalg_lstsq.default": (0,),
 }
 
 
@@ -219,7 +240,7 @@ class Checker(TorchDispatchMode):
         theirs = func(*args, **kwargs)
         try:
             ours = by_jax(function, args, kwargs)
-        except NotImplementedError as error:
+        except UnsupportedError as error:
             self.dynamic.add(f"{name}: {error}")
             return
         except Exception as error:

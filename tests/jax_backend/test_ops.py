@@ -23,7 +23,7 @@ with warnings.catch_warnings():
     from torch.testing._internal.common_methods_invocations import op_db
 
 from spmdzero.backend.jax.ops import table
-from tests.jax_backend.op_checker import Checker, difference, to_jax, x64
+from tests.jax_backend.op_checker import Checker, by_jax, difference, to_jax, to_torch, x64
 
 pytestmark = [
     # The samples are torch's: what they warn of is none of ours.
@@ -162,6 +162,10 @@ DIRECT = {
     "fmod.Scalar": [(I64, -4), (F32, 0.3)],
     "imag": [(COMPLEX,)],
     "lift": [(F32,)],
+    "linalg_inv_ex": [(torch.tensor([[4.0, 2.0], [2.0, 2.0]]),)],
+    "linalg_lu_factor_ex": [
+        (torch.tensor([[4.0, x, 1.0], [2.0, 1.0, 3.0], [0.0, 0.0, 1.0]]),) for x in (2.0, 3.0)
+    ],
     "lift_fresh_copy": [(F32,)],
     "linear": [(F32, F32, CHANNEL)],
     "real": [(COMPLEX,)],
@@ -238,6 +242,39 @@ def test_products_in_an_output_dtype_of_their_own():
         batch = entries["aten.bmm.dtype"](to_jax(a[None]), to_jax(a.T[None]), torch.float32)
     assert difference(ours, a.float() @ a.float().T) is None
     assert difference(batch[0], a.float() @ a.float().T) is None
+
+
+def test_the_gradient_of_ctc_is_nearer_to_torchs_in_float64():
+    torch.manual_seed(0)
+    log_probs = torch.randn(50, 16, 20).log_softmax(2)
+    targets, lengths = torch.randint(1, 20, (16, 30)), torch.randint(10, 30, (16,)).tolist()
+    given = (targets, [50] * 16, lengths)
+    gradient = _overload("_ctc_loss_backward")
+
+    def arguments(log_probs):
+        loss, alpha = _overload("_ctc_loss")(log_probs, *given, 0, True)
+        return torch.ones_like(loss), log_probs, *given, loss, alpha, 0, True
+
+    exact = gradient(*arguments(log_probs.double()))
+    mine = by_jax(table()["aten._ctc_loss_backward.default"], arguments(log_probs), {})
+    mine, theirs = to_torch(mine, torch.float32), gradient(*arguments(log_probs))
+    assert (mine - exact).abs().max() < (theirs - exact).abs().max()
+
+
+def test_a_matrix_without_a_cholesky_factor_is_said_to_have_none():
+    matrices = torch.tensor([[[4.0, 2.0], [2.0, 2.0]], [[4.0, 2.0], [2.0, 0.5]]])
+    _, ours = by_jax(table()["aten.linalg_cholesky_ex.default"], (matrices,), {})
+    _, theirs = torch.linalg.cholesky_ex(matrices)
+    assert torch.equal(to_torch(ours, torch.int32), theirs)
+
+
+def test_polygamma_has_its_poles():
+    x = torch.tensor([-2.0, -1.0, -0.0, 0.0])
+    for n in (1, 2, 3):
+        ours = by_jax(table()["aten.polygamma.default"], (n, x), {})
+        # Torch's trigamma is large there, by what is left of the sine of a whole number of pi.
+        expected = torch.full((4,), torch.inf) if n == 1 else torch.polygamma(n, x)
+        assert torch.equal(to_torch(ours, torch.float32), expected)
 
 
 def test_every_entry_was_exercised(capsys):

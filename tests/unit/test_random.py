@@ -50,6 +50,7 @@ DRAWS: dict[str, tuple[Function, float, float]] = {
     "bernoulli, p": (lambda x: torch.bernoulli(x, 0.3), 0.3, 0.21),
     "bernoulli_": (lambda x: like(x).bernoulli_(0.3), 0.3, 0.21),
     "dropout": (lambda x: F.dropout(x + 1, 0.2), 1, 0.25),
+    "rrelu": (lambda x: F.rrelu(x - 1, 0.0, 1.0, training=True), -1 / 2, 1 / 12),
     "multinomial": (
         lambda x: torch.multinomial(x[:, :3] + 1, x.shape[1], replacement=True).float(),
         1,
@@ -255,7 +256,6 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "uniform_": (lambda x: like(x).uniform_(generator=torch.Generator()), "torch.manual_seed"),
     "poisson": (torch.poisson, "does not know how to make them differ"),
     "cauchy_": (lambda x: like(x).cauchy_(), "does not know how to make them differ"),
-    "rrelu": (lambda x: F.rrelu(x, training=True), "does not know how to make them differ"),
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ if not (os.path.exists("/dev/accel0") or os.path.exists("/dev/vfio/0")):
 
 # They are imported for what they register: what Python calls of a tensor ask of its device, and
 # what is answered in another way than by a record.
-from spmdzero.backend.jax import _python, _random, _special  # noqa: F401
+from spmdzero.backend.jax import _python, _random, _special, _strided  # noqa: F401
 from spmdzero.backend.jax._backend import JAX as BACKEND
 
 __all__ = ["BACKEND"]

@@ -13,12 +13,13 @@ class Cell:
 
     Attributes:
         writes: how often it was written.
+        stride: of the storage that torch believes it to be; None for a contiguous one.
     """
 
-    __slots__ = ("__weakref__", "_value", "writes")
+    __slots__ = ("__weakref__", "_value", "stride", "writes")
 
-    def __init__(self, value: Value) -> None:
-        self._value, self.writes = value, 0
+    def __init__(self, value: Value, stride: tuple[int, ...] | None = None) -> None:
+        self._value, self.writes, self.stride = value, 0, stride
         value.holders += 1
         _cells.add(self)
 
@@ -46,11 +47,12 @@ def cells() -> Iterator[Cell]:
 def pending_values() -> list[Value]:
     """What live tensors hold and is not started, each once, in the order in which it was made.
 
-    What is computed from an input without data can't be started and is left out.
+    What is computed from an input without data can't be started and is left out, and so is what
+    failed.
     """
     found = {
         id(cell.value): cell.value
         for cell in _cells
-        if cell.value.node is not None and not cell.value.stand_in
+        if cell.value.node is not None and not (cell.value.stand_in or cell.value.failed)
     }
     return sorted(found.values(), key=lambda value: value.serial)

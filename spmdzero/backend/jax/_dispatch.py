@@ -1,7 +1,8 @@
 """What is recorded of an operation of lazy tensors, below autograd."""
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +12,12 @@ from spmdzero._user_line import user_line
 from spmdzero.backend.jax import _host
 from spmdzero.backend.jax._cells import Cell
 from spmdzero.backend.jax._functional import functional
+from spmdzero.backend.jax._lowered import made_by, require_lowering
 from spmdzero.backend.jax._operations import AtenOp, identity
 from spmdzero.backend.jax._tensor import LazyTensor, hooks, meta_of, over
 from spmdzero.backend.jax._values import Value, record
 from spmdzero.backend.jax._views import UnwritableViewError, ViewStep, written
+from spmdzero.backend.jax.ops import UnsupportedError
 from spmdzero.backend.replica import KNOWN_DRAWS
 from spmdzero.errors import ReplicaRegionError, SpmdZeroRuntimeError
 
@@ -103,8 +106,14 @@ def compute(func: Any, *args: Any, **kwargs: Any) -> Any:
         return list(map(value_of, made)) if isinstance(made, list | tuple) else value_of(made)
     made = meta_result(func, *given)
     metas = made if isinstance(made, list | tuple) else [made]
-    outputs = record(op, args, kwargs, [(tuple(m.shape), m.dtype) for m in metas])
+    outputs = _noted(op, args, kwargs, metas)
     return list(outputs) if isinstance(made, list | tuple) else outputs[0]
+
+
+def _noted(op: AtenOp, args: Any, kwargs: Any, metas: Sequence[Any]) -> tuple[Value, ...]:
+    forms = [(tuple(meta.shape), meta.dtype) for meta in metas]
+    require_lowering(op, args, kwargs, forms)
+    return record(op, args, kwargs, forms)
 
 
 def recorded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -121,7 +130,7 @@ def recorded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         metas = [m if wanted else None for m, wanted in zip(metas, asked, strict=True)]
     present = [m for m in metas if isinstance(m, torch.Tensor)]
     values = _map(args, kwargs, torch.Tensor, value_of)
-    outputs = iter(record(op, *values, [(tuple(m.shape), m.dtype) for m in present]))
+    outputs = iter(_noted(op, *values, present))
     results = [over(next(outputs), m) if isinstance(m, torch.Tensor) else m for m in metas]
     return type(made)(results) if isinstance(made, list | tuple) else results[0]
 
@@ -172,6 +181,12 @@ def meta_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     try:
         return _as_asked(func, args, func(*margs, **mkwargs))
     except NotImplementedError as error:
+        op = AtenOp.of(func)
+        if op is not None:
+            # Torch has no meta kernel of some operations: JAX says their shapes, if it can.
+            with contextlib.suppress(UnsupportedError):
+                made = made_by(op, *_map(args, kwargs, torch.Tensor, value_of))
+                return made if len(func._schema.returns) > 1 else made[0]
         raise ReplicaRegionError(
             f"{user_line()}: {func} makes a tensor whose shape depends on data, and a compiled "
             "program has the same shapes for any. Use torch.where or a mask of the same shape"
@@ -193,9 +208,9 @@ def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     source = args[0]
     if not isinstance(source, LazyTensor):
         return recorded(func, args, kwargs)
-    made = meta_result(func, args, kwargs)
+    made, offset = meta_result(func, args, kwargs), int(source.storage_offset())
     if func in _ALIASES:
-        return LazyTensor(source.cell, source.steps, made)
+        return LazyTensor(source.cell, source.steps, made, offset)
     several = isinstance(made, list | tuple)
     results = []
     for place, meta in enumerate(made if several else [made]):
@@ -203,7 +218,7 @@ def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             func, args[1:], kwargs, place if several else None,
             tuple(source.shape), tuple(meta.shape), source.dtype,
         )  # fmt: skip
-        results.append(LazyTensor(source.cell, (*source.steps, step), meta))
+        results.append(LazyTensor(source.cell, (*source.steps, step), meta, offset))
     return type(made)(results) if several else results[0]
 
 
@@ -282,4 +297,4 @@ def copied(value: Value) -> Value:
 
 def replace(tensor: LazyTensor, value: Value) -> None:
     """Makes `tensor` alone hold `value`, of its shape and dtype."""
-    tensor.cell, tensor.steps = Cell(value), ()
+    tensor.cell, tensor.steps = Cell(value, tensor.stride()), ()

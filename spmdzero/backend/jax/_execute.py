@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from spmdzero.backend.jax._blame import UnloweredError, blamed
 from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._program import function_of, marked_spec
 from spmdzero.backend.jax._values import Value
@@ -85,6 +86,9 @@ class Compilations:
 
         Args:
             platform: whose it is, such as ``"TPU"``; None for that of the devices.
+
+        Raises:
+            SpmdZeroRuntimeError: JAX can't lower it; names the operation.
         """
         function = function_of(graph, self.mesh)
         with wide_numbers(), jax.default_matmul_precision("highest"):
@@ -92,7 +96,10 @@ class Compilations:
                 function, donate_argnums=donated, out_shardings=list(shardings), keep_unused=True
             )
             platforms = None if platform is None else (platform.lower(),)
-            return jitted.trace(*arrays).lower(lowering_platforms=platforms)
+            try:
+                return jitted.trace(*arrays).lower(lowering_platforms=platforms)
+            except Exception as error:
+                raise blamed(graph, error) from error
 
 
 compilations = Compilations()
@@ -108,6 +115,9 @@ def start(roots: Sequence[Value], *, donate: bool = True) -> list[Value]:
 
     Returns:
         what they were computed from.
+
+    Raises:
+        SpmdZeroRuntimeError: JAX can't lower one.
     """
     unique = {id(root): root for root in roots if root.node is not None}
     if not unique:
@@ -117,7 +127,13 @@ def start(roots: Sequence[Value], *, donate: bool = True) -> list[Value]:
     shardings = marked_spec(graph, compilations.mesh)
     arrays = [leaf.array for leaf in leaves]
     donated = donated_inputs(graph, leaves, shardings) if donate else ()
-    program = compilations.executable(graph, arrays, donated=donated, shardings=shardings)
+    try:
+        program = compilations.executable(graph, arrays, donated=donated, shardings=shardings)
+    except UnloweredError as error:
+        # Who asks for them is told again; the others are computed the next time.
+        for place in error.outputs:
+            wanted[place].failed = True
+        raise
     for value, array in zip(wanted, program.compiled(*arrays), strict=True):
         value.array, value.node = array, None
     for place in donated:

@@ -34,7 +34,7 @@ class Step:
     Attributes:
         op, args, kwargs: as of the node; slots in the place of values.
         made: the slots of its results.
-        space: where it is computed.
+        space, scope, place: as of the node.
     """
 
     op: Any
@@ -43,6 +43,7 @@ class Step:
     made: tuple["Slot", ...]
     space: Space
     scope: tuple[str, ...]
+    place: tuple[str, int] | None
 
 
 @dataclasses.dataclass(eq=False)
@@ -118,7 +119,7 @@ class _Builder:
         if isinstance(node.op, Folded):
             made = self._inline(node.op.graph, args)
         else:
-            made = self._step(node.op, args, kwargs, node.outputs, node.space, node.scope)
+            made = self._step(node, args, kwargs, node.outputs)
         for value, slot in zip(node.outputs, made, strict=True):
             self._slots[id(value)] = slot
 
@@ -126,12 +127,13 @@ class _Builder:
         return self._slots[id(value)]
 
     def _step(
-        self, op: Any, args: Any, kwargs: Any, forms: Any, space: Space, scope: tuple[str, ...]
+        self, like: Node | Step, args: Any, kwargs: Any, forms: Sequence[Value | Slot]
     ) -> tuple[Slot, ...]:
-        known = (op.key, _frozen(args), _frozen(kwargs))
+        known = (like.op.key, _frozen(args), _frozen(kwargs))
         if known not in self._known:
-            made = tuple([self._new(form.shape, form.dtype, space) for form in forms])
-            self.steps.append(Step(op, args, kwargs, made, space, scope))
+            made = tuple([self._new(form.shape, form.dtype, like.space) for form in forms])
+            step = Step(like.op, args, kwargs, made, like.space, like.scope, like.place)
+            self.steps.append(step)
             self._known[known] = made
         return self._known[known]
 
@@ -145,7 +147,7 @@ class _Builder:
 
         for step in graph.steps:
             args, kwargs = swap_slots(step.args, get), swap_slots(step.kwargs, get)
-            made = self._step(step.op, args, kwargs, step.made, step.space, step.scope)
+            made = self._step(step, args, kwargs, step.made)
             moved |= {old.number: new for old, new in zip(step.made, made, strict=True)}
         return tuple([moved[slot.number] for slot in graph.outputs])
 
@@ -168,6 +170,18 @@ def _ordered(root: Value, known: dict[int, Slot]) -> Iterator[Node]:
         for value in reversed(node.values):
             if value.node is not None and id(value) not in known and id(value.node) not in done:
                 stack.append((value.node, False))
+
+
+def slots_in(tree: Any) -> Iterator[Slot]:
+    """The slots in lists, tuples and dicts."""
+    if isinstance(tree, Slot):
+        yield tree
+    elif isinstance(tree, list | tuple):
+        for item in tree:
+            yield from slots_in(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from slots_in(item)
 
 
 def swap_slots(tree: Any, get: Any) -> Any:

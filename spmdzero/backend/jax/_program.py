@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from spmdzero.backend.jax._graph import Graph, Slot, Step, swap_slots
+from spmdzero.backend.jax._graph import Graph, Slot, Step, slots_in, swap_slots
+from spmdzero.backend.jax._lowered import lowered
 from spmdzero.backend.jax._values import Space
-from spmdzero.backend.jax.ops import jax_dtype
 
 
 def function_of(graph: Graph, mesh: Mesh) -> Any:
@@ -75,19 +75,7 @@ def _inside(step: Step) -> bool:
 
 
 def _slots(step: Step) -> Iterator[Slot]:
-    yield from _found(step.args)
-    yield from _found(step.kwargs)
-
-
-def _found(tree: Any) -> Iterator[Slot]:
-    if isinstance(tree, Slot):
-        yield tree
-    elif isinstance(tree, list | tuple):
-        for item in tree:
-            yield from _found(item)
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            yield from _found(item)
+    return slots_in((step.args, step.kwargs))
 
 
 def _needed_later(graph: Graph, phases: dict[int, int]) -> dict[int, set[int]]:
@@ -112,26 +100,9 @@ def _run(step: Step, known: dict[int, Any]) -> None:
         for name in step.scope:
             # torch_xla numbers its scopes, and who reads names out of HLO looks for the number.
             names.enter_context(jax.named_scope(f"{name}.0"))
-        made = step.op(*args, **kwargs)
-    # A gradient that nobody asked for is None, in torch too.
-    results: list[Any] = [*made] if isinstance(made, list | tuple) else [made]
-    results = [result for result in results if result is not None]
-    for slot, result in zip(step.made, results, strict=False):
-        known[slot.number] = _as_torch_says(step, slot, result)
-
-
-def _as_torch_says(step: Step, slot: Slot, result: Any) -> Any:
-    result = jnp.asarray(result)
-    if result.shape != slot.shape and not result.size and "batch_norm" in str(step.op.key):
-        # torch's kernels for the CPU return no statistics in evaluation, its meta kernels say
-        # some; nobody reads them.
-        result = jnp.zeros(slot.shape, result.dtype)
-    if result.shape != slot.shape:
-        raise AssertionError(
-            f"{step.op.key} made {result.shape}, torch says {slot.shape}: please report this"
-        )
-    dtype = jax_dtype(slot.dtype)
-    return result if result.dtype == dtype else result.astype(dtype)
+        forms = [(slot.shape, slot.dtype) for slot in step.made]
+        results = lowered(step.op, args, kwargs, forms)
+    known |= {slot.number: result for slot, result in zip(step.made, results, strict=False)}
 
 
 def _mesh_of(steps: list[Step], default: Mesh) -> Mesh:

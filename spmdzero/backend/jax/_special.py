@@ -54,6 +54,18 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(dispatched(_aten.eq.Tensor, (one, other), {}).all().item())
 
 
+@special(_aten._linalg_check_errors.default)
+def _check_errors(*_: Any, **__: Any) -> None:
+    # Whether a matrix is singular is known when the devices have computed it, and what follows is
+    # NaN or infinite there; an error here would wait for them.
+    return None
+
+
+@special(_aten.allclose.default)
+def _allclose(one: torch.Tensor, other: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
+    return bool(dispatched(_aten.isclose.default, (one, other, *args), kwargs).all().item())
+
+
 @special(_aten.set_.source_Tensor)
 def _set(tensor: LazyTensor, source: LazyTensor) -> torch.Tensor:
     tensor.cell, tensor.steps = source.cell, source.steps

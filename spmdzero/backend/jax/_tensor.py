@@ -30,16 +30,26 @@ class LazyTensor(torch.Tensor):
     steps: tuple[ViewStep, ...]
 
     @staticmethod
-    def __new__(cls, cell: Cell, steps: tuple[ViewStep, ...], like: torch.Tensor) -> "LazyTensor":
-        """A tensor with the shape, strides and dtype of `like`, which is on the meta device."""
+    def __new__(
+        cls, cell: Cell, steps: tuple[ViewStep, ...], like: torch.Tensor, offset: int = 0
+    ) -> "LazyTensor":
+        """A tensor with the shape, strides and dtype of `like`, which is on the meta device.
+
+        Args:
+            cell, steps: see the attributes.
+            like: its place in the storage is what it is, and `offset`.
+            offset: of what `like` is a view of.
+        """
         made = torch.Tensor._make_wrapper_subclass(  # pyrefly: ignore[missing-attribute]
-            cls, like.shape, strides=like.stride(), storage_offset=like.storage_offset(),
+            cls, like.shape, strides=like.stride(), storage_offset=like.storage_offset() + offset,
             dtype=like.dtype, device=torch.device("cpu"),
         )  # fmt: skip
         made.cell, made.steps = cell, steps
         return made
 
-    def __init__(self, cell: Cell, steps: tuple[ViewStep, ...], like: torch.Tensor) -> None:
+    def __init__(
+        self, cell: Cell, steps: tuple[ViewStep, ...], like: torch.Tensor, offset: int = 0
+    ) -> None:
         """Nothing is left to do."""
 
     @property
@@ -125,4 +135,5 @@ def over(value: Value, like: torch.Tensor | None = None) -> LazyTensor:
     """A new tensor that holds `value`, contiguous unless `like` says otherwise."""
     if like is None:
         like = torch.empty(value.shape, dtype=value.dtype, device="meta")
-    return LazyTensor(Cell(value), (), like)
+        return LazyTensor(Cell(value), (), like)
+    return LazyTensor(Cell(value, like.stride()), (), like)

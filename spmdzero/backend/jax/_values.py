@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from spmdzero._user_line import user_place
+
 
 class Space(enum.IntEnum):
     """Where a value lives: it decides where an operation of it is computed.
@@ -52,11 +54,12 @@ class Value:
         serial: later values have higher ones.
         holders: live tensors' cells that hold it.
         uploaded: whether it came from the host as a constant.
+        failed: whether JAX couldn't lower what makes it.
     """
 
     __slots__ = (
-        "__weakref__", "array", "dtype", "holders", "index", "node", "serial", "shape", "space",
-        "stand_in", "uploaded",
+        "__weakref__", "array", "dtype", "failed", "holders", "index", "node", "serial", "shape",
+        "space", "stand_in", "uploaded",
     )  # fmt: skip
 
     def __init__(
@@ -73,7 +76,7 @@ class Value:
         self.shape, self.dtype, self.space = tuple(shape), dtype, space
         self.node, self.index, self.array = node, index, array
         self.stand_in, self.serial = stand_in, next(_serial)
-        self.holders, self.uploaded = 0, False
+        self.holders, self.uploaded, self.failed = 0, False, False
 
     @property
     def pending(self) -> bool:
@@ -96,6 +99,7 @@ class Node:
         values: what is among them, in order.
         space: where it is computed.
         scope: the names around it, outermost first.
+        place: file and line of the user's code that asked for it.
         outputs: its results.
     """
 
@@ -105,6 +109,7 @@ class Node:
     values: tuple[Value, ...]
     space: Space
     scope: tuple[str, ...] = ()
+    place: tuple[str, int] | None = None
     outputs: tuple[Value, ...] = ()
 
 
@@ -166,7 +171,7 @@ def record(
     space = op.makes
     if space is None:
         space = max((value.space for value in values), default=Space.NEUTRAL)
-    node = Node(op, args, kwargs, values, space, tuple(_scopes))
+    node = Node(op, args, kwargs, values, space, tuple(_scopes), user_place())
     stand_in = any(value.stand_in for value in values)
     node.outputs = tuple(
         [

@@ -164,6 +164,29 @@ def _bernoulli(rng: Random, x: torch.Tensor, p: Any = None, **_: Any) -> torch.T
     return (rng.uniform(x.shape) < p).to(x.dtype)
 
 
+def _rrelu_functional(
+    rng: Random,
+    x: torch.Tensor,
+    noise: torch.Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if not training:
+        return torch.nn.functional.leaky_relu(x, (lower + upper) / 2), noise
+    slopes = torch.where(x <= 0, _uniform(rng, x, lower, upper), 1.0).to(x.dtype)
+    return x * slopes, slopes
+
+
+def _rrelu(
+    rng: Random, x: torch.Tensor, noise: torch.Tensor, *args: Any, **kwargs: Any
+) -> torch.Tensor:
+    made, slopes = _rrelu_functional(rng, x, noise, *args, **kwargs)
+    noise.copy_(slopes)
+    return made
+
+
 def _uniform(
     rng: Random, x: torch.Tensor, low: float = 0.0, high: float = 1.0, **_: Any
 ) -> torch.Tensor:
@@ -227,6 +250,8 @@ REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     _aten.random.to: lambda rng, x, high, **_: rng.integers(0, high, x.shape, x.dtype),
     _aten.randperm.default: _permutation,
     _aten.multinomial.default: _multinomial,
+    _aten.rrelu_with_noise.default: _rrelu,
+    _aten.rrelu_with_noise_functional.default: _rrelu_functional,
     _aten.uniform.default: _uniform,
     _aten.normal_functional.default: _normal,
     _aten.normal.float_float: lambda rng, mean, std, size, **k: (

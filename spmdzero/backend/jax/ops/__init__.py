@@ -4,9 +4,9 @@ import importlib
 import pkgutil
 
 from spmdzero.backend.jax.ops._dtypes import jax_dtype, torch_dtype
-from spmdzero.backend.jax.ops._table import lowering, table
+from spmdzero.backend.jax.ops._table import UnsupportedError, lowering, table
 
-__all__ = ["jax_dtype", "lowering", "table", "torch_dtype"]
+__all__ = ["UnsupportedError", "jax_dtype", "lowering", "table", "torch_dtype"]
 
 # Importing a family enters its ops into the table.
 for _family in pkgutil.iter_modules(__path__):

@@ -12,6 +12,18 @@ F = TypeVar("F", bound=Lowering)
 _TABLE: dict[str, Lowering] = {}
 
 
+class UnsupportedError(Exception):
+    """An operation can't be computed as it is called.
+
+    Attributes:
+        fix: what works instead, a sentence without a full stop; empty where nothing is known.
+    """
+
+    def __init__(self, reason: str, fix: str = "") -> None:
+        self.fix = fix
+        super().__init__(reason)
+
+
 def lowers(*names: str) -> Callable[[F], F]:
     """Enter the function under these names: "add.Tensor", or "relu" for relu.default."""
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from spmdzero.backend.jax.ops._dtypes import wide
-from spmdzero.backend.jax.ops._table import lowers
+from spmdzero.backend.jax.ops._table import UnsupportedError, lowers
 from spmdzero.backend.jax.ops.reductions import vector_norm
 
 
@@ -47,7 +47,9 @@ def attention(
 ) -> tuple[Any, Any]:
     """What each query attends to, and the logarithms of the sums of its exponentials."""
     if dropout_p:
-        raise NotImplementedError("torch's kernel has no dropout either")
+        raise UnsupportedError(
+            "torch's kernel has no dropout either", "Call F.scaled_dot_product_attention"
+        )
     return _attention(wide(query), wide(key), wide(value), is_causal, attn_mask, scale)
 
 

@@ -9,7 +9,7 @@ from jax import lax
 
 from spmdzero.backend.jax.ops._dtypes import cast, dtype_of, is_inexact, wide
 from spmdzero.backend.jax.ops._shapes import at, axis
-from spmdzero.backend.jax.ops._table import lowers
+from spmdzero.backend.jax.ops._table import UnsupportedError, lowers
 
 
 def _is_mask(index: Any) -> bool:
@@ -26,7 +26,10 @@ def _selection(indices: Any, count: int | None = None) -> tuple[Any, ...]:
         if not _is_mask(index):
             parts.append(slice(None) if index is None else index)
         elif count is None:
-            raise NotImplementedError("what a mask selects has no static shape")
+            raise UnsupportedError(
+                "the shape of what a mask selects depends on data",
+                "Use torch.where or a mask of the same shape",
+            )
         else:
             parts.extend(jnp.nonzero(index, size=count))
     return tuple(parts)

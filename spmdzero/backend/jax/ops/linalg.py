@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,7 +10,22 @@ import jax.scipy.linalg as jsl
 from jax import lax
 
 from spmdzero.backend.jax.ops._dtypes import wide
-from spmdzero.backend.jax.ops._table import lowers
+from spmdzero.backend.jax.ops._table import UnsupportedError, lowers
+
+
+def exact(function: Any) -> Any:
+    """`function`, which refuses half precision, of which LAPACK has nothing."""
+
+    @functools.wraps(function)
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        for x in args:
+            if hasattr(x, "dtype") and x.dtype.itemsize < 4:
+                raise UnsupportedError(
+                    f"there is none for {x.dtype}", "Cast to torch.float32 first: x.float()"
+                )
+        return function(*args, **kwargs)
+
+    return computed
 
 
 def _adjoint(a: Any) -> Any:
@@ -21,8 +37,11 @@ def _turned(a: Any) -> Any:
     return a if jnp.iscomplexobj(a) else jnp.swapaxes(a, -1, -2)
 
 
-def _info(a: Any) -> Any:
-    return jnp.zeros(a.shape[:-2], jnp.int32)
+def _info(factor: Any) -> Any:
+    """LAPACK's: 0, or the number of the first element of the diagonal that is 0."""
+    zero = jnp.diagonal(factor, axis1=-2, axis2=-1) == 0
+    before = jnp.sum(jnp.cumprod(~zero, -1), -1)
+    return jnp.where(jnp.any(zero, -1), before + 1, 0).astype(jnp.int32)
 
 
 def _lu(a: Any) -> tuple[Any, Any, Any]:
@@ -32,12 +51,16 @@ def _lu(a: Any) -> tuple[Any, Any, Any]:
 
 
 @lowers("linalg_cholesky_ex")
+@exact
 def cholesky_ex(self: Any, *, upper: bool = False, check_errors: bool = False) -> tuple[Any, Any]:
-    """The Cholesky factor."""
-    return cholesky(self, upper), _info(self)
+    """The Cholesky factor, and the matrix's size where it has none: LAPACK says the first minor."""
+    factor = cholesky(self, upper)
+    failed = jnp.any(jnp.isnan(jnp.diagonal(factor, axis1=-2, axis2=-1)), -1)
+    return factor, jnp.where(failed, self.shape[-1], 0).astype(jnp.int32)
 
 
 @lowers("cholesky")
+@exact
 def cholesky(self: Any, upper: bool = False) -> Any:
     """The Cholesky factor."""
     # Torch reads one triangle only: the other need not be its mirror.
@@ -47,12 +70,14 @@ def cholesky(self: Any, upper: bool = False) -> Any:
 
 
 @lowers("linalg_inv_ex")
+@exact
 def inv_ex(a: Any, *, check_errors: bool = False) -> tuple[Any, Any]:
     """The inverse."""
-    return jnp.linalg.inv(a), _info(a)
+    return jnp.linalg.inv(a), _info(_lu(a)[0])
 
 
 @lowers("_linalg_slogdet")
+@exact
 def slogdet(a: Any) -> tuple[Any, Any, Any, Any]:
     """The determinant's sign and logarithm, and the LU."""
     lu, pivots, _ = _lu(_turned(a))
@@ -68,6 +93,7 @@ def _parity(pivots: Any, dtype: Any) -> Any:
 
 
 @lowers("_linalg_det")
+@exact
 def det(a: Any) -> tuple[Any, Any, Any]:
     """The determinant, and the LU."""
     lu, pivots, _ = _lu(_turned(a))
@@ -76,12 +102,13 @@ def det(a: Any) -> tuple[Any, Any, Any]:
 
 
 @lowers("linalg_lu_factor_ex")
+@exact
 def lu_factor_ex(a: Any, *, pivot: bool = True, check_errors: bool = False) -> tuple[Any, Any, Any]:
     """The LU and its pivots."""
     if not pivot:
-        raise NotImplementedError("JAX has no LU without pivots")
+        raise UnsupportedError("JAX has no LU without pivots", "Leave out pivot=False")
     lu, pivots, _ = _lu(a)
-    return lu, pivots, _info(a)
+    return lu, pivots, _info(lu)
 
 
 def _lower(lu: Any, columns: int) -> Any:
@@ -89,14 +116,45 @@ def _lower(lu: Any, columns: int) -> Any:
 
 
 @lowers("linalg_lu")
+@exact
 def lu(a: Any, *, pivot: bool = True) -> tuple[Any, Any, Any]:
     """The permutation and the two factors."""
     if not pivot:
-        raise NotImplementedError("JAX has no LU without pivots")
+        raise UnsupportedError("JAX has no LU without pivots", "Leave out pivot=False")
     factors, _, permutation = _lu(a)
     k = min(a.shape[-2:])
     rows = permutation[..., None, :] == jnp.arange(a.shape[-2])[:, None]
     return rows.astype(a.dtype), _lower(factors, k), jnp.triu(factors[..., :k, :])
+
+
+@lowers("lu_unpack")
+def lu_unpack(
+    lu_data: Any, lu_pivots: Any, unpack_data: bool = True, unpack_pivots: bool = True
+) -> tuple[Any, Any, Any]:
+    """The permutation and the two factors of an LU; empty what is not asked for."""
+    rows, none = lu_data.shape[-2], jnp.zeros((0,), lu_data.dtype)
+    k = min(lu_data.shape[-2:])
+    order = none
+    if unpack_pivots:
+        permutation = lax.linalg.lu_pivots_to_permutation(lu_pivots - 1, rows)
+        order = permutation[..., None, :] == jnp.arange(rows)[:, None]
+    if not unpack_data:
+        return order.astype(lu_data.dtype), none, none
+    return order.astype(lu_data.dtype), _lower(lu_data, k), jnp.triu(lu_data[..., :k, :])
+
+
+@lowers("linalg_householder_product")
+@exact
+def householder_product(self: Any, tau: Any) -> Any:
+    """The orthogonal matrix of these reflections."""
+    return lax.linalg.householder_product(self, tau)
+
+
+@lowers("linalg_eig")
+@exact
+def eig(self: Any) -> tuple[Any, Any]:
+    """The eigenvalues and vectors of a matrix without symmetry."""
+    return tuple(jnp.linalg.eig(self))
 
 
 def _triangular(
@@ -115,6 +173,7 @@ def _triangular(
 
 
 @lowers("linalg_solve_triangular")
+@exact
 def solve_triangular(
     self: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Any:
@@ -123,6 +182,7 @@ def solve_triangular(
 
 
 @lowers("triangular_solve")
+@exact
 def triangular_solve(
     self: Any, a: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> tuple[Any, Any]:
@@ -133,6 +193,7 @@ def triangular_solve(
 
 
 @lowers("_linalg_solve_ex")
+@exact
 def solve_ex(
     a: Any, b: Any, *, left: bool = True, check_errors: bool = False
 ) -> tuple[Any, Any, Any, Any]:
@@ -149,10 +210,11 @@ def solve_ex(
             jnp.linalg.solve(jnp.swapaxes(whole, -1, -2), jnp.swapaxes(right, -1, -2)), -1, -2
         )
     factors, pivots, _ = _lu(_turned(a))
-    return out[..., 0] if vector else out, factors, pivots, _info(a)
+    return out[..., 0] if vector else out, factors, pivots, _info(factors)
 
 
 @lowers("linalg_lu_solve")
+@exact
 def lu_solve(lu: Any, pivots: Any, b: Any, *, left: bool = True, adjoint: bool = False) -> Any:
     """What the matrix of this LU takes to b."""
     if not left:
@@ -173,6 +235,7 @@ def lu_solve(lu: Any, pivots: Any, b: Any, *, left: bool = True, adjoint: bool =
 
 
 @lowers("cholesky_solve")
+@exact
 def cholesky_solve(self: Any, input2: Any, upper: bool = False) -> Any:
     """What the matrix of this Cholesky factor takes to self."""
     lower = _adjoint(input2) if upper else input2
@@ -181,6 +244,7 @@ def cholesky_solve(self: Any, input2: Any, upper: bool = False) -> Any:
 
 
 @lowers("cholesky_inverse")
+@exact
 def cholesky_inverse(self: Any, upper: bool = False) -> Any:
     """The inverse of the matrix of this Cholesky factor."""
     one = jnp.broadcast_to(jnp.eye(self.shape[-1], dtype=self.dtype), self.shape)
@@ -188,6 +252,7 @@ def cholesky_inverse(self: Any, upper: bool = False) -> Any:
 
 
 @lowers("linalg_qr")
+@exact
 def qr(a: Any, mode: str = "reduced") -> tuple[Any, Any]:
     """The orthogonal and the triangular factor."""
     if mode == "r":
@@ -197,6 +262,7 @@ def qr(a: Any, mode: str = "reduced") -> tuple[Any, Any]:
 
 
 @lowers("_linalg_svd")
+@exact
 def svd(
     a: Any, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
 ) -> tuple[Any, Any, Any]:
@@ -208,6 +274,7 @@ def svd(
 
 
 @lowers("_linalg_eigh")
+@exact
 def eigh(a: Any, uplo: str = "L", compute_v: bool = True) -> tuple[Any, Any]:
     """The eigenvalues, and their vectors if asked for."""
     values, vectors = jnp.linalg.eigh(a, UPLO=uplo.upper(), symmetrize_input=False)

@@ -69,6 +69,39 @@ def _cubic(length: int, count: int, align: bool, scale: float | None) -> Any:
     return matrix
 
 
+def _smooth(
+    length: int, count: int, align: bool, scale: float | None, size: int, near: Callable[[Any], Any]
+) -> Any:
+    """Weights of what is as wide as the step between outputs, which so are means of inputs."""
+    step, half = _step(length, count, align, scale), np.float32(0.5)
+    support = np.float32(size) * half * max(step, _ONE)
+    matrix = np.zeros((count, length), np.float32)
+    for row in range(count):
+        center = step * (np.float32(row) + half)
+        low = max(int(center - support + half), 0)
+        places = np.arange(low, min(int(center + support + half), length))
+        distance = (places.astype(np.float32) - center + half) / max(step, _ONE)
+        weights = near(np.abs(distance)).astype(np.float32)
+        total = weights.sum()
+        matrix[row, places] = weights / total if total else weights
+    return matrix
+
+
+def _smooth_linear(length: int, count: int, align: bool, scale: float | None) -> Any:
+    return _smooth(length, count, align, scale, 2, lambda x: np.maximum(1 - x, 0))
+
+
+def _smooth_cubic(length: int, count: int, align: bool, scale: float | None) -> Any:
+    a = np.float32(-0.5)
+
+    def near(x: Any) -> Any:
+        inner = ((a + 2) * x - (a + 3)) * x * x + 1
+        outer = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+        return np.where(x < 1, inner, np.where(x < 2, outer, 0))
+
+    return _smooth(length, count, align, scale, 4, near)
+
+
 def _scales(scales: Any, dims: int) -> Any:
     return tuple(scales) + (None,) * (dims - len(scales))
 
@@ -139,3 +172,5 @@ _enter_interpolated("upsample_linear1d", 1, _linear)
 _enter_interpolated("upsample_bilinear2d", 2, _linear)
 _enter_interpolated("upsample_trilinear3d", 3, _linear)
 _enter_interpolated("upsample_bicubic2d", 2, _cubic)
+_enter_interpolated("_upsample_bilinear2d_aa", 2, _smooth_linear)
+_enter_interpolated("_upsample_bicubic2d_aa", 2, _smooth_cubic)

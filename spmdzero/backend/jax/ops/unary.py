@@ -177,7 +177,14 @@ def nan_to_num(
 def polygamma(n: int, self: Any) -> Any:
     """The n-th derivative of digamma."""
     x = wide_float(self)
-    return _digamma(x) if n == 0 else jsp.polygamma(n, x)
+    if n == 0:
+        return _digamma(x)
+    value = jsp.polygamma(n, x)
+    if n == 1:
+        value = jnp.where(x == jnp.inf, 0, value)
+    # JAX has NaN at the poles of the even ones.
+    pole = (x <= 0) & (x == jnp.floor(x))
+    return jnp.where(pole, jnp.inf if n % 2 else -jnp.inf, value)
 
 
 @lowers("frexp.Tensor")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from spmdzero.backend.jax.ops._dtypes import dtype_of, jax_dtype, math_dtype
 from spmdzero.backend.jax.ops._shapes import at, axis, clipped
-from spmdzero.backend.jax.ops._table import lowers
+from spmdzero.backend.jax.ops._table import UnsupportedError, lowers
 from spmdzero.backend.jax.ops.views import diagonal, unfold
 
 
@@ -47,8 +47,14 @@ def diagonal_scatter(self: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: 
     return self.reshape(-1).at[where].set(src.astype(self.dtype)).reshape(self.shape)
 
 
-def _strided(size: Any, stride: Any, offset: int | None) -> Any:
-    """The places in storage of an array of these sizes and strides."""
+def _strided(size: Any, stride: Any, offset: int | None, length: int) -> Any:
+    """The places in a storage of this length of an array of these sizes and strides."""
+    last = (offset or 0) + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    if 0 not in size and last >= length:
+        # JAX would take another element in silence.
+        raise UnsupportedError(
+            f"its last element is number {last} of a storage of {length}", "Ask for fewer"
+        )
     where = jnp.asarray(offset or 0)
     for n, step in zip(size, stride, strict=True):
         where = where[..., None] + jnp.arange(n) * step
@@ -62,14 +68,14 @@ def as_strided(self: Any, size: Any, stride: Any, storage_offset: int | None = N
     A tensor that is not contiguous, or that is part of a storage, must be given as the array of
     the whole storage: an array has no strides.
     """
-    flat, expected = self.reshape(-1), 1
+    flat, expected, offset = self.reshape(-1), 1, storage_offset or 0
     contiguous = True
     for n, step in zip(reversed(size), reversed(stride), strict=True):
         contiguous = contiguous and (n == 1 or step == expected)
         expected *= n
-    if contiguous:
-        return flat[(storage_offset or 0) : (storage_offset or 0) + expected].reshape(tuple(size))
-    return flat[_strided(size, stride, storage_offset)]
+    if contiguous and offset + expected <= self.size:
+        return flat[offset : offset + expected].reshape(tuple(size))
+    return flat[_strided(size, stride, offset, self.size)]
 
 
 @lowers("as_strided_scatter")
@@ -77,7 +83,7 @@ def as_strided_scatter(
     self: Any, src: Any, size: Any, stride: Any, storage_offset: int | None = None
 ) -> Any:
     """self, of which the same holds as for `as_strided`, with src at these places."""
-    where = _strided(size, stride, storage_offset)
+    where = _strided(size, stride, storage_offset, self.size)
     return self.reshape(-1).at[where].set(src.astype(self.dtype)).reshape(self.shape)
 
 

@@ -1,0 +1,43 @@
+"""Which operation of a graph JAX can't lower, once it said that it can't lower the graph."""
+
+import jax
+
+from spmdzero.backend.jax._graph import Graph, Step, slots_in, swap_slots
+from spmdzero.backend.jax._lowered import alone, refusal
+from spmdzero.backend.jax._operations import AtenOp
+from spmdzero.errors import SpmdZeroRuntimeError
+
+
+class UnloweredError(SpmdZeroRuntimeError):
+    """JAX can't lower a graph.
+
+    Attributes:
+        outputs: numbers of the graph's outputs that need what it can't lower.
+    """
+
+    outputs: tuple[int, ...] = ()
+
+
+def blamed(graph: Graph, error: Exception) -> UnloweredError:
+    """The error that names the operation, and the line that asked for it."""
+    for step in graph.steps:
+        if not isinstance(step.op, AtenOp):
+            continue
+        forms = [(slot.shape, slot.dtype) for slot in step.made]
+        try:
+            function, shapes = alone(step.op, (step.args, step.kwargs), forms, swap_slots)
+            jax.jit(function).lower(*shapes)
+        except Exception as cause:
+            at = "{}:{}: ".format(*step.place) if step.place else ""
+            found = UnloweredError(at + refusal(step.op, cause))
+            found.outputs = _needing(graph, step)
+            return found
+    return UnloweredError(f"JAX can't lower the program: {type(error).__name__}: {error}")
+
+
+def _needing(graph: Graph, culprit: Step) -> tuple[int, ...]:
+    needing = {slot.number for slot in culprit.made}
+    for step in graph.steps:
+        if any(slot.number in needing for slot in slots_in((step.args, step.kwargs))):
+            needing |= {slot.number for slot in step.made}
+    return tuple(n for n, slot in enumerate(graph.outputs) if slot.number in needing)

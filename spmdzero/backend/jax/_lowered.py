@@ -1,0 +1,164 @@
+"""What an operation makes of arrays that JAX traces, and whether it can: asked while recording."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from spmdzero._user_line import user_line
+from spmdzero.backend.jax._values import Value, swap_values
+from spmdzero.backend.jax._versions import wide_numbers
+from spmdzero.backend.jax.ops import UnsupportedError, jax_dtype, torch_dtype
+from spmdzero.errors import SpmdZeroRuntimeError
+
+Form = tuple[Sequence[int], torch.dtype]
+_INSTEAD = 'Write it with other operations, or set "spmd": {"backend": "torch_xla"}'
+# Operations that JAX can trace, by all that decides. It starts afresh when it is full.
+_known: set[Any] = set()
+_MOST = 1 << 16
+
+
+def lowered(op: Any, args: Any, kwargs: Any, forms: Sequence[Form] | None) -> list[Any]:
+    """The results of an operation of arrays, of the shapes and dtypes that torch says.
+
+    Args:
+        op: the operation.
+        args, kwargs: what it takes.
+        forms: of each result; None where torch doesn't know.
+
+    Raises:
+        UnsupportedError: it makes others.
+    """
+    made = op(*args, **kwargs)
+    # A gradient that nobody asked for is None, in torch too.
+    results: list[Any] = [*made] if isinstance(made, list | tuple) else [made]
+    results = [result for result in results if result is not None]
+    if forms is None:
+        return [jnp.asarray(result) for result in results]
+    return [
+        _as_torch_says(op, shape, dtype, result)
+        for (shape, dtype), result in zip(forms, results, strict=False)
+    ]
+
+
+def _as_torch_says(op: Any, shape: Sequence[int], dtype: torch.dtype, result: Any) -> Any:
+    result, shape = jnp.asarray(result), tuple(shape)
+    if result.shape != shape and not result.size and "batch_norm" in str(op.key):
+        # torch's kernels for the CPU return no statistics in evaluation, its meta kernels say
+        # some; nobody reads them.
+        result = jnp.zeros(shape, result.dtype)
+    if result.shape != shape:
+        raise UnsupportedError(
+            f"the JAX backend makes {list(result.shape)} of it and torch {list(shape)}, please "
+            "report this"
+        )
+    wanted = jax_dtype(dtype)
+    return result if result.dtype == wanted else result.astype(wanted)
+
+
+def made_by(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A meta tensor like each result of an operation, of which torch doesn't know them.
+
+    Raises:
+        UnsupportedError: it can't be computed as it is called.
+        SpmdZeroRuntimeError: JAX can't trace it.
+    """
+    try:
+        with wide_numbers():
+            function, shapes = alone(op, (args, dict(kwargs)), None, swap_values)
+            made = jax.eval_shape(function, *shapes)
+    except UnsupportedError:
+        raise
+    except Exception as error:
+        raise SpmdZeroRuntimeError(f"{user_line()}: {refusal(op, error)}") from error
+    return tuple(
+        torch.empty(result.shape, dtype=torch_dtype(result.dtype), device="meta") for result in made
+    )
+
+
+def require_lowering(
+    op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], forms: Sequence[Form]
+) -> None:
+    """Refuses what JAX can't trace, at the line that asks for it and not when it is compiled.
+
+    Args:
+        op: what is being recorded.
+        args, kwargs: its inputs; values stand for tensors.
+        forms: shape and dtype of each result.
+
+    Raises:
+        SpmdZeroRuntimeError: JAX can't.
+    """
+    key = (op.key, _signature(args), _signature(kwargs))
+    if key in _known:
+        return
+    try:
+        with wide_numbers():
+            function, shapes = alone(op, (args, dict(kwargs)), forms, swap_values)
+            jax.eval_shape(function, *shapes)
+    except Exception as error:
+        raise SpmdZeroRuntimeError(f"{user_line()}: {refusal(op, error)}") from error
+    if len(_known) >= _MOST:
+        _known.clear()
+    _known.add(key)
+
+
+def refusal(op: Any, error: Exception) -> str:
+    """What is said of an operation of which JAX raised an error."""
+    fix = error.fix if isinstance(error, UnsupportedError) and error.fix else _INSTEAD
+    said = str(error).split("\n--------------------", 1)[0].strip().rstrip(".")
+    return f"{op.key} can't be computed by the JAX backend: {said}. {fix}"
+
+
+def alone(
+    op: Any, given: Any, forms: Sequence[Form] | None, swap: Callable[[Any, Any], Any]
+) -> tuple[Callable[..., list[Any]], list[Any]]:
+    """A function of arrays that computes an operation, and the forms of the arrays.
+
+    Args:
+        op: the operation.
+        given: its arguments, and those by name.
+        forms: as of `lowered`.
+        swap: puts something in the place of each tensor in `given`.
+    """
+    shapes: list[Any] = []
+
+    def hold(tensor: Any) -> _Place:
+        shapes.append(jax.ShapeDtypeStruct(tensor.shape, jax_dtype(tensor.dtype)))
+        return _Place(len(shapes) - 1)
+
+    places = swap(given, hold)
+
+    def function(*arrays: Any) -> list[Any]:
+        args, kwargs = _filled(places, arrays)
+        return lowered(op, args, kwargs, forms)
+
+    return function, shapes
+
+
+class _Place(int):
+    """The number of an array among those that are traced."""
+
+
+def _filled(tree: Any, arrays: Sequence[Any]) -> Any:
+    if isinstance(tree, _Place):
+        return arrays[tree]
+    if isinstance(tree, list | tuple):
+        made = [_filled(item, arrays) for item in tree]
+        return made if isinstance(tree, list) else tuple(made)
+    if isinstance(tree, dict):
+        return {key: _filled(item, arrays) for key, item in tree.items()}
+    return tree
+
+
+def _signature(tree: Any) -> Any:
+    if isinstance(tree, Value):
+        return tree.shape, tree.dtype
+    if isinstance(tree, list | tuple):
+        return tuple([_signature(item) for item in tree])
+    if isinstance(tree, Mapping):
+        return tuple([(key, _signature(item)) for key, item in tree.items()])
+    # 1, 1.0 and True are equal, but not the same to an operation.
+    return type(tree), tree

@@ -1,0 +1,112 @@
+"""Operations of models on the devices, forward and backward, beside torch's on the CPU."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from spmdzero.backend import Mesh
+
+DEVICE = torch.device("xla", 0)
+IMAGE = torch.linspace(-1, 1, 2 * 3 * 5 * 6).reshape(2, 3, 5, 6).sin()
+GRID = (torch.linspace(-7, 7, 2 * 4 * 3 * 2).cos() * 1.2).reshape(2, 4, 3, 2)
+ROWS = torch.linspace(-3, 3, 7 * 5).sin().reshape(7, 5)
+TABLE = torch.linspace(0, 9, 6 * 4).cos().reshape(6, 4)
+TALL = torch.linspace(0, 5, 12).sin().reshape(4, 3) + torch.eye(4, 3)
+
+Inputs = tuple[torch.Tensor, ...]
+# name -> a function, what it is differentiated by, and its other inputs.
+CASES: dict[str, tuple[Callable[..., torch.Tensor], Inputs, Inputs]] = {
+    "grid_sample, bilinear": (
+        lambda x, g: F.grid_sample(x, g, padding_mode="border", align_corners=False),
+        (IMAGE, GRID),
+        (),
+    ),
+    "grid_sample, bicubic": (
+        lambda x, g: F.grid_sample(x, g, "bicubic", "reflection", align_corners=True),
+        (IMAGE, GRID),
+        (),
+    ),
+    "interpolate": (
+        lambda x: F.interpolate(x, (3, 4), mode="bicubic", antialias=True),
+        (IMAGE,),
+        (),
+    ),
+    "embedding_bag": (
+        lambda w, i, o: F.embedding_bag(i, w, o, mode="max"),
+        (TABLE,),
+        (torch.tensor([1, 5, 0, 1, 3]), torch.tensor([0, 2, 2])),
+    ),
+    "embedding_bag, weighted": (
+        lambda w, p, i: F.embedding_bag(i, w, per_sample_weights=p, mode="sum", padding_idx=1),
+        (TABLE, ROWS[:2, :3].contiguous()),
+        (torch.tensor([[1, 5, 0], [1, 3, 3]]),),
+    ),
+    "ctc_loss": (
+        lambda x, t: F.ctc_loss(x.log_softmax(2), t, (5, 6), (2, 3)),
+        (torch.linspace(-3, 3, 6 * 2 * 4).sin().reshape(6, 2, 4),),
+        (torch.tensor([[1, 1, 0], [1, 2, 3]]),),
+    ),
+    "ctc_loss of lengths on the devices": (
+        lambda x, t, n, m: F.ctc_loss(x.log_softmax(2), t, n, m, zero_infinity=True),
+        (torch.linspace(-3, 3, 6 * 2 * 4).sin().reshape(6, 2, 4),),
+        (torch.tensor([1, 1, 1, 2, 3]), torch.tensor([2, 6]), torch.tensor([2, 3])),
+    ),
+    "multi_margin_loss": (
+        lambda x, t: F.multi_margin_loss(x, t, p=2),
+        (ROWS,),
+        (torch.tensor([0, 4, 2, 2, 1, 3, 0]),),
+    ),
+    "multilabel_margin_loss": (
+        F.multilabel_margin_loss,
+        (ROWS[:2],),
+        (torch.tensor([[3, 0, -1, 1, 2], [4, -1, 0, 0, 0]]),),
+    ),
+    "pdist": (lambda x: F.pdist(x, 3.0), (ROWS,), ()),
+    "masked_scatter": (
+        lambda x, y: x.masked_scatter(x > 0.2, y),
+        (ROWS, ROWS.flip(0).contiguous()),
+        (),
+    ),
+    "lstsq": (lambda a, b: torch.linalg.lstsq(a, b).solution, (TALL, TALL[:, :2].cos()), ()),
+    "pinv": (torch.linalg.pinv, (TALL,), ()),
+    "cholesky": (lambda a: torch.linalg.cholesky(a.mT @ a), (TALL,), ()),
+    "inv": (lambda a: torch.linalg.inv(a.mT @ a), (TALL,), ()),
+    "solve": (lambda a, b: torch.linalg.solve(a.mT @ a, b[:3]), (TALL, TALL[:, :2].cos()), ()),
+    "matrix_norm": (lambda a: torch.linalg.matrix_norm(a, 2), (TALL,), ()),
+    "rrelu": (lambda x: F.rrelu(x, training=False), (ROWS,), ()),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_torchs_with_its_gradients(mesh: Mesh, name: str) -> None:
+    function, differentiated, others = CASES[name]
+    found = []
+    for device in (DEVICE, torch.device("cpu")):
+        inputs = [tensor.to(device).requires_grad_() for tensor in differentiated]
+        made = function(*inputs, *(tensor.to(device) for tensor in others))
+        factors = torch.linspace(0.5, 1.5, made.numel()).reshape(made.shape).to(device)
+        gradients = torch.autograd.grad((made * factors).sum(), inputs)
+        found.append([tensor.detach().cpu() for tensor in (made, *gradients)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-5)
+
+
+def test_what_is_asked_of_all_elements_is_answered_on_the_host(mesh: Mesh) -> None:
+    x = ROWS.to(DEVICE)
+    assert torch.allclose(x, x + 1e-9)
+    assert not torch.allclose(x, x + 1)
+    assert torch.equal(torch.histc(x, 4, -1, 1).cpu(), torch.histc(ROWS, 4, -1, 1))
+
+
+def test_rrelu_draws_slopes_that_its_gradient_has(mesh: Mesh) -> None:
+    x = torch.full((64,), -2.0).to(DEVICE).requires_grad_()
+    out = F.rrelu(x, 0.1, 0.4, training=True)
+    out.sum().backward()
+    slopes = out.detach().cpu() / -2
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad.cpu(), slopes)
+    assert slopes.min() >= 0.1
+    assert slopes.max() <= 0.4
+    assert len(set(slopes.tolist())) > 32

@@ -1,0 +1,113 @@
+"""What is refused at the user's line when it is recorded; `as_strided`, which sees storages."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from spmdzero.backend import Mesh
+from spmdzero.backend.jax._operations import AtenOp
+from spmdzero.errors import SpmdZeroRuntimeError
+
+DEVICE = torch.device("xla", 0)
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+def written(x: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+    view.mul_(-1)
+    return x
+
+
+def gradient(x: torch.Tensor, function: Function) -> torch.Tensor:
+    x = x.clone().requires_grad_()
+    function(x).square().sum().backward()
+    assert x.grad is not None
+    return x.grad
+
+
+# name -> what it makes of 24 numbers of shape [4, 6].
+STRIDED: dict[str, Function] = {
+    "of a transposed view": lambda x: x.t().as_strided((3, 2), (6, 2), 1),
+    "of a part": lambda x: x[1:].as_strided((3, 2), (6, 2)),
+    "of a part of a part": lambda x: x[1:][1:, 2:].as_strided((2, 2), (1, 6)),
+    "of a transposed result": lambda x: (x.t() + 1).as_strided((3, 2), (6, 2), 1),
+    "of an expanded view": lambda x: x.expand(2, 4, 6).as_strided((2, 2), (6, 1), 3),
+    "written": lambda x: written(x := x.clone(), x.t().as_strided((2, 2), (1, 6), 7)),
+    "written, transposed": lambda x: written(x := x.t() + 0, x.as_strided((2, 2), (1, 6), 7)),
+    "copied": lambda x: torch.as_strided_copy(x.t() + 0, (2, 2), (1, 6), 7),
+    "scattered": lambda x: torch.as_strided_scatter(
+        x.t() + 0, torch.ones(2, 2, device=x.device), (2, 2), (1, 6), 7
+    ),
+    "its gradient": lambda x: gradient(x, lambda x: x.t().as_strided((3, 5), (4, 1))),
+    "its gradient, transposed": lambda x: gradient(
+        x, lambda x: (x.t() * 2).as_strided((3, 5), (4, 1))
+    ),
+    "a write's gradient": lambda x: gradient(
+        x, lambda x: written(x := x.t() * 2, x.as_strided((2, 2), (6, 1), 1))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_as_strided_is_torchs(mesh: Mesh, name: str) -> None:
+    plain = torch.arange(24.0).reshape(4, 6)
+    ours, theirs = STRIDED[name](plain.to(DEVICE)), STRIDED[name](plain)
+    assert torch.equal(ours.detach().cpu(), theirs.detach())
+
+
+def test_a_part_of_a_part_knows_where_it_begins(mesh: Mesh) -> None:
+    part = torch.zeros(4, 6, device=DEVICE)[1:, 1:][1:, 2:]
+    assert part.storage_offset() == torch.zeros(4, 6)[1:, 1:][1:, 2:].storage_offset()
+
+
+REFUSED: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
+    "LU": (
+        lambda: torch.linalg.lu(torch.ones(2, 2, device=DEVICE), pivot=False)[1],
+        "aten.linalg_lu.default can't be computed .* no LU without pivots. Leave out pivot=False",
+    ),
+    "beyond the storage": (
+        lambda: torch.ones(4, device=DEVICE).as_strided((2,), (4,)),
+        "as_strided asks for element number 4 of a storage of 4",
+    ),
+    "a storage with gaps": (
+        lambda: torch.empty_strided((2, 2), (5, 1), device=DEVICE).as_strided((2,), (1,)),
+        "as_strided of a tensor whose storage has other elements too",
+    ),
+    "half precision": (
+        lambda: torch.linalg.qr(torch.ones(2, 2, device=DEVICE, dtype=torch.bfloat16))[0],
+        "aten.linalg_qr.default can't .* none for bfloat16. Cast to torch.float32 first",
+    ),
+    "a dtype": (
+        lambda: torch.ones(2, device=DEVICE, dtype=torch.complex32),
+        "can't be computed by the JAX backend: JAX has no dtype for torch.complex32",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_jax_cannot_trace_is_refused_where_it_is_recorded(mesh: Mesh, name: str) -> None:
+    function, said = REFUSED[name]
+    with pytest.raises(SpmdZeroRuntimeError, match=said) as caught:
+        function()
+    assert "test_recording.py" in str(caught.value)
+
+
+def test_what_jax_lowers_too_late_names_the_line_and_spoils_no_other_value(mesh: Mesh) -> None:
+    op = AtenOp.of(torch.ops.aten.linalg_qr.default)
+    assert op is not None
+    checked = op.function
+    # LAPACK's operations of JAX find out when they are lowered, not when they are traced.
+    object.__setattr__(op, "function", checked.__wrapped__)  # type: ignore[attr-defined]
+    try:
+        failing = torch.linalg.qr(torch.ones(2, 2, device=DEVICE, dtype=torch.bfloat16))[0]
+        later, sound = failing + 1, torch.ones(3, device=DEVICE) * 2
+        for read in (failing, later, failing):
+            with pytest.raises(
+                SpmdZeroRuntimeError, match=r"test_recording.py:\d+: aten.linalg_qr"
+            ):
+                read.cpu()
+            assert torch.equal(sound.cpu(), torch.full((3,), 2.0))
+            assert torch.equal((sound + 1).cpu(), torch.full((3,), 3.0))
+    finally:
+        object.__setattr__(op, "function", checked)
