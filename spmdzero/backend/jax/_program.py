@@ -110,8 +110,7 @@ def _run(step: Step, known: dict[int, Any]) -> None:
     kwargs = swap_slots(step.kwargs, lambda slot: known[slot.number])
     with contextlib.ExitStack() as names:
         for name in step.scope:
-            # torch_xla numbers its scopes, and who reads names out of HLO looks for the number.
-            names.enter_context(jax.named_scope(f"{name}.0"))
+            names.enter_context(jax.named_scope(name))
         made = step.op(*args, **kwargs)
     # A gradient that nobody asked for is None, in torch too.
     results: list[Any] = [*made] if isinstance(made, list | tuple) else [made]

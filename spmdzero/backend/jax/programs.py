@@ -28,7 +28,8 @@ __all__ = [
 
 def scope(name: str) -> contextlib.AbstractContextManager[None]:
     """What is computed inside carries `name` in the compiled program."""
-    return Scoped(name)
+    # torch_xla numbers its scopes, and who reads names out of HLO looks for the number.
+    return Scoped(f"{name}.0")
 
 
 def record_scopes(enabled: bool, *, by: Any) -> None:
