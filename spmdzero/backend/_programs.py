@@ -116,9 +116,11 @@ class Flags(Protocol):
 
     Attributes:
         FLAG_SETS: named sets of the TPU compiler's flags.
+        ALWAYS: what the TPU compiler is handed whatever the set, name -> value.
     """
 
     FLAG_SETS: Mapping[str, tuple[XlaFlag, ...]]
+    ALWAYS: Mapping[str, str]
 
     def flags_for(self, name: str, *, chip: str | None = None) -> Mapping[str, str]:
         """The TPU compiler's flags of a named set, name -> value.

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import torch
 
-from spmdzero.backend.jax import arrays
+from spmdzero.backend.jax import arrays, flags
 from spmdzero.backend.jax._lowering import annotated, lowered
 from spmdzero.backend.jax._values import Scoped
 from spmdzero.backend.jax.placeholders import Placeholders
@@ -38,7 +38,7 @@ def record_scopes(enabled: bool, *, by: Any) -> None:
 
 def optimized_hlo(tensors: Sequence[torch.Tensor]) -> str:
     """The optimised, partitioned HLO of the program that computes `tensors`."""
-    return lowered(tensors).compile().as_text()
+    return lowered(tensors).compile(compiler_options=flags.of_devices()).as_text()
 
 
 def text(tensors: Sequence[torch.Tensor]) -> str:
