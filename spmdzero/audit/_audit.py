@@ -25,7 +25,7 @@ class Audit:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._texts: dict[str, str] = {}
+        self._texts: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._before = tuple(engine.programs.compilations)
         self._first_step = engine.global_steps
         self._memory = self._of_states()
@@ -55,7 +55,7 @@ class Audit:
         self._memory = self._of_states()
         self._rows = graph.rows or self._rows
         if graph.kind not in self._texts:
-            self._texts[graph.kind] = graph.hlo()
+            self._texts[graph.kind] = graph.hlo(), graph.returned
 
     def _of_states(self) -> dict[str, Any]:
         states = _live_tensors.states(self._engine)
@@ -80,8 +80,8 @@ class Audit:
             for name, parameter in engine.module.named_parameters()
         }
         findings, inputs = list[Finding](), 0
-        for kind, text in self._texts.items():
-            program = ReadProgram(text)
+        for kind, (text, outputs) in self._texts.items():
+            program = ReadProgram(text, outputs=outputs)
             findings += program.findings(
                 dtypes=dtypes,
                 where=f"{kind} program",

@@ -55,6 +55,9 @@ class Programs(Protocol):
     def annotated(self, tensors: Sequence[torch.Tensor]) -> AnnotatedProgram:
         """The program that computes `tensors`, as it is handed to the compiler."""
 
+    def returned(self, tensors: Sequence[torch.Tensor]) -> list[int]:
+        """Which of `tensors` these programs of them return, in order."""
+
     def text(self, tensors: Sequence[torch.Tensor]) -> str:
         """That program as text, with the Python line of each operation if it was recorded.
 

@@ -112,11 +112,13 @@ def _run(step: Step, known: dict[int, Any]) -> None:
         for name in step.scope:
             names.enter_context(jax.named_scope(name))
         made = step.op(*args, **kwargs)
-    # A gradient that nobody asked for is None, in torch too.
     results: list[Any] = [*made] if isinstance(made, list | tuple) else [made]
-    results = [result for result in results if result is not None]
+    if len(results) > len(step.made):
+        # A gradient that nobody asked for is None, in torch too, but for batch norm's.
+        results = [result for result in results if result is not None]
     for slot, result in zip(step.made, results, strict=False):
-        known[slot.number] = _as_torch_says(step, slot, result)
+        if result is not None:
+            known[slot.number] = _as_torch_says(step, slot, result)
 
 
 def _as_torch_says(step: Step, slot: Slot, result: Any) -> Any:

@@ -9,7 +9,7 @@ import jax
 import torch
 
 from spmdzero.backend.jax import arrays, flags
-from spmdzero.backend.jax._lowering import annotated, lowered
+from spmdzero.backend.jax._lowering import annotated, lowered, returned
 from spmdzero.backend.jax._values import Scoped
 from spmdzero.backend.jax.placeholders import Placeholders
 from spmdzero.errors import SpmdZeroUsageError
@@ -19,6 +19,7 @@ __all__ = [
     "optimized_hlo",
     "placeholders",
     "record_scopes",
+    "returned",
     "scope",
     "start_trace",
     "stop_trace",
