@@ -16,14 +16,8 @@ ELEMENTWISE |= {"transpose", "all-reduce-done", "async-done"}
 # What the compiler puts around a collective of its own, to move a tensor into another layout.
 _LAYOUT = ELEMENTWISE | {"slice", "dynamic-slice", "dynamic-update-slice", "pad", "concatenate"}
 _LAYOUT |= {"select", "copy-start", "copy-done", "collective-permute", "collective-permute-start"}
-_LAYOUT |= {
-    "collective-permute-done",
-    "all-gather-done",
-    "fusion",
-    "get-tuple-element",
-    "parameter",
-    "tuple",
-}
+_LAYOUT |= {"collective-permute-done", "all-gather-done", "fusion", "get-tuple-element"}
+_LAYOUT |= {"parameter", "tuple"}
 
 
 def traced_as(module: Module, instruction: Instruction, element: int | None) -> Instruction:
