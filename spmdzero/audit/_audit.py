@@ -10,7 +10,7 @@ from spmdzero.audit._loss_scale import loss_scale
 from spmdzero.audit._program import ReadProgram
 from spmdzero.audit._recompiles import recompilations
 from spmdzero.audit._report import AuditReport, Finding, sorted_findings
-from spmdzero.backend import runtime
+from spmdzero.backend import arrays, runtime
 from spmdzero.engine import Engine, RepeatedRows, StepGraph
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.profiling import module_scopes
@@ -25,10 +25,10 @@ class Audit:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._texts: dict[str, str] = {}
+        self._texts: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._before = tuple(engine.programs.compilations)
         self._first_step = engine.global_steps
-        self._buffers = {name: buffer for name, (_, buffer) in _live_tensors.ids(engine).items()}
+        self._memory = self._of_states()
         self._replaced: set[str] = set()
         self._rows: RepeatedRows | None = None
         self.watch = HostWatch(engine.module)
@@ -49,15 +49,17 @@ class Audit:
 
     def read(self, graph: StepGraph) -> None:
         """Looks at a program that is about to run."""
-        ids = _live_tensors.ids(self._engine)
-        for name, (_, reused) in ids.items():
-            if reused != self._buffers.get(name, reused):
+        for name, tensor in _live_tensors.states(self._engine).items():
+            if name in self._memory and arrays.is_kept_beside(self._memory[name], tensor):
                 self._replaced.add(name)
-        # Once the program has run, the buffer is known by the tensor's own id.
-        self._buffers = {name: own for name, (own, _) in ids.items()}
+        self._memory = self._of_states()
         self._rows = graph.rows or self._rows
         if graph.kind not in self._texts:
-            self._texts[graph.kind] = graph.hlo()
+            self._texts[graph.kind] = graph.hlo(), graph.returned
+
+    def _of_states(self) -> dict[str, Any]:
+        states = _live_tensors.states(self._engine)
+        return {name: arrays.memory_of(tensor) for name, tensor in states.items()}
 
     def finish(self) -> None:
         """Makes the report.
@@ -78,8 +80,8 @@ class Audit:
             for name, parameter in engine.module.named_parameters()
         }
         findings, inputs = list[Finding](), 0
-        for kind, text in self._texts.items():
-            program = ReadProgram(text)
+        for kind, (text, outputs) in self._texts.items():
+            program = ReadProgram(text, outputs=outputs)
             findings += program.findings(
                 dtypes=dtypes,
                 where=f"{kind} program",
@@ -89,7 +91,7 @@ class Audit:
         findings += _live_tensors.replicated_states(engine)
         findings += _live_tensors.drifted_parameters(engine)
         findings += _live_tensors.missing_donation(
-            self._replaced, len(self._buffers), engine.donated_inputs, inputs
+            self._replaced, len(self._memory), engine.donated_inputs, inputs
         )
         earlier = {id(compilation) for compilation in self._before}
         since = [c for c in engine.programs.compilations if id(c) not in earlier]

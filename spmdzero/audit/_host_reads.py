@@ -1,11 +1,14 @@
 """Who reads values from the devices, and what runs on the CPU: found while it happens."""
 
+import contextlib
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spmdzero._user_line import called_by_library, user_line
@@ -21,6 +24,20 @@ class _Site:
     operations: set[str] = field(default_factory=set)
 
 
+class _Calls(TorchFunctionMode):
+    """Python's calls: one that reads, such as `tensor.item()`, is no operation on every backend."""
+
+    def __init__(self, watch: "HostWatch") -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
+    ) -> Any:
+        with self._watch.noting(getattr(func, "__name__", str(func))):
+            return func(*args, **(kwargs or {}))
+
+
 class HostWatch(TorchDispatchMode):
     """Watches each operation's effect on the backend's counters, and notes where it was called.
 
@@ -33,21 +50,43 @@ class HostWatch(TorchDispatchMode):
         self._model = model
         self._reads: dict[str, _Site] = {}
         self._fallbacks: Counter[tuple[str, str]] = Counter()
+        self._calls = _Calls(self)
+        # Reads that somebody was named for.
+        self._noted = 0
+
+    def __enter__(self) -> "HostWatch":
+        self._calls.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._calls.__exit__(*error)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
     ) -> Any:
         name = func.name().partition(".")[0]
         reads, fallbacks = counters.host_reads(), counters.fallback_calls(name)
-        result = func(*args, **(kwargs or {}))
-        if counters.fallback_calls(name) > fallbacks:
-            self._fallbacks[name, self._line()] += 1
-        # The engine's own step reads what it says that it reads.
-        elif counters.host_reads() > reads and not called_by_library("step", _ENGINE):
-            site = self._reads.setdefault(self._line(), _Site())
-            site.reads += counters.host_reads() - reads
-            site.operations.add(name)
+        with self.noting(name):
+            result = func(*args, **(kwargs or {}))
+            if counters.fallback_calls(name) > fallbacks:
+                self._fallbacks[name, self._line()] += 1
+                # The host reads what it computes with.
+                self._noted += counters.host_reads() - reads
         return result
+
+    @contextlib.contextmanager
+    def noting(self, name: str) -> Iterator[None]:
+        """Notes what is read inside, by an operation or a call of that name, once."""
+        before, noted = counters.host_reads(), self._noted
+        yield
+        reads = counters.host_reads() - before - (self._noted - noted)
+        self._noted += reads
+        # The engine's own step reads what it says that it reads.
+        if reads and not called_by_library("step", _ENGINE):
+            site = self._reads.setdefault(self._line(), _Site())
+            site.reads += reads
+            site.operations.add(name)
 
     def findings(self, *, steps: int) -> list[Finding]:
         """CPU fallbacks, and the places that read once a step or more."""

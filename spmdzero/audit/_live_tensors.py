@@ -68,10 +68,10 @@ def drifted_parameters(engine: Engine) -> Iterator[Finding]:
             )
 
 
-def ids(engine: Engine) -> dict[str, tuple[int, int]]:
-    """`buffer_ids` of each parameter and state."""
+def states(engine: Engine) -> dict[str, torch.Tensor]:
+    """Each parameter and state."""
     return {
-        name: arrays.buffer_ids(tensor)
+        name: tensor
         for name, tensor in engine.named_tensors().items()
         if name.partition("/")[0] == "parameter" or _is_state(engine, name.partition("/")[0])
     }
@@ -80,7 +80,7 @@ def ids(engine: Engine) -> dict[str, tuple[int, int]]:
 def missing_donation(
     replaced: Iterable[str], states: int, donated: Mapping[str, int], inputs: int
 ) -> Iterator[Finding]:
-    """Tensors that another tensor stood for at the next launch.
+    """Tensors whose memory was kept beside that of another at the next launch.
 
     Args:
         replaced: their names, as in `engine.named_tensors()`.

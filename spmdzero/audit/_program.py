@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from spmdzero.audit._report import Finding, first_of
-from spmdzero.hlo import Collective, Instruction, Module, parse, read_collectives
+from spmdzero.hlo import Collective, Instruction, Module, operation_of, parse, read_collectives
 from spmdzero.inspect import CollectiveLedger
 from spmdzero.profiling import module_of
 
@@ -100,7 +100,7 @@ def _leaks(leaks: list[Collective], where: str) -> Iterator[Finding]:
 
 
 def _subject(leak: Collective) -> str:
-    operation = leak.op_name.rsplit("/", 1)[-1].replace("__", "::")
+    operation = operation_of(leak.op_name)
     module = module_of(leak.op_name)
     if module is None:
         return f"{operation} in the backward pass or outside of the model"

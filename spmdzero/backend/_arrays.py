@@ -45,8 +45,11 @@ class Arrays(Protocol):
     def buffer_handles(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """What tells the memory of computed tensors apart; shared by those that share it."""
 
-    def buffer_ids(self, tensor: torch.Tensor) -> tuple[int, int]:
-        """The id of `tensor`, and of the input whose memory its value will take; one for none."""
+    def memory_of(self, tensor: torch.Tensor) -> Any:
+        """What tells the memory of `tensor` apart, for `is_kept_beside`."""
+
+    def is_kept_beside(self, memory: Any, tensor: torch.Tensor) -> bool:
+        """Whether `memory`, which was that of `tensor`, stays while its new value takes another."""
 
     def sharding_of(self, tensor: torch.Tensor) -> str:
         """The annotation as HLO writes it, ``''`` where there is none."""

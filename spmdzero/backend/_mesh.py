@@ -53,6 +53,9 @@ class Mesh(Protocol):
     def all_reduce(self, local: torch.Tensor, *, axis: str) -> torch.Tensor:
         """The sum over an axis, in replica space."""
 
+    def sum_partial(self, partial: torch.Tensor) -> torch.Tensor:
+        """The sum over dim 0 of a Partial `[n, *shape]`, in its dtype, which crosses the wire."""
+
     def let_go_of_whole(self, gradient: torch.Tensor, placement: Placement) -> torch.Tensor:
         """A reduced gradient, number for number, of which devices keep their shards only."""
 

@@ -55,6 +55,9 @@ class Programs(Protocol):
     def annotated(self, tensors: Sequence[torch.Tensor]) -> AnnotatedProgram:
         """The program that computes `tensors`, as it is handed to the compiler."""
 
+    def returned(self, tensors: Sequence[torch.Tensor]) -> list[int]:
+        """Which of `tensors` these programs of them return, in order."""
+
     def text(self, tensors: Sequence[torch.Tensor]) -> str:
         """That program as text, with the Python line of each operation if it was recorded.
 
@@ -116,9 +119,11 @@ class Flags(Protocol):
 
     Attributes:
         FLAG_SETS: named sets of the TPU compiler's flags.
+        ALWAYS: what the TPU compiler is handed whatever the set, name -> value.
     """
 
     FLAG_SETS: Mapping[str, tuple[XlaFlag, ...]]
+    ALWAYS: Mapping[str, str]
 
     def flags_for(self, name: str, *, chip: str | None = None) -> Mapping[str, str]:
         """The TPU compiler's flags of a named set, name -> value.

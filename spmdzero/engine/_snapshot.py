@@ -25,6 +25,12 @@ class StepGraph:
     outputs: Mapping[str, torch.Tensor]
     rows: RepeatedRows | None = None
 
+    @property
+    def returned(self) -> tuple[str, ...]:
+        """The names of what the text and the annotated program return, in order."""
+        names = list(self.outputs)
+        return tuple(names[place] for place in programs.returned(list(self.outputs.values())))
+
     def hlo(self) -> str:
         """Compiles what is pending, without running it: optimised, partitioned HLO text."""
         return self._optimized

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from spmdzero.backend import AnnotatedProgram
+from spmdzero.backend import flags as own_flags
 from spmdzero.errors import SpmdZeroRuntimeError
 from spmdzero.explain import _passes
 from spmdzero.explain._chips import Topology
@@ -20,8 +21,6 @@ from spmdzero.explain._chips import Topology
 # Those with wheels of jax 0.7.1 and libtpu 0.0.21, in the markers of pyproject.toml too.
 _PYTHONS = ((3, 11), (3, 12))
 _CHILD = Path(__file__).with_name("_aot_child.py")
-# What torch_xla itself passes; without it gathers become all-reduces on larger topologies.
-TORCH_XLA_FLAGS: Mapping[str, str] = {"xla_tpu_prefer_async_allgather_to_allreduce": "true"}
 # Machine code of equal operations is made once: the optimised HLO stays the same to the letter, and
 # the compiler takes a third less host memory (measured with libtpu 0.0.21, 4 equal layers).
 _LEAN: Mapping[str, str] = {"xla_tpu_enable_deduplicated_calls": "true"}
@@ -102,17 +101,14 @@ def require_tpu_compiler() -> None:
 
 
 def compile_for_tpu(
-    program: AnnotatedProgram,
-    topology: Topology,
-    *,
-    flags: Mapping[str, str] = TORCH_XLA_FLAGS,
+    program: AnnotatedProgram, topology: Topology, *, flags: Mapping[str, str] | None = None
 ) -> Compiled:
     """What libtpu makes of an annotated program, for chips that need not be here.
 
     Args:
         program: annotated for `topology.devices` devices.
         topology: the chips.
-        flags: XLA's compile options.
+        flags: XLA's compile options; None for the backend's own.
 
     Returns what was compiled; of a program that needs more than a chip's memory only how much.
 
@@ -124,7 +120,7 @@ def compile_for_tpu(
     request = {
         "topology": topology.slice_name,
         "slices": topology.slices,
-        "flags": {**_LEAN, **flags},
+        "flags": {**_LEAN, **(own_flags.ALWAYS if flags is None else flags)},
         "stablehlo": program.is_stablehlo,
         "input_shardings": dict(program.input_shardings),
     }

@@ -3,13 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 from spmdzero.backend import flags
-from spmdzero.explain._aot import TORCH_XLA_FLAGS
 from spmdzero.explain._chips import Topology
 
 
 def flags_on(topology: Topology, name: str) -> Mapping[str, str]:
-    """Name -> value, where the config's set of flags is `name`; torch_xla's own among them."""
-    return {**TORCH_XLA_FLAGS, **flags.flags_for(name, chip=topology.chip.name)}
+    """Name -> value, where the config's set of flags is `name`; the backend's own among them."""
+    return {**flags.ALWAYS, **flags.flags_for(name, chip=topology.chip.name)}
 
 
 def flags_in_words(topologies: Sequence[Topology], name: str) -> tuple[str, ...]:
@@ -17,7 +16,7 @@ def flags_in_words(topologies: Sequence[Topology], name: str) -> tuple[str, ...]
     if not topologies:
         # Those of a set that is named are the same on every chip.
         chosen = {} if name == "auto" else flags.flags_for(name)
-        return tuple(f"{key}={value}" for key, value in {**TORCH_XLA_FLAGS, **chosen}.items())
+        return tuple(f"{key}={value}" for key, value in {**flags.ALWAYS, **chosen}.items())
     where: dict[str, list[str]] = {}
     for topology in topologies:
         for key, value in flags_on(topology, name).items():

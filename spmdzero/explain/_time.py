@@ -9,7 +9,7 @@ from spmdzero._display import Shown
 from spmdzero.explain._chips import Chip
 from spmdzero.explain._kinds import KINDS, kind_of
 from spmdzero.explain._timeline import Spent, timeline
-from spmdzero.hlo import Operation, read_matmuls, read_schedule
+from spmdzero.hlo import Operation, operation_of, read_matmuls, read_schedule
 from spmdzero.profiling import traced_in
 
 _DEAREST = 10
@@ -233,7 +233,7 @@ def _traced_as(operation: Operation) -> str:
         return operation.opcode
     name = operation.op_names[0]
     zero = re.search(r"\bzero\.\w+", name)
-    return zero[0] if zero else name.rpartition("/")[2].replace("__", "::", 1)
+    return zero[0] if zero else operation_of(name)
 
 
 def _users(source: str) -> str:

@@ -55,7 +55,7 @@ def trace_step(engine: Engine, batch: Batch) -> tuple[TracedProgram, ...]:
             programs[graph.kind] = TracedProgram(
                 kind=graph.kind,
                 runs=0,
-                outputs=tuple(graph.outputs),
+                outputs=graph.returned,
                 annotated=annotated,
                 compiled=Compiled(hlo=text, memory=memory),
             )

@@ -81,7 +81,7 @@ def _trace(
             TracedProgram(
                 kind=graph.kind,
                 runs=runs,
-                outputs=tuple(graph.outputs),
+                outputs=graph.returned,
                 annotated=program,
                 compiled=None,
             )

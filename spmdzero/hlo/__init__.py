@@ -5,6 +5,7 @@ from spmdzero.hlo._cycles import Kernel, Operation, each_operation, read_schedul
 from spmdzero.hlo._liveness import entry_argument_bytes, peak_temporary_bytes
 from spmdzero.hlo._matmuls import Matmul, read_matmuls
 from spmdzero.hlo._module import Instruction, Module, Shape
+from spmdzero.hlo._names import operation_of
 from spmdzero.hlo._text import parse
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Shape",
     "each_operation",
     "entry_argument_bytes",
+    "operation_of",
     "parse",
     "peak_temporary_bytes",
     "read_collectives",

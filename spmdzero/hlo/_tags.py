@@ -7,13 +7,17 @@ from spmdzero.hlo._module import Instruction, Module
 
 # A scope named zero.gradient/layer.weight reaches HLO as zero.gradient/layer.weight.<number>/<op>.
 _TAG = re.compile(r"(?:^|/)zero\.([a-z_]+)(?:/(.+?))?\.\d+(?=/|$)")
+# The collective of an output whose sharding was asked for of the whole program, as newer JAX names
+# it: it says nothing of what the output is.
+_OUTPUTS = re.compile(r"jit\(\w+\)/sharding_constraint")
 # Operations that keep each element apart from the others, so a slice after them is a slice before.
 ELEMENTWISE = {"add", "subtract", "multiply", "divide", "convert", "copy", "bitcast", "reshape"}
 ELEMENTWISE |= {"transpose", "all-reduce-done", "async-done"}
 # What the compiler puts around a collective of its own, to move a tensor into another layout.
 _LAYOUT = ELEMENTWISE | {"slice", "dynamic-slice", "dynamic-update-slice", "pad", "concatenate"}
 _LAYOUT |= {"select", "copy-start", "copy-done", "collective-permute", "collective-permute-start"}
-_LAYOUT |= {"collective-permute-done", "fusion", "get-tuple-element", "parameter", "tuple"}
+_LAYOUT |= {"collective-permute-done", "all-gather-done", "fusion", "get-tuple-element"}
+_LAYOUT |= {"parameter", "tuple"}
 
 
 def traced_as(module: Module, instruction: Instruction, element: int | None) -> Instruction:
@@ -46,6 +50,8 @@ def tag_of(
         outputs: the program's outputs in order, as ``role/tensor``.
     """
     own = _tag(instruction.op_name)
+    if _OUTPUTS.fullmatch(traced.op_name):
+        return _tag_by_use(module, instruction, element, outputs)
     if traced is not instruction:
         return _tag(traced.op_name)
     nameless = not instruction.op_name

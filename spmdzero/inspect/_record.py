@@ -45,16 +45,16 @@ def record_ledgers(engine: Engine) -> Iterator[StepLedgers]:
 
     Each kind is compiled once more for its text. Training goes on as it would have.
     """
-    ledgers, texts = StepLedgers(), dict[str, str]()
+    ledgers, texts = StepLedgers(), dict[str, tuple[str, tuple[str, ...]]]()
 
     def read(graph: StepGraph) -> None:
         if graph.kind not in texts:
-            texts[graph.kind] = graph.hlo()
+            texts[graph.kind] = graph.hlo(), graph.returned
 
     with engine.observe(read):
         yield ledgers
-    for kind, text in texts.items():
+    for kind, (text, outputs) in texts.items():
         # Compiling for the text leaves donation out; the engine counted it when it first ran.
-        ledger = CollectiveLedger.from_hlo(text)
+        ledger = CollectiveLedger.from_hlo(text, outputs=outputs)
         donated = engine.donated_inputs.get(kind)
         ledgers.by_kind[kind] = dataclasses.replace(ledger, aliased=donated)

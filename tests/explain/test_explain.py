@@ -9,11 +9,18 @@ import torch
 
 import spmdzero
 from spmdzero import Explanation, SpmdZeroUsageError
+from spmdzero.backend import current
 from spmdzero.plan import Role
 from tests.audit.models import GrowsByItself, ReadsValue, batches
 from tests.audit.models import config as audited_config
 from tests.support.contract import make_batch, make_model
 
+# torch_xla writes a layer norm as a batch norm of rows that it mixes. JAX doesn't, and its
+# partitioner gathers what the head's weight gets its gradient from.
+LEAKS = {
+    "torch_xla": "aten::native_batch_norm in module h.0.ln_1",
+    "jax": "aten::mm in the backward pass or outside of the model",
+}
 PSI = sum(p.numel() for p in make_model().parameters())
 
 
@@ -118,10 +125,11 @@ def test_a_leak_is_a_problem_and_an_activation_with_its_name() -> None:
     )  # fmt: skip
     assert leaking.moves_on("cpu:8").activations
     subjects = {finding.subject for finding in leaking.audit.of("stray-activation-collective")}
-    assert "aten::native_batch_norm in module h.0.ln_1" in subjects
-    assert any("native_batch_norm in module h.0.ln_1" in problem for problem in leaking.problems)
+    leak = LEAKS[current().name]
+    assert leak in subjects
+    assert any(leak in problem for problem in leaking.problems)
     for shown in (str(leaking), leaking.to_html()):
-        assert "stray-activation-collective: aten::native_batch_norm in module h.0.ln_1" in shown
+        assert f"stray-activation-collective: {leak}" in shown
         assert "all-gather" in shown.partition("4. What does a step wait for?")[0]
     assert "activation: all-" in str(leaking)
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import spmdzero
 from spmdzero.backend import arrays, counters, current
 from spmdzero.errors import ReplicaRegionError, SpmdZeroConfigError
+from spmdzero.hlo import parse
 from tests.engine.test_trajectories import CASES, assert_follows
 from tests.support.trajectory import case_of, recording, run
 
@@ -104,6 +105,28 @@ def test_states_are_shards_and_the_compiled_program_scatters_gradients() -> None
     moment = engine.optimizer.state[weight]["exp_avg"]
     assert {shard.numel() for shard in arrays.local_shards(moment)} == {weight.numel() // 8}
     assert {shard.numel() for shard in arrays.local_shards(weight)} == {weight.numel()}
+
+
+def test_what_a_step_leaves_alone_is_no_output_of_its_program() -> None:
+    class Normed(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            # Its input wants no gradient.
+            self.norm = nn.BatchNorm1d(64)
+            self.layers[0].weight.requires_grad_(False)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return super().forward(self.norm(x), y)
+
+    engine, found = engine_of(Normed()), list[str]()
+    returned: list[tuple[str, ...]] = []
+    with engine.observe(lambda graph: (returned.append(graph.returned), found.append(graph.hlo()))):
+        engine.train_batch(iter([batch(0)]))
+    (names,), (text,) = returned, found
+    root = next(i for i in parse(text).computations[parse(text).entry].values() if i.is_root)
+    assert len(root.operands) == len(names)
+    assert "parameter/layers.0.weight" not in names
+    assert {"parameter/norm.weight", "buffer/norm.running_mean", "loss/0"} <= {*names}
 
 
 def test_replicas_drop_other_elements_and_a_seed_repeats_them() -> None:

@@ -222,6 +222,14 @@ def test_tag_is_the_innermost_scope_without_its_number():
         assert (gather.role, gather.tensor, gather.op_name) == (*expected, op_name)
 
 
+def test_collective_of_an_asked_for_output_is_named_by_that_output():
+    text = TPU.replace("zero.parameter/w.20/xla__custom_sharding", "jit(run)/sharding_constraint")
+    for outputs, expected in ((("parameter/w", "", "", ""), ("parameter", "w")), ((), ("", ""))):
+        ledger = CollectiveLedger.from_hlo(text, outputs=outputs)
+        (gather,) = (c for c in ledger.collectives if c.kind == "all-gather")
+        assert (gather.role, gather.tensor) == expected
+
+
 def test_bytes_follow_the_element_type():
     for dtype, size in {"f32": 4, "f8e4m3fn": 1, "pred": 1, "s4": 0.5, "c64": 8}.items():
         ledger = CollectiveLedger.from_hlo(TPU.replace("bf16[", f"{dtype}["))

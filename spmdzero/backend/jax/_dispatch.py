@@ -15,7 +15,7 @@ from spmdzero.backend.jax._functional import functional
 from spmdzero.backend.jax._lowered import made_by, require_lowering
 from spmdzero.backend.jax._operations import AtenOp, identity
 from spmdzero.backend.jax._tensor import LazyTensor, hooks, meta_of, over
-from spmdzero.backend.jax._values import Value, record
+from spmdzero.backend.jax._values import Operation, Value, record
 from spmdzero.backend.jax._views import UnwritableViewError, ViewStep, written
 from spmdzero.backend.jax.ops import UnsupportedError
 from spmdzero.backend.replica import KNOWN_DRAWS
@@ -41,6 +41,11 @@ def special(*funcs: Any) -> Callable[[Special], Special]:
 
 def dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Answers an operation of lazy tensors, or one that makes them."""
+    with Operation(func):
+        return _answered(func, args, kwargs)
+
+
+def _answered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if func in _special:
         return _special[func](*args, **kwargs)
     if AtenOp.of(func) is None:

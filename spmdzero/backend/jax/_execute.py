@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from spmdzero.backend.jax import flags
 from spmdzero.backend.jax._blame import UnloweredError, blamed
 from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._program import function_of, marked_spec
@@ -64,7 +65,8 @@ class Compilations:
             self._kept.move_to_end(key)
             return self._kept[key]
         begun = time.perf_counter()
-        compiled = self.lower(graph, arrays, donated=donated, shardings=shardings).compile()
+        lowered = self.lower(graph, arrays, donated=donated, shardings=shardings)
+        compiled = lowered.compile(compiler_options=flags.of_devices())
         self.seconds += time.perf_counter() - begun
         self.count += 1
         self.aliased = compiled.as_text().split("\n", 1)[0].count("-alias)")

@@ -7,12 +7,13 @@ import jax
 import numpy as np
 import torch
 
+from spmdzero._user_line import user_line
 from spmdzero.backend.jax._cells import pending_values
-from spmdzero.backend.jax._execute import start
+from spmdzero.backend.jax._execute import compilations, start
 from spmdzero.backend.jax._generator import generator
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
-from spmdzero.errors import SpmdZeroRuntimeError
+from spmdzero.errors import ReplicaRegionError, SpmdZeroRuntimeError
 
 # torch dtypes that numpy doesn't know, by the integers of their size.
 _BITS = {torch.bfloat16: torch.int16}
@@ -86,11 +87,25 @@ def note_upload(value: Value) -> None:
 
 
 def fetched(value: Value) -> torch.Tensor:
-    """A global value in the memory of this host."""
+    """A global value in the memory of this host.
+
+    Raises:
+        ReplicaRegionError: it is of a placeholder.
+    """
+    refuse_placeholder(value)
     compute(value)
     traffic.reads += 1
     with wide_numbers():
         return to_torch(gathered(value.array), value.dtype)
+
+
+def refuse_placeholder(value: Value) -> None:
+    """Raises ReplicaRegionError for what is computed from a placeholder, which has no data."""
+    if value.stand_in and compilations.tracing_only:
+        raise ReplicaRegionError(
+            f"{user_line()}: Python reads a value here, and a model on the meta device is "
+            "explained without any. Use torch.where, or explain a smaller model with data"
+        )
 
 
 def compute(value: Value) -> None:
@@ -99,13 +114,13 @@ def compute(value: Value) -> None:
         return
     if not traffic.uploads:
         start([*pending_values(), value])
+        generator.advance()
         return
     # What is being traced stays pending, or it would be no part of the program.
     leaves = start([value], donate=False)
     for uploads in traffic.uploads:
         if all(leaf.serial in uploads for leaf in leaves):
             uploads.add(value.serial)
-        generator.advance()
 
 
 def gathered(array: Any) -> np.ndarray:

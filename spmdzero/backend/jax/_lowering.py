@@ -16,9 +16,7 @@ from spmdzero.backend.jax._program import marked_spec
 
 def lowered(tensors: Sequence[torch.Tensor]) -> Any:
     """What JAX makes of the program that computes `tensors`, for `runtime.program_platform`."""
-    values = [value_of(tensor) for tensor in tensors]
-    unique = list({id(value): value for value in values if value.node is not None}.values())
-    graph, leaves = Graph.of(unique)
+    graph, leaves = Graph.of([value_of(tensors[place]) for place in returned(tensors)])
     shardings = marked_spec(graph, compilations.mesh)
     donated = donated_inputs(graph, leaves, shardings)
     return compilations.lower(
@@ -28,6 +26,16 @@ def lowered(tensors: Sequence[torch.Tensor]) -> Any:
         shardings=shardings,
         platform=runtime.program_platform(),
     )
+
+
+def returned(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Which of `tensors` these programs of them return, in order: each that is pending, once."""
+    values = [value_of(tensor) for tensor in tensors]
+    places: dict[int, int] = {}
+    for place, value in enumerate(values):
+        if value.node is not None:
+            places.setdefault(id(value), place)
+    return list(places.values())
 
 
 def annotated(tensors: Sequence[torch.Tensor]) -> AnnotatedProgram:

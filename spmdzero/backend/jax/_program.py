@@ -98,8 +98,7 @@ def _run(step: Step, known: dict[int, Any]) -> None:
     kwargs = swap_slots(step.kwargs, lambda slot: known[slot.number])
     with contextlib.ExitStack() as names:
         for name in step.scope:
-            # torch_xla numbers its scopes, and who reads names out of HLO looks for the number.
-            names.enter_context(jax.named_scope(f"{name}.0"))
+            names.enter_context(jax.named_scope(name))
         forms = [(slot.shape, slot.dtype) for slot in step.made]
         results = lowered(step.op, args, kwargs, forms)
     known |= {slot.number: result for slot, result in zip(step.made, results, strict=False)}

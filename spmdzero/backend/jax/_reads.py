@@ -31,11 +31,12 @@ def watch_reads(mesh: DeviceMesh) -> None:
 
 def _values(tensor: torch.Tensor) -> torch.Tensor | None:
     """The values of all replicas, None where `tensor` is global."""
+    value = value_of(tensor)
+    _host.refuse_placeholder(value)
     if in_region():
         reader = current_reader()
         if reader is not None:
             return reader.values(tensor)
-    value = value_of(tensor)
     if value.stand_in:
         raise ReplicaRegionError(
             f"{user_line()}: Python reads a value here of what is only traced. Use torch.where"

@@ -154,6 +154,29 @@ class Scoped:
         _scopes.pop()
 
 
+class Operation:
+    """A context in which nodes carry the name of a torch operation, as torch_xla writes it.
+
+    Of what one operation is taken apart into that one's name stays.
+    """
+
+    _around: Any = None
+
+    def __init__(self, func: Any) -> None:
+        self._func = func
+
+    def __enter__(self) -> None:
+        self._outermost = Operation._around is None
+        if self._outermost:
+            Operation._around = self._func
+            _scopes.append(self._func._schema.name.replace("::", "__"))
+
+    def __exit__(self, *_: object) -> None:
+        if self._outermost:
+            Operation._around = None
+            _scopes.pop()
+
+
 def record(
     op: Op,
     args: tuple[Any, ...],

@@ -1,6 +1,7 @@
 """What the devices hold of one tensor: see `spmdzero.backend.Arrays`."""
 
 import math
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,10 +74,18 @@ def buffer_handles(tensors: Sequence[torch.Tensor]) -> list[int]:
     return [value_of(tensor).serial for tensor in tensors]
 
 
-def buffer_ids(tensor: torch.Tensor) -> tuple[int, int]:
-    """The id of `tensor`, and of the input whose memory its value will take; one for none."""
-    value = value_of(tensor)
-    return value.serial, value.serial
+def memory_of(tensor: torch.Tensor) -> "weakref.ref[Value]":
+    """What tells the memory of `tensor` apart, for `is_kept_beside`."""
+    return weakref.ref(value_of(tensor))
+
+
+def is_kept_beside(memory: "weakref.ref[Value]", tensor: torch.Tensor) -> bool:
+    """Whether `memory`, which was that of `tensor`, stays while its new value takes another.
+
+    It is given away unless a tensor holds the old value, whoever has the new one.
+    """
+    value = memory()
+    return value is not None and value is not value_of(tensor) and value.holders > 0
 
 
 def shardings_of(tensors: Sequence[torch.Tensor]) -> list[str]:
@@ -168,9 +177,8 @@ def local_replicas(tensor: torch.Tensor) -> list[int]:
 
 
 __all__ = [
-    "PARAMETER", "are_pending", "attributes", "buffer_handles", "buffer_ids", "fresh",
-    "inner",
-    "is_mine", "is_split",
-    "local_replicas", "local_shapes", "local_shards", "local_slices", "read", "replace",
-    "set_value", "sharding_of", "shardings_of", "write_stamp",
+    "PARAMETER", "are_pending", "attributes", "buffer_handles", "fresh",
+    "inner", "is_kept_beside", "is_mine", "is_split",
+    "local_replicas", "local_shapes", "local_shards", "local_slices", "memory_of", "read",
+    "replace", "set_value", "sharding_of", "shardings_of", "write_stamp",
 ]  # fmt: skip

@@ -1,6 +1,7 @@
 """What the compilers are started with: see `spmdzero.backend.Flags`."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 
@@ -9,6 +10,9 @@ from spmdzero.errors import SpmdZeroUsageError
 
 # JAX hands a program's own options to the compiler; named sets are not measured with it yet.
 FLAG_SETS: Mapping[str, tuple[XlaFlag, ...]] = {"none": ()}
+# As torch_xla does. On v5e:8x8 libtpu 0.0.21 makes all-reduces of the parameters' all-gathers
+# without it, and a step moves 1.50 times the floor (1.00 with it).
+ALWAYS: Mapping[str, str] = {"xla_tpu_prefer_async_allgather_to_allreduce": "true"}
 
 
 def flags_for(name: str, *, chip: str | None = None) -> Mapping[str, str]:
@@ -48,3 +52,8 @@ def use_cache(path: str) -> None:
     """Keeps compiled programs in the folder `path`; an empty path changes nothing."""
     if path:
         jax.config.update("jax_compilation_cache_dir", path)
+
+
+def of_devices() -> dict[str, Any] | None:
+    """What the compiler of this process's devices is handed with each program, None for nothing."""
+    return dict(ALWAYS) if jax.default_backend() == "tpu" else None

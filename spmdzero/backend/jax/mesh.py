@@ -155,6 +155,15 @@ class DeviceMesh:
         op = MeshOp(key, summed, Space.REPLICA, mesh=self.devices)
         return over(record(op, (value_of(local),), {}, [(tuple(local.shape), local.dtype)])[0])
 
+    def sum_partial(self, partial: torch.Tensor) -> torch.Tensor:
+        """The sum over dim 0 of a Partial `[n, *shape]`, in its dtype, which crosses the wire.
+
+        torch's sum adds bf16 up in fp32, and the devices would send that.
+        """
+        op = MeshOp(("sum_partial",), _summed)
+        shape = tuple(partial.shape[1:])
+        return over(record(op, (value_of(partial),), {}, [(shape, partial.dtype)])[0])
+
     def let_go_of_whole(self, gradient: torch.Tensor, placement: Placement) -> torch.Tensor:
         """A reduced gradient, number for number, of which devices keep their shards only."""
         return gradient
@@ -238,6 +247,11 @@ class DeviceMesh:
 def ordered_shards(array: jax.Array) -> list[Any]:
     """What each device of this process holds, in the order of the devices."""
     return sorted(array.addressable_shards, key=lambda shard: shard.device.id)
+
+
+def _summed(partial: jax.Array) -> jax.Array:
+    zero = np.zeros((), partial.dtype)
+    return jax.lax.reduce(partial, zero, jax.lax.add, (0,))
 
 
 def _padded(part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

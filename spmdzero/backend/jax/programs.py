@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import torch
 
-from spmdzero.backend.jax import arrays
-from spmdzero.backend.jax._lowering import annotated, lowered
+from spmdzero.backend.jax import arrays, flags
+from spmdzero.backend.jax._lowering import annotated, lowered, returned
 from spmdzero.backend.jax._values import Scoped
 from spmdzero.backend.jax.placeholders import Placeholders
 from spmdzero.errors import SpmdZeroUsageError
@@ -19,6 +19,7 @@ __all__ = [
     "optimized_hlo",
     "placeholders",
     "record_scopes",
+    "returned",
     "scope",
     "start_trace",
     "stop_trace",
@@ -28,7 +29,8 @@ __all__ = [
 
 def scope(name: str) -> contextlib.AbstractContextManager[None]:
     """What is computed inside carries `name` in the compiled program."""
-    return Scoped(name)
+    # torch_xla numbers its scopes, and who reads names out of HLO looks for the number.
+    return Scoped(f"{name}.0")
 
 
 def record_scopes(enabled: bool, *, by: Any) -> None:
@@ -37,7 +39,7 @@ def record_scopes(enabled: bool, *, by: Any) -> None:
 
 def optimized_hlo(tensors: Sequence[torch.Tensor]) -> str:
     """The optimised, partitioned HLO of the program that computes `tensors`."""
-    return lowered(tensors).compile().as_text()
+    return lowered(tensors).compile(compiler_options=flags.of_devices()).as_text()
 
 
 def text(tensors: Sequence[torch.Tensor]) -> str:

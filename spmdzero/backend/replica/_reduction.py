@@ -113,5 +113,5 @@ class GradientReduction:
             (padded,) = placement.stored_shape(shape, spec)
             moved = F.pad(moved, (0, padded - moved.shape[1]))
         # The sum is marked before the cast: GSPMD would otherwise reduce in the wider dtype.
-        total = self.mesh.mark(moved.sum(0), placement.partition_spec(shape, spec))
+        total = self.mesh.mark(self.mesh.sum_partial(moved), placement.partition_spec(shape, spec))
         return self.mesh.let_go_of_whole(total, placement).to(partial.dtype)

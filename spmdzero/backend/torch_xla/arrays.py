@@ -5,11 +5,10 @@ from typing import Any
 import torch
 import torch_xla.distributed.spmd as xs
 
-from spmdzero.backend.torch_xla import runtime
+from spmdzero.backend.torch_xla import _private, runtime
 from spmdzero.backend.torch_xla._private import (
     are_pending,
     buffer_handles,
-    buffer_ids,
     is_split,
     local_replicas,
     local_shapes,
@@ -26,15 +25,16 @@ __all__ = [
     "are_pending",
     "attributes",
     "buffer_handles",
-    "buffer_ids",
     "fresh",
     "inner",
+    "is_kept_beside",
     "is_mine",
     "is_split",
     "local_replicas",
     "local_shapes",
     "local_shards",
     "local_slices",
+    "memory_of",
     "read",
     "replace",
     "set_value",
@@ -50,6 +50,20 @@ PARAMETER = torch.nn.Parameter
 def attributes(tensor: torch.Tensor) -> dict[str, Any]:
     """What was set on `tensor` by its users."""
     return vars(tensor)
+
+
+def memory_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """What tells the memory of `tensor` apart, for `is_kept_beside`."""
+    return _private.buffer_ids(tensor)
+
+
+def is_kept_beside(memory: tuple[int, int], tensor: torch.Tensor) -> bool:
+    """Whether `memory`, which was that of `tensor`, stays while its new value takes another.
+
+    Once a program has run, memory is known by the tensor's own id, until then by that of the input.
+    """
+    _, reused = _private.buffer_ids(tensor)
+    return reused not in memory
 
 
 def is_mine(tensor: torch.Tensor) -> bool:

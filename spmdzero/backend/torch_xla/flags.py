@@ -11,7 +11,7 @@ from spmdzero.backend.torch_xla._environment import tpu_generation
 from spmdzero.backend.torch_xla.compile_cache import use as use_cache
 from spmdzero.errors import SpmdZeroRuntimeError, SpmdZeroUsageError
 
-__all__ = ["FLAG_SETS", "apply", "cpu_flags", "flags_for", "in_force", "use_cache"]
+__all__ = ["ALWAYS", "FLAG_SETS", "apply", "cpu_flags", "flags_for", "in_force", "use_cache"]
 
 _VARIABLE = "LIBTPU_INIT_ARGS"
 
@@ -89,6 +89,8 @@ _HIDE = (
     ),
 )
 _ALL = (_KEEP_GATHERS, *_SCATTER, *_HIDE)
+# What torch_xla itself passes.
+ALWAYS: Mapping[str, str] = {_KEEP_GATHERS.name: _KEEP_GATHERS.value}
 FLAG_SETS: Mapping[str, tuple[XlaFlag, ...]] = {"none": (), "v5e": _ALL, "v5p": _ALL, "v6e": _ALL}
 
 

@@ -93,6 +93,10 @@ class DeviceMesh:
         (groups,) = self.groups(axis)
         return _private.all_reduce(local, groups=groups)
 
+    def sum_partial(self, partial: torch.Tensor) -> torch.Tensor:
+        """The sum over dim 0 of a Partial `[n, *shape]`, in its dtype, which crosses the wire."""
+        return partial.sum(0)
+
     def let_go_of_whole(self, gradient: torch.Tensor, placement: Placement) -> torch.Tensor:
         """A reduced gradient, the same number for number, of which devices keep their shards only.
 

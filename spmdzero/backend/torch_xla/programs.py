@@ -17,6 +17,7 @@ __all__ = [
     "optimized_hlo",
     "placeholders",
     "record_scopes",
+    "returned",
     "scope",
     "start_trace",
     "stop_trace",
@@ -27,6 +28,11 @@ __all__ = [
 def annotated(tensors: Sequence[torch.Tensor]) -> AnnotatedProgram:
     """The pending program that computes `tensors`, unoptimised."""
     return AnnotatedProgram(module=_private.annotated_program(tensors)[0])
+
+
+def returned(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Which of `tensors` these programs of them return, in order: all, as copies if need be."""
+    return list(range(len(tensors)))
 
 
 def placeholders() -> Placeholders:

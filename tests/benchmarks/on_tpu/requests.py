@@ -14,7 +14,7 @@ def request_of(topology: str, *, flags: bool) -> dict[str, Any]:
         "slices": chips.slices,
         "flags": {
             **_aot._LEAN,
-            **_aot.TORCH_XLA_FLAGS,
+            **flag_sets.ALWAYS,
             **(flag_sets.flags_for(chips.chip.name) if flags else {}),
         },
         "stablehlo": False,

@@ -1,0 +1,162 @@
+"""`explain` on JAX: what is traced without data, and what the TPU's compiler makes of it."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import spmdzero
+from spmdzero import Explanation
+from tests.support.processes import environment
+from tests.support.trajectory import ROOT
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu is an extra"
+)
+WIDTH, INNER = 128, 512
+# Weights are split, biases stay whole.
+SPLIT, WHOLE = 2 * WIDTH * INNER, WIDTH + INNER
+CONFIG = {
+    "train_micro_batch_size_per_gpu": 4,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    "zero_optimization": {"stage": 2},
+    "bf16": {"enabled": True},
+}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, INNER), nn.Linear(INNER, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.down(self.up(x).relu()) - x).pow(2).mean()
+
+
+class Tree(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(WIDTH), Net()) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return sum(net(norm(x)) for norm, net in self.blocks)  # type: ignore[bad-return]
+
+
+def explained(model: nn.Module, **config: object) -> Explanation:
+    x = torch.randn(32, WIDTH, dtype=torch.bfloat16)
+    return spmdzero.explain(model, CONFIG | config, x, tpu=["v5e:2x4"], stages=())
+
+
+@pytest.fixture(scope="module")
+def hollow() -> Explanation:
+    with torch.device("meta"):
+        model = Net()
+    return explained(model)
+
+
+def moved(explanation: Explanation, target: str = "v5e:2x4") -> dict[tuple[str, str, str], int]:
+    """Role, kind and dtype -> bytes."""
+    found: dict[tuple[str, str, str], int] = {}
+    for program in explanation.moves_on(target).programs:
+        for c in program.ledger.collectives:
+            key = (c.role, c.kind, c.dtype)
+            found[key] = found.get(key, 0) + program.runs * c.bytes
+    return found
+
+
+def test_a_step_without_data_scatters_and_gathers_by_name_with_the_planned_bytes(
+    hollow: Explanation,
+) -> None:
+    assert moved(hollow) == {
+        ("gradient", "reduce-scatter", "bf16"): 2 * SPLIT,
+        ("gradient", "all-reduce", "bf16"): 2 * WHOLE,
+        ("parameter", "all-gather", "bf16"): 2 * SPLIT,
+        ("norm", "all-reduce", "f32"): 4,
+        ("output", "all-reduce", "bf16"): 2,
+    }
+    moves = hollow.moves_on("v5e:2x4")
+    names = {c.tensor for c in moves.programs[0].ledger.of_role("gradient")}
+    assert names == {"up.weight", "up.bias", "down.weight", "down.bias"}
+    assert (moves.activations, moves.unnamed, moves.refused) == ((), (), ())
+    assert moves.over_floor == pytest.approx(1, rel=1e-3)
+    assert (hollow.audit.findings, hollow.tpu_note) == ((), "")
+
+
+def test_the_compilers_inputs_are_the_plans_shards_and_their_memory_is_reused(
+    hollow: Explanation,
+) -> None:
+    fit = hollow.fit_at(2)
+    (memory,) = fit.compiled
+    assert memory.memory.arguments is not None
+    # Beside the states, an input is the batch, or a scalar such as the learning rate.
+    assert fit.states <= memory.memory.arguments <= 1.03 * fit.states
+    # New states in memory of their own would be as much again.
+    assert memory.memory.peak < 2 * memory.memory.arguments
+
+
+def test_a_model_with_data_compiles_to_the_program_of_one_without(hollow: Explanation) -> None:
+    real = explained(Net())
+    assert moved(real) == moved(hollow)
+    assert real.fit_at(2).compiled[1:] == hollow.fit_at(2).compiled
+    assert (real.audit.steps, real.audit.findings, real.tpu_note) == (3, (), "")
+
+
+def test_time_is_told_by_module_and_by_torchs_operations() -> None:
+    time = explained(Tree()).time_on("v5e:2x4")
+    modules = {share.name: share.seconds for share in time.modules}
+    assert {f"blocks.{i}.{name}" for i in (0, 1) for name in ("0", "1.up", "1.down")} <= {*modules}
+    kinds = {share.name: share.seconds for share in time.kinds}
+    assert min(kinds[kind] for kind in ("matmul", "normalisation", "optimizer", "wire")) > 0
+    # A forward and two products of each layer's backward but the first one's of an input.
+    macs = 4 * WIDTH * INNER
+    assert time.flops == 2 * 2 * macs * (3 + 3)
+    operations = {o.traced_as for o in time.dearest if o.module is not None}
+    assert operations
+    assert all(name.startswith("aten::") for name in operations)
+
+
+def test_gradients_of_accumulated_micro_batches_are_programs_of_two_kinds() -> None:
+    with torch.device("meta"):
+        model = Net()
+    explanation = explained(model, gradient_accumulation_steps=4)
+    micro, boundary = explanation.moves_on("v5e:2x4").programs
+    assert (micro.kind, micro.runs, boundary.kind, boundary.runs) == ("micro", 3, "boundary", 1)
+    assert all(program.ledger.of_role("gradient") for program in (micro, boundary))
+    assert {c.role for c in micro.ledger.collectives} == {"gradient", "output"}
+
+
+def test_the_process_trains_on_after_it_explained() -> None:
+    explained(Net())
+    engine, *_ = spmdzero.initialize(model=Net(), config=CONFIG)
+    x = torch.randn(32, WIDTH, dtype=torch.bfloat16)
+    losses = [engine.train_batch(iter([x])).item() for _ in range(3)]
+    explanation = engine.explain(x, tpu=["v5e:2x4"])
+    losses.append(engine.train_batch(iter([x])).item())
+    assert losses == sorted(losses, reverse=True)
+    assert ("gradient", "reduce-scatter", "bf16") in moved(explanation)
+
+
+@pytest.mark.slow
+def test_the_command_explains_on_as_many_chips_as_the_topology_has(tmp_path: Path) -> None:
+    config = CONFIG | {"train_micro_batch_size_per_gpu": 1}
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "spmdzero", "explain", "tests.jax_backend.test_explain:Net"),
+            *(str(tmp_path / "ds.json"), "--batch", f"{{devices}}x{WIDTH}:bfloat16", "--meta"),
+            *("--tpu", "v5e:2x2", "--own-stage", "--json"),
+        ],
+        cwd=ROOT, env=environment(SPMDZERO_BACKEND="jax"), capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)
+    explanation = Explanation.from_json(json.dumps(found))
+    assert explanation.devices == 4
+    assert ("gradient", "reduce-scatter", "bf16") in moved(explanation, "v5e:2x2")
+    assert "explain: compiled for v5e:2x2" in done.stderr

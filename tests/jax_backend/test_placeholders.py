@@ -1,0 +1,63 @@
+"""Placeholders on JAX: inputs of a program that take no memory, sharded as what they stand for."""
+
+import re
+
+import pytest
+import torch
+from jax._src.interpreters import mlir
+from jax._src.lib.mlir import ir
+
+from spmdzero.backend import AnnotatedProgram, Mesh, arrays, counters, programs, runtime
+from spmdzero.errors import ReplicaRegionError
+
+
+def test_placeholders_keep_their_sharding_and_are_donated(mesh: Mesh) -> None:
+    with runtime.tracing_only(platform="TPU"):
+        read, written = (mesh.zeros((16, 8), torch.float32, ("fsdp", None)) for _ in range(2))
+        placeholders = programs.placeholders()
+        placeholders.stand_for([read, written])
+        assert arrays.sharding_of(read) == "{devices=[8,1]<=[8]}"
+        written.add_(read)
+        mesh.mark(written)  # no longer split
+        program = placeholders.program([written])
+        assert inputs_of(program) == [(("fsdp", None), False)] * 2
+        placeholders.stand_for([written])
+        written.mul_(2)
+        mesh.mark(written)
+        program = placeholders.program([written])
+        assert inputs_of(program) == [((None, None), True)]
+
+
+def inputs_of(program: AnnotatedProgram) -> list[tuple[tuple[str | None, ...], bool]]:
+    """For each input of a program the axis that splits each dim, and whether it is donated."""
+    assert program.is_stablehlo
+    with mlir.make_ir_context():
+        text = str(ir.Module.parse(program.module))
+    (inputs,) = re.findall(r"func\.func public @main\((.*?)\) ->", text)
+    found = []
+    for one in re.findall(r"%arg\d+: tensor<.*?> \{(.*?)\}(?=, %arg|$)", inputs):
+        (dims,) = re.findall(r"\[(\{.*\})\]", one)
+        axes = tuple(axis.strip('"{}') or None for axis in dims.split(", "))
+        found.append((axes, "tf.aliasing_output" in one or "jax.buffer_donor" in one))
+    return found
+
+
+def test_nothing_runs_and_nothing_is_read_while_only_tracing(mesh: Mesh) -> None:
+    runtime.sync()
+    before = counters.compiled()[0]
+    # Of a shape that no other test makes, so that it has to be compiled.
+    tensor = mesh.zeros((8 * 1013,), torch.float32, ("fsdp",))
+    with runtime.tracing_only():
+        runtime.sync()
+        assert counters.compiled()[0] == before
+        huge = mesh.zeros((1_000_000, 1_000_000), torch.float32, ("fsdp", None))
+        placeholders = programs.placeholders()
+        placeholders.stand_for([huge])
+        with pytest.raises(ReplicaRegionError, match="Python reads a value here"):
+            huge.cpu()
+        assert "tensor without data" in repr(huge * 2)
+        assert placeholders.program([huge * 2]).module
+        del huge
+    runtime.sync()
+    assert counters.compiled()[0] == before + 1
+    assert arrays.local_shards(tensor)[0].shape == (1013,)
