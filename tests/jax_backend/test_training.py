@@ -141,8 +141,6 @@ def test_a_checkpoint_goes_on_bit_for_bit(tmp_path) -> None:  # type: ignore[no-
 def test_what_is_not_there_is_refused_in_words() -> None:
     with pytest.raises(SpmdZeroConfigError, match=r"spmd\.scan"):
         engine_of(Regression(), spmd={"scan": "on"})
-    with pytest.raises(SpmdZeroConfigError, match=r"spmd\.attention"):
-        engine_of(Regression(), spmd={"attention": "kernel"})
     with pytest.raises(SpmdZeroRuntimeError, match="outside of the replica region"):
         torch.zeros(3, device=current().runtime.device()).uniform_()
 

@@ -8,11 +8,14 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from spmdzero.backend._region import AttentionCall, Recompute
+from spmdzero.backend._region import AttentionCall, AttentionChoice, Recompute
+from spmdzero.backend.attention import AttentionKernels
 from spmdzero.backend.jax import _host
+from spmdzero.backend.jax._attention import KERNELS
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._factories import OwnFactories
 from spmdzero.backend.jax._graph import Graph
+from spmdzero.backend.jax._tensor import DEVICE
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.replica import RecomputedBlocks
 
@@ -36,36 +39,47 @@ class JaxQuirks:
 
 
 class JaxAround:
-    """Autocast, and what runs again in backward.
+    """Kernels, autocast, and what runs again in backward.
 
     Args:
         module: whose forward runs.
         autocast: dtype of `torch.autocast` around the module's forward, None for none.
+        attention: who computes `scaled_dot_product_attention`, see `AttentionKernels`.
         recompute: what of which blocks runs again in backward, see `RecomputedBlocks`.
 
     Attributes:
-        quirks, attention: see `Around`; there are no kernels.
+        quirks, attention: see `Around`.
     """
 
-    attention: tuple[AttentionCall, ...] = ()
-
     def __init__(
-        self, module: nn.Module, *, autocast: torch.dtype | None, recompute: Recompute = "nothing"
+        self,
+        module: nn.Module,
+        *,
+        autocast: torch.dtype | None = None,
+        attention: AttentionChoice = "auto",
+        recompute: Recompute = "nothing",
     ) -> None:
         self.quirks = JaxQuirks()
-        self._autocast, self._recomputed = autocast, RecomputedBlocks(module, recompute)
+        self._module, self._autocast = module, autocast
+        self._recomputed = RecomputedBlocks(module, recompute)
+        self._attention: AttentionChoice = attention
+        self.attention: tuple[AttentionCall, ...] = ()
 
     @contextlib.contextmanager
     def forward(self, random: Any, upload: Any, enter_whole: Any, *, loops: bool) -> Iterator[None]:
         """Around a forward in the region."""
-        with self.global_forward(), self._recomputed():
+        kernels = AttentionKernels(self._attention, KERNELS, owner=self._module)
+        with _inside(), kernels, _autocast(self._autocast), self._recomputed():
             yield
+        self.attention = tuple(kernels.calls)
 
     @contextlib.contextmanager
     def global_forward(self) -> Iterator[None]:
         """Around a forward in global space."""
-        with _without_own_kernels(), _autocast(self._autocast), OwnFactories():
+        kernels = AttentionKernels(self._attention, KERNELS, owner=self._module, is_global=True)
+        with _inside(), kernels, _autocast(self._autocast):
             yield
+        self.attention = tuple(kernels.calls)
 
     def finish(self, output: Any) -> Any:
         """The same."""
@@ -74,7 +88,8 @@ class JaxAround:
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
         """Around the backward of a forward in the region."""
-        with _without_own_kernels(), OwnFactories():
+        kernels = AttentionKernels(self._attention, KERNELS, owner=self._module)
+        with _inside(), kernels:
             yield
 
     def value_ids(self, tensors: Sequence[torch.Tensor]) -> list[Hashable]:
@@ -94,6 +109,12 @@ class JaxAround:
 
 
 @contextlib.contextmanager
+def _inside() -> Iterator[None]:
+    with _without_own_kernels(), OwnFactories():
+        yield
+
+
+@contextlib.contextmanager
 def _without_own_kernels() -> Iterator[None]:
     # C++ takes the tensors for the CPU's, for which it has libraries with operations of their own.
     before = torch._C._get_mkldnn_enabled()
@@ -106,5 +127,11 @@ def _without_own_kernels() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
-def _autocast(dtype: torch.dtype | None) -> contextlib.AbstractContextManager[object]:
-    return contextlib.nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)
+@contextlib.contextmanager
+def _autocast(dtype: torch.dtype | None) -> Iterator[None]:
+    if dtype is None:
+        yield
+        return
+    # C++ asks for the CPU's, and Python for that of the device it believes a tensor to be on.
+    with torch.autocast(DEVICE.type, dtype=dtype), torch.autocast("cpu", dtype=dtype):
+        yield

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend._region import GradientSink, Recompute, RegionRules
+from spmdzero.backend._region import AttentionChoice, GradientSink, Recompute, RegionRules
 from spmdzero.backend.jax._around import JaxAround
 from spmdzero.backend.jax._reads import watch_reads
 from spmdzero.backend.jax.mesh import DeviceMesh
@@ -21,33 +21,25 @@ def replica_region(
     rules: RegionRules,
     seed: int = 1,
     autocast: torch.dtype | None = None,
-    attention: str = "auto",
+    attention: AttentionChoice = "auto",
     scan: str = "off",
     recompute: Recompute = "nothing",
 ) -> ReplicaRegion:
-    """A `ReplicaRegion`; autocast and recompute as in `JaxAround`.
+    """A `ReplicaRegion`; autocast, attention and recompute as in `JaxAround`.
 
     Raises:
-        SpmdZeroConfigError: attention by kernels, or a loop over equal blocks, is asked for.
+        SpmdZeroConfigError: a loop over equal blocks is asked for.
     """
-    _refuse("attention", attention, {"auto", "plain"}, 'Use "auto" or "plain".')
     _refuse("scan", scan, {"off"}, 'Use "off".')
     watch_reads(mesh)
-    around = JaxAround(module, autocast=autocast, recompute=recompute)
+    around = JaxAround(module, autocast=autocast, attention=attention, recompute=recompute)
     return ReplicaRegion(mesh=mesh, module=module, sink=sink, rules=rules, around=around, seed=seed)
 
 
-def global_forward(
-    *,
-    mesh: DeviceMesh,
-    module: nn.Module,
-    autocast: torch.dtype | None = None,
-    attention: str = "auto",
-) -> GlobalForward:
-    """A `GlobalForward`; autocast as in `JaxAround`."""
-    _refuse("attention", attention, {"auto", "plain"}, 'Use "auto" or "plain".')
+def global_forward(*, mesh: DeviceMesh, module: nn.Module, **around: Any) -> GlobalForward:
+    """A `GlobalForward`; autocast and attention as in `JaxAround`."""
     watch_reads(mesh)
-    return GlobalForward(mesh=mesh, module=module, around=JaxAround(module, autocast=autocast))
+    return GlobalForward(mesh=mesh, module=module, around=JaxAround(module, **around))
 
 
 def _refuse(key: str, value: Any, known: set[str], fix: str) -> None:
