@@ -11,12 +11,13 @@ from spmdzero.backend._region import AttentionCall, AttentionChoice, Recompute
 from spmdzero.backend.attention import AttentionKernels
 from spmdzero.backend.replica import RecomputedBlocks, ReplicaRandom
 from spmdzero.backend.replica._around import Upload
+from spmdzero.backend.scan import Scan, equal_blocks_as_loops, made_real
 from spmdzero.backend.torch_xla import _private
 from spmdzero.backend.torch_xla._autocast import autocast
+from spmdzero.backend.torch_xla._loop import LOOPS
 from spmdzero.backend.torch_xla._quirks import TorchXlaQuirks
 from spmdzero.backend.torch_xla.attention import KERNELS
 from spmdzero.backend.torch_xla.kernels import TorchsNorms
-from spmdzero.backend.torch_xla.scan import Scan, equal_blocks_as_loops, made_real
 from spmdzero.backend.torch_xla.strangers import is_fixed
 
 
@@ -61,7 +62,7 @@ class TorchXlaAround:
             # Inside of the loops: what runs again is a part of a loop's body.
             self._recomputed(),
             equal_blocks_as_loops(
-                self._module, self._scan if loops else "off", random, upload, enter_whole
+                self._module, self._scan if loops else "off", LOOPS, random, upload, enter_whole
             ),
         ):
             yield

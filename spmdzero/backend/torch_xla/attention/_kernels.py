@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from spmdzero.backend.attention import Direction, Form, Kernels, dtype_name, jax_function
+from spmdzero.backend.replica._anchors import kept
 from spmdzero.backend.replica._recompute import kept_of_kernel
 from spmdzero.backend.torch_xla import _private
-from spmdzero.backend.torch_xla.scan import kept
 
 
 def _run(direction: Direction, form: Form, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
