@@ -1,7 +1,7 @@
 """What JAX's backend puts around a module: see `spmdzero.backend.replica.Around`."""
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,36 +15,23 @@ from spmdzero.backend.jax._attention import KERNELS
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._factories import OwnFactories
 from spmdzero.backend.jax._graph import Graph
+from spmdzero.backend.jax._loop import LOOPS
+from spmdzero.backend.jax._quirks import JaxQuirks
 from spmdzero.backend.jax._tensor import DEVICE
 from spmdzero.backend.jax._values import Space
-from spmdzero.backend.replica import RecomputedBlocks
-
-
-class JaxQuirks:
-    """None: the operations are torch's."""
-
-    def unsupported(self, func: Any, args: tuple[Any, ...]) -> str | None:
-        """None: what the table lacks is refused where it is recorded."""
-        return None
-
-    def batch_norm(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """What a BatchNorm returns; it writes its running statistics."""
-        return func(*args, **kwargs)
-
-    def made(self, result: Any) -> Any:
-        """The same."""
-        return result
+from spmdzero.backend.replica import RecomputedBlocks, ReplicaRandom
+from spmdzero.backend.replica._around import Upload
+from spmdzero.backend.scan import Scan, equal_blocks_as_loops, made_real
 
 
 class JaxAround:
-    """Kernels, autocast, and what runs again in backward.
+    """Kernels, loops, autocast, and what runs again in backward.
 
     Args:
         module: whose forward runs.
         autocast: dtype of `torch.autocast` around the module's forward, None for none.
         attention: who computes `scaled_dot_product_attention`, see `AttentionKernels`.
+        scan: whether equal blocks of the module become one loop, see `equal_blocks_as_loops`.
         recompute: what of which blocks runs again in backward, see `RecomputedBlocks`.
 
     Attributes:
@@ -57,19 +44,30 @@ class JaxAround:
         *,
         autocast: torch.dtype | None = None,
         attention: AttentionChoice = "auto",
+        scan: Scan = "off",
         recompute: Recompute = "nothing",
     ) -> None:
         self.quirks = JaxQuirks()
-        self._module, self._autocast = module, autocast
+        self._module, self._autocast, self._scan = module, autocast, scan
         self._recomputed = RecomputedBlocks(module, recompute)
         self._attention: AttentionChoice = attention
         self.attention: tuple[AttentionCall, ...] = ()
 
     @contextlib.contextmanager
-    def forward(self, random: Any, upload: Any, enter_whole: Any, *, loops: bool) -> Iterator[None]:
+    def forward(
+        self, random: ReplicaRandom, upload: Upload, enter_whole: Upload, *, loops: bool
+    ) -> Iterator[None]:
         """Around a forward in the region."""
-        kernels = AttentionKernels(self._attention, KERNELS, owner=self._module)
-        with _inside(), kernels, _autocast(self._autocast), self._recomputed():
+        with (
+            _inside(),
+            AttentionKernels(self._attention, KERNELS, owner=self._module) as kernels,
+            _autocast(self._autocast),
+            # Inside of the loops: what runs again is a part of a loop's body.
+            self._recomputed(),
+            equal_blocks_as_loops(
+                self._module, self._scan if loops else "off", LOOPS, random, upload, enter_whole
+            ),
+        ):
             yield
         self.attention = tuple(kernels.calls)
 
@@ -82,8 +80,8 @@ class JaxAround:
         self.attention = tuple(kernels.calls)
 
     def finish(self, output: Any) -> Any:
-        """The same."""
-        return output
+        """What the module returned, as tensors that can be computed with."""
+        return made_real(output)
 
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:

@@ -14,6 +14,7 @@ from spmdzero.backend.jax._tensor import OWN, LazyTensor
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax.mesh import ordered_shards
+from spmdzero.backend.scan import StandIn
 
 _SHARDED = ("mark", "leave")
 
@@ -28,7 +29,8 @@ def attributes(tensor: torch.Tensor) -> dict[str, Any]:
 
 def is_mine(tensor: torch.Tensor) -> bool:
     """Whether `tensor` is on the devices."""
-    return isinstance(tensor, LazyTensor)
+    # What a loop's block returned has yet to become one.
+    return isinstance(tensor, LazyTensor | StandIn)
 
 
 def read(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from spmdzero.backend.jax._around import JaxAround
 from spmdzero.backend.jax._reads import watch_reads
 from spmdzero.backend.jax.mesh import DeviceMesh
 from spmdzero.backend.replica import GlobalForward, ReplicaRegion
-from spmdzero.errors import SpmdZeroConfigError
+from spmdzero.backend.scan import Scan
 
 
 def replica_region(
@@ -22,17 +22,14 @@ def replica_region(
     seed: int = 1,
     autocast: torch.dtype | None = None,
     attention: AttentionChoice = "auto",
-    scan: str = "off",
+    scan: Scan = "off",
     recompute: Recompute = "nothing",
 ) -> ReplicaRegion:
-    """A `ReplicaRegion`; autocast, attention and recompute as in `JaxAround`.
-
-    Raises:
-        SpmdZeroConfigError: a loop over equal blocks is asked for.
-    """
-    _refuse("scan", scan, {"off"}, 'Use "off".')
+    """A `ReplicaRegion`; autocast, attention, scan and recompute as in `JaxAround`."""
     watch_reads(mesh)
-    around = JaxAround(module, autocast=autocast, attention=attention, recompute=recompute)
+    around = JaxAround(
+        module, autocast=autocast, attention=attention, scan=scan, recompute=recompute
+    )
     return ReplicaRegion(mesh=mesh, module=module, sink=sink, rules=rules, around=around, seed=seed)
 
 
@@ -40,13 +37,3 @@ def global_forward(*, mesh: DeviceMesh, module: nn.Module, **around: Any) -> Glo
     """A `GlobalForward`; autocast and attention as in `JaxAround`."""
     watch_reads(mesh)
     return GlobalForward(mesh=mesh, module=module, around=JaxAround(module, **around))
-
-
-def _refuse(key: str, value: Any, known: set[str], fix: str) -> None:
-    if value not in known:
-        raise SpmdZeroConfigError(
-            key=f"spmd.{key}",
-            value=value,
-            reason="the JAX backend doesn't have it yet",
-            fix=f'{fix[:-1]}, or "spmd": {{"backend": "torch_xla"}}.',
-        )
