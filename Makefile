@@ -44,8 +44,8 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile
 
 # Tests of both backends, which run once more on JAX: a process has one backend.
 SHARED := $(addprefix tests/unit/test_,attention_kernels.py random.py region_buffers.py \
-	region_checkpointing.py region_outputs.py region_reduction.py region_transformers.py) \
-	tests/engine/test_attention.py
+	region_checkpointing.py region_outputs.py region_reduction.py region_scan.py \
+	region_transformers.py) $(addprefix tests/engine/test_,attention.py scan.py)
 
 test: lint
 	$(PYTEST) -m "not slow"

@@ -6,16 +6,14 @@ import jax
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
-from spmdzero.backend import Mesh, runtime
+from spmdzero.backend import runtime
 from spmdzero.backend.attention import JAX_VERSION
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._program import function_of
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax.mesh import DeviceMesh
-from tests.support import engines
 from tests.unit.region_harness import Apply, Probe
 
 ROWS = 8  # one for each device
@@ -65,20 +63,3 @@ def test_beside_a_mask_the_backward_has_two_kernels(mesh: DeviceMesh) -> None:
     )
     assert text.count("@tpu_custom_call") == 3
     assert "256x256" not in text  # weights
-
-
-def test_a_model_finds_autocast_on_by_its_tensors_device(mesh: Mesh) -> None:
-    class Asking(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.line = nn.Linear(4, 4)
-            self.found: list[object] = []
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            device = x.device.type
-            self.found += [torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)]
-            return self.line(x).float().mean()
-
-    engine = engines.start(Asking(), torch_autocast={"enabled": True, "dtype": "bfloat16"})
-    engine.train_batch(iter([(torch.ones(8, 4),)]))
-    assert engine.module.found == [True, torch.bfloat16]
