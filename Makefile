@@ -43,8 +43,9 @@ FRESH_TESTS := tests/docs/test_commands.py tests/docs/test_docs.py tests/unit/te
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile
 
 # Tests of both backends, which run once more on JAX: a process has one backend.
-SHARED := $(addprefix tests/unit/test_,random.py region_buffers.py region_checkpointing.py \
-	region_outputs.py region_reduction.py region_transformers.py) \
+SHARED := $(addprefix tests/unit/test_,attention_kernels.py random.py region_buffers.py \
+	region_checkpointing.py region_outputs.py region_reduction.py region_scan.py \
+	region_transformers.py) $(addprefix tests/engine/test_,attention.py scan.py) \
 	tests/explain/test_explain.py tests/explain/test_time.py
 
 test: lint

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import spmdzero
 from spmdzero.backend import arrays, counters, current
-from spmdzero.errors import ReplicaRegionError, SpmdZeroConfigError
+from spmdzero.errors import ReplicaRegionError, SpmdZeroUsageError
 from spmdzero.hlo import parse
 from tests.engine.test_trajectories import CASES, assert_follows
 from tests.support.trajectory import case_of, recording, run
@@ -161,11 +161,24 @@ def test_a_checkpoint_goes_on_bit_for_bit(tmp_path) -> None:  # type: ignore[no-
     assert [other.train_batch(iter([batch(step)])).item() for step in (3, 4)] == expected
 
 
+def test_autocast_is_on_by_the_tensors_device_and_off_where_a_model_turns_it_off() -> None:
+    class Asking(Regression):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            found.append(torch.is_autocast_enabled(x.device.type))
+            found.append(self.layers[0](x).dtype)
+            with torch.autocast(x.device.type, enabled=False):
+                found.append(self.layers[0](x).dtype)
+            return super().forward(x, y)
+
+    found: list[object] = []
+    engine = engine_of(Asking(), torch_autocast={"enabled": True, "dtype": "bfloat16"})
+    engine.train_batch(iter([batch(0)]))
+    assert found[:3] == [True, torch.bfloat16, torch.float32]
+
+
 def test_what_is_not_there_is_refused_in_words() -> None:
-    with pytest.raises(SpmdZeroConfigError, match=r"spmd\.scan"):
-        engine_of(Regression(), spmd={"scan": "on"})
-    with pytest.raises(SpmdZeroConfigError, match=r"spmd\.attention"):
-        engine_of(Regression(), spmd={"attention": "kernel"})
+    with pytest.raises(SpmdZeroUsageError, match=r"xla_flags"):
+        engine_of(Regression(), spmd={"xla_flags": "auto"})
 
 
 def test_replicas_that_disagree_on_a_value_that_python_reads_are_refused() -> None:

@@ -7,15 +7,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from region_harness import Apply, Probe
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from spmdzero._logging import forget_what_was_logged
-from spmdzero.backend.torch_xla import DeviceMesh
-from spmdzero.backend.torch_xla._private import optimized_hlo
-from spmdzero.backend.torch_xla.attention._call import Call, PlainError
-from spmdzero.backend.torch_xla.attention._form import block_of, padded_length
-from tests.support.processes import run_python
+from spmdzero.backend import Mesh, programs
+from spmdzero.backend.attention._call import Call, PlainError
+from spmdzero.backend.attention._form import block_of, padded_length
+from tests.unit.region_harness import Apply, Probe
 
 ROWS = 8  # one for each device
 
@@ -106,7 +104,7 @@ def by_torch(
 
 
 def by_kernels(
-    case: Case, tensors: list[torch.Tensor], mask: torch.Tensor | None, mesh: DeviceMesh
+    case: Case, tensors: list[torch.Tensor], mask: torch.Tensor | None, mesh: Mesh
 ) -> tuple[list[torch.Tensor], Any]:
     """The same of a region whose attention is by kernels, and the region."""
     grouped = case.heads[0] != case.heads[1]
@@ -127,7 +125,7 @@ def by_kernels(
 
 
 @pytest.mark.parametrize("case", EACH)
-def test_kernels_compute_what_torch_does_forward_and_backward(mesh: DeviceMesh, case: Case) -> None:
+def test_kernels_compute_what_torch_does_forward_and_backward(mesh: Mesh, case: Case) -> None:
     tensors, mask = draw(case)
     found, region = by_kernels(case, tensors, mask, mesh)
     assert [call.plain_because for call in region.attention] == [None]
@@ -143,7 +141,7 @@ def test_kernels_compute_what_torch_does_forward_and_backward(mesh: DeviceMesh, 
 
 
 @pytest.mark.slow
-def test_a_backward_over_blocks_of_keys_has_a_kernel_for_the_query(mesh: DeviceMesh) -> None:
+def test_a_backward_over_blocks_of_keys_has_a_kernel_for_the_query(mesh: Mesh) -> None:
     for more in (CAUSAL, {}):
         # Of a shape that no other test compiles: lowered kernels are kept.
         case = Case(lengths=(300, 300), heads=(2, 1), width=48, more=more)
@@ -154,10 +152,10 @@ def test_a_backward_over_blocks_of_keys_has_a_kernel_for_the_query(mesh: DeviceM
             torch.testing.assert_close(ours.cpu().double(), right, rtol=0, atol=bound)
 
 
-def test_nothing_crosses_replicas_and_no_weights_are_kept(mesh: DeviceMesh) -> None:
+def test_nothing_crosses_replicas_and_no_weights_are_kept(mesh: Mesh) -> None:
     case = CASES["odd length, causal"]
     found, _ = by_kernels(case, *draw(case), mesh)
-    text = optimized_hlo(found)
+    text = programs.optimized_hlo(found)
     for collective in ("all-reduce(", "all-gather(", "all-to-all(", "collective-permute("):
         assert collective not in text
 
@@ -186,7 +184,7 @@ def test_what_the_kernels_dont_take_is_said(reason: str) -> None:
 
 
 def test_a_plain_call_is_torchs_is_noted_and_is_logged_once(
-    mesh: DeviceMesh, caplog: pytest.LogCaptureFixture
+    mesh: Mesh, caplog: pytest.LogCaptureFixture
 ) -> None:
     def twice(x: torch.Tensor) -> torch.Tensor:
         for _ in range(2):
@@ -217,7 +215,7 @@ def test_a_plain_call_is_torchs_is_noted_and_is_logged_once(
     ],
 )  # fmt: skip
 def test_what_calls_attention_reaches_the_kernels(
-    mesh: DeviceMesh, attend: Callable[[torch.Tensor], torch.Tensor]
+    mesh: Mesh, attend: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
     x = torch.randn(ROWS, 5, 32, generator=torch.Generator().manual_seed(1))
     probe = Probe(Apply(lambda x: attend(x.transpose(0, 1)).transpose(0, 1)), mesh,
@@ -239,21 +237,3 @@ def test_blocks_divide_what_they_are_padded_to() -> None:
         128, 128, 1024, 1024, 1152, 8192,
     ]  # fmt: skip
     assert (block_of(1024), block_of(1152), block_of(8192)) == (1024, 128, 1024)
-
-
-@pytest.mark.slow
-def test_the_environment_stays_what_it_was() -> None:
-    # In a process that hasn't imported jax.
-    program = """
-import os, torch
-from spmdzero.backend.torch_xla import DeviceMesh, runtime
-from spmdzero.backend.torch_xla.attention._function import _computation
-from spmdzero.backend.torch_xla.attention._form import Form
-runtime.start()
-before = dict(os.environ)
-form = Form(batch=1, heads=1, kv_heads=1, q_length=128, kv_length=128, kv_used=128, head_dim=64,
-            value_dim=64, dtype="float32", causal=True, mask=None, mask_shape=(), platform="cpu")
-_computation("forward", form, (((1, 1, 128, 64), "float32"),) * 3)
-print({name for name in os.environ if os.environ[name] != before.get(name)})
-"""
-    assert run_python("-c", program, devices=8, fresh=True).splitlines()[-1] == "set()"

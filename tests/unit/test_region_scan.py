@@ -10,8 +10,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.checkpoint import checkpoint
 
-from spmdzero.backend import programs
-from spmdzero.backend.torch_xla import DeviceMesh
+from spmdzero.backend import Mesh, programs
 from spmdzero.errors import ReplicaRegionError
 from tests.unit.region_harness import ROWS, Probe
 
@@ -52,7 +51,7 @@ def _one_after_the_other(blocks: nn.ModuleList, x: torch.Tensor) -> torch.Tensor
     return x
 
 
-def trained(mesh: DeviceMesh, scan: Any, **model: Any) -> tuple[int, list[torch.Tensor]]:
+def trained(mesh: Mesh, scan: Any, **model: Any) -> tuple[int, list[torch.Tensor]]:
     """How many loops the forward has, and the loss and all gradients."""
     torch.manual_seed(0)
     made = Model(**model)
@@ -65,7 +64,7 @@ def trained(mesh: DeviceMesh, scan: Any, **model: Any) -> tuple[int, list[torch.
     return loops, [loss.detach().cpu(), *(g for _, g in sorted(probe.gradients.items())), *after]
 
 
-def assert_same(mesh: DeviceMesh, *, loops: int, **model: Any) -> None:
+def assert_same(mesh: Mesh, *, loops: int, **model: Any) -> None:
     none, expected = trained(mesh, "off", **model)
     found, values = trained(mesh, "on", **model)
     assert (none, found) == (0, loops)
@@ -109,11 +108,11 @@ def _checkpointed(blocks: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
     ],
     ids=["dropout", "a shared input with a gradient", "a tuple", "checkpointed"],
 )
-def test_a_loop_computes_what_its_blocks_do(mesh: DeviceMesh, model: dict[str, Any]) -> None:
+def test_a_loop_computes_what_its_blocks_do(mesh: Mesh, model: dict[str, Any]) -> None:
     assert_same(mesh, loops=1, **model)
 
 
-def test_a_forward_without_gradients_is_a_loop_too(mesh: DeviceMesh) -> None:
+def test_a_forward_without_gradients_is_a_loop_too(mesh: Mesh) -> None:
     probe = Probe(Model(), mesh, scan="on")
     with torch.no_grad():
         assert programs.text([probe(probe.batch(X))]).count(" while(") == 1
@@ -156,7 +155,7 @@ def _write(block: Block, y: torch.Tensor) -> torch.Tensor:
     ids=["kept", "numbered", "written", "computed with", "read"],
 )
 def test_what_is_no_loop_computes_what_it_did(
-    mesh: DeviceMesh,
+    mesh: Mesh,
     model: dict[str, Any],
     reason: str | None,
     caplog: pytest.LogCaptureFixture,
@@ -168,7 +167,7 @@ def test_what_is_no_loop_computes_what_it_did(
         assert reason in caplog.text
 
 
-def test_a_block_with_a_hook_is_no_loop(mesh: DeviceMesh) -> None:
+def test_a_block_with_a_hook_is_no_loop(mesh: Mesh) -> None:
     calls: list[int] = []
     probe = Probe(Model(), mesh, scan="on")
     probe.module.blocks[1].register_forward_hook(lambda *_: calls.append(1))
@@ -176,7 +175,7 @@ def test_a_block_with_a_hook_is_no_loop(mesh: DeviceMesh) -> None:
     assert calls == [1]
 
 
-def test_hooks_on_all_modules_leave_a_loop_a_loop(mesh: DeviceMesh) -> None:
+def test_hooks_on_all_modules_leave_a_loop_a_loop(mesh: Mesh) -> None:
     # `explain` names what a module's backward computes by such a hook, which keeps its nodes.
     nodes: list[object] = []
     hook = register_module_forward_hook(lambda _, __, made: nodes.append(made.grad_fn))
@@ -195,7 +194,7 @@ def _uses_the_last_but_one(blocks: nn.ModuleList, x: torch.Tensor) -> torch.Tens
 
 
 def test_a_value_that_a_loop_does_not_keep_is_computed_block_by_block(
-    mesh: DeviceMesh, caplog: pytest.LogCaptureFixture
+    mesh: Mesh, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="spmdzero"):
         assert_same(mesh, loops=0, run=_uses_the_last_but_one)
@@ -212,7 +211,7 @@ class _Twice(torch.autograd.Function):
         return grads[0] * 2
 
 
-def test_a_gradient_that_would_be_lost_is_an_error(mesh: DeviceMesh) -> None:
+def test_a_gradient_that_would_be_lost_is_an_error(mesh: Mesh) -> None:
     def run(blocks: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
         for number, block in enumerate(blocks):
             x = block(x)

@@ -1,80 +1,86 @@
 """What JAX's backend puts around a module: see `spmdzero.backend.replica.Around`."""
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from spmdzero.backend._region import AttentionCall, Recompute
+from spmdzero.backend._region import AttentionCall, AttentionChoice, Recompute
+from spmdzero.backend.attention import AttentionKernels
 from spmdzero.backend.jax import _host
+from spmdzero.backend.jax._attention import KERNELS
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._factories import OwnFactories
 from spmdzero.backend.jax._graph import Graph
-from spmdzero.backend.jax._tensor import LazyTensor
+from spmdzero.backend.jax._loop import LOOPS
+from spmdzero.backend.jax._quirks import JaxQuirks
+from spmdzero.backend.jax._tensor import DEVICE, LazyTensor
 from spmdzero.backend.jax._values import Space
-from spmdzero.backend.replica import RecomputedBlocks
-
-
-class JaxQuirks:
-    """None: the operations are torch's."""
-
-    def unsupported(self, func: Any, args: tuple[Any, ...]) -> str | None:
-        """None: what the table lacks is refused where it is recorded."""
-        return None
-
-    def batch_norm(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """What a BatchNorm returns; it writes its running statistics."""
-        return func(*args, **kwargs)
-
-    def made(self, result: Any) -> Any:
-        """The same."""
-        return result
+from spmdzero.backend.replica import RecomputedBlocks, ReplicaRandom
+from spmdzero.backend.replica._around import Upload
+from spmdzero.backend.scan import Scan, equal_blocks_as_loops, made_real
 
 
 class JaxAround:
-    """Autocast, and what runs again in backward.
+    """Kernels, loops, autocast, and what runs again in backward.
 
     Args:
         module: whose forward runs.
         autocast: dtype of `torch.autocast` around the module's forward, None for none.
+        attention: who computes `scaled_dot_product_attention`, see `AttentionKernels`.
+        scan: whether equal blocks of the module become one loop, see `equal_blocks_as_loops`.
         recompute: what of which blocks runs again in backward, see `RecomputedBlocks`.
         mark: says of a buffer that a global forward wrote that every device has it whole; None
             where buffers enter and leave a region.
 
     Attributes:
-        quirks, attention: see `Around`; there are no kernels.
+        quirks, attention: see `Around`.
     """
-
-    attention: tuple[AttentionCall, ...] = ()
 
     def __init__(
         self,
         module: nn.Module,
         *,
-        autocast: torch.dtype | None,
+        autocast: torch.dtype | None = None,
+        attention: AttentionChoice = "auto",
+        scan: Scan = "off",
         recompute: Recompute = "nothing",
         mark: Callable[[torch.Tensor], object] | None = None,
     ) -> None:
         self.quirks = JaxQuirks()
-        self._module, self._mark = module, mark
-        self._autocast, self._recomputed = autocast, RecomputedBlocks(module, recompute)
+        self._module, self._autocast, self._scan = module, autocast, scan
+        self._recomputed, self._mark = RecomputedBlocks(module, recompute), mark
+        self._attention: AttentionChoice = attention
+        self.attention: tuple[AttentionCall, ...] = ()
 
     @contextlib.contextmanager
-    def forward(self, random: Any, upload: Any, enter_whole: Any, *, loops: bool) -> Iterator[None]:
+    def forward(
+        self, random: ReplicaRandom, upload: Upload, enter_whole: Upload, *, loops: bool
+    ) -> Iterator[None]:
         """Around a forward in the region."""
-        with self.global_forward(), self._recomputed():
+        with (
+            _inside(),
+            AttentionKernels(self._attention, KERNELS, owner=self._module) as kernels,
+            _autocast(self._autocast),
+            # Inside of the loops: what runs again is a part of a loop's body.
+            self._recomputed(),
+            equal_blocks_as_loops(
+                self._module, self._scan if loops else "off", LOOPS, random, upload, enter_whole
+            ),
+        ):
             yield
+        self.attention = tuple(kernels.calls)
 
     @contextlib.contextmanager
     def global_forward(self) -> Iterator[None]:
         """Around a forward in global space."""
-        with _without_own_kernels(), _autocast(self._autocast), OwnFactories():
+        kernels = AttentionKernels(self._attention, KERNELS, owner=self._module, is_global=True)
+        with _inside(), kernels, _autocast(self._autocast):
             yield
+        self.attention = tuple(kernels.calls)
         if self._mark is None:
             return
         for buffer in self._module.buffers():
@@ -83,13 +89,14 @@ class JaxAround:
                 self._mark(buffer)
 
     def finish(self, output: Any) -> Any:
-        """The same."""
-        return output
+        """What the module returned, as tensors that can be computed with."""
+        return made_real(output)
 
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
         """Around the backward of a forward in the region."""
-        with _without_own_kernels(), OwnFactories():
+        kernels = AttentionKernels(self._attention, KERNELS, owner=self._module)
+        with _inside(), kernels:
             yield
 
     def value_ids(self, tensors: Sequence[torch.Tensor]) -> list[Hashable]:
@@ -109,6 +116,12 @@ class JaxAround:
 
 
 @contextlib.contextmanager
+def _inside() -> Iterator[None]:
+    with _without_own_kernels(), OwnFactories():
+        yield
+
+
+@contextlib.contextmanager
 def _without_own_kernels() -> Iterator[None]:
     # C++ takes the tensors for the CPU's, for which it has libraries with operations of their own.
     before = torch._C._get_mkldnn_enabled()
@@ -121,5 +134,11 @@ def _without_own_kernels() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
-def _autocast(dtype: torch.dtype | None) -> contextlib.AbstractContextManager[object]:
-    return contextlib.nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)
+@contextlib.contextmanager
+def _autocast(dtype: torch.dtype | None) -> Iterator[None]:
+    if dtype is None:
+        yield
+        return
+    # C++ asks for the CPU's, and Python for that of the device it believes a tensor to be on.
+    with torch.autocast(DEVICE.type, dtype=dtype), torch.autocast("cpu", dtype=dtype):
+        yield

@@ -1,5 +1,6 @@
 """What Python calls of a lazy tensor ask of its device, which C++ takes for the CPU."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -46,13 +47,21 @@ def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return func(like, *args[1:], **kwargs)
         if isinstance(func, _C_CALLS) and func not in _MIXED:
             _refuse_two_devices(args)
-        if torch.is_autocast_enabled("xla") and not torch.is_autocast_enabled("cpu"):
-            with torch.autocast("cpu", dtype=torch.get_autocast_dtype("xla")):
-                return func(*args, **kwargs)
-        return func(*args, **kwargs)
+        with _autocast_as_on_devices():
+            return func(*args, **kwargs)
 
 
 hooks.called = called
+
+
+def _autocast_as_on_devices() -> contextlib.AbstractContextManager[object]:
+    """Has C++, which takes the tensors for the CPU's, cast as the code says for the devices."""
+    enabled, dtype = torch.is_autocast_enabled("xla"), torch.get_autocast_dtype("xla")
+    if enabled == torch.is_autocast_enabled("cpu") and (
+        not enabled or dtype == torch.get_autocast_dtype("cpu")
+    ):
+        return contextlib.nullcontext()
+    return torch.autocast("cpu", dtype=dtype, enabled=enabled)
 
 
 def _refuse_two_devices(args: tuple[Any, ...]) -> None:

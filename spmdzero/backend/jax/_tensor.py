@@ -14,6 +14,7 @@ import torch
 from spmdzero.backend.jax._cells import Cell
 from spmdzero.backend.jax._values import Value
 from spmdzero.backend.jax._views import ViewStep
+from spmdzero.backend.scan import StandIn
 
 DEVICE = torch.device("xla", 0)
 
@@ -94,6 +95,9 @@ class LazyTensor(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
     ) -> Any:
+        if StandIn in types:
+            # It finds its value first, and calls again.
+            return NotImplemented
         return hooks.called(func, args, kwargs or {})
 
     @classmethod

@@ -15,6 +15,7 @@ from spmdzero.backend.jax._tensor import OWN, LazyTensor
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax.mesh import ordered_shards
+from spmdzero.backend.scan import StandIn
 
 _SHARDED = ("mark", "leave")
 
@@ -29,7 +30,8 @@ def attributes(tensor: torch.Tensor) -> dict[str, Any]:
 
 def is_mine(tensor: torch.Tensor) -> bool:
     """Whether `tensor` is on the devices."""
-    return isinstance(tensor, LazyTensor)
+    # What a loop's block returned has yet to become one.
+    return isinstance(tensor, LazyTensor | StandIn)
 
 
 def read(tensor: torch.Tensor) -> torch.Tensor:

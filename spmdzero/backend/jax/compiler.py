@@ -99,7 +99,8 @@ def record_uploads() -> Iterator[Uploads]:
     try:
         yield uploads
     finally:
-        _host.traffic.uploads.remove(uploads)
+        # `remove` would take the first that is equal, as sets are that hold the same.
+        _host.traffic.uploads.pop()
 
 
 def strangers(

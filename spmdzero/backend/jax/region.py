@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend._region import GradientSink, Recompute, RegionRules
+from spmdzero.backend._region import AttentionChoice, GradientSink, Recompute, RegionRules
 from spmdzero.backend.jax._around import JaxAround
 from spmdzero.backend.jax._reads import watch_reads
 from spmdzero.backend.jax.mesh import DeviceMesh
 from spmdzero.backend.replica import GlobalForward, ReplicaRegion
-from spmdzero.errors import SpmdZeroConfigError
+from spmdzero.backend.scan import Scan
 
 
 def replica_region(
@@ -21,41 +21,20 @@ def replica_region(
     rules: RegionRules,
     seed: int = 1,
     autocast: torch.dtype | None = None,
-    attention: str = "auto",
-    scan: str = "off",
+    attention: AttentionChoice = "auto",
+    scan: Scan = "off",
     recompute: Recompute = "nothing",
 ) -> ReplicaRegion:
-    """A `ReplicaRegion`; autocast and recompute as in `JaxAround`.
-
-    Raises:
-        SpmdZeroConfigError: attention by kernels, or a loop over equal blocks, is asked for.
-    """
-    _refuse("attention", attention, {"auto", "plain"}, 'Use "auto" or "plain".')
-    _refuse("scan", scan, {"off"}, 'Use "off".')
+    """A `ReplicaRegion`; autocast, attention, scan and recompute as in `JaxAround`."""
     watch_reads(mesh)
-    around = JaxAround(module, autocast=autocast, recompute=recompute)
+    around = JaxAround(
+        module, autocast=autocast, attention=attention, scan=scan, recompute=recompute
+    )
     return ReplicaRegion(mesh=mesh, module=module, sink=sink, rules=rules, around=around, seed=seed)
 
 
-def global_forward(
-    *,
-    mesh: DeviceMesh,
-    module: nn.Module,
-    autocast: torch.dtype | None = None,
-    attention: str = "auto",
-) -> GlobalForward:
-    """A `GlobalForward`; autocast as in `JaxAround`."""
-    _refuse("attention", attention, {"auto", "plain"}, 'Use "auto" or "plain".')
+def global_forward(*, mesh: DeviceMesh, module: nn.Module, **around: Any) -> GlobalForward:
+    """A `GlobalForward`; autocast and attention as in `JaxAround`."""
     watch_reads(mesh)
-    around = JaxAround(module, autocast=autocast, mark=mesh.mark)
-    return GlobalForward(mesh=mesh, module=module, around=around)
-
-
-def _refuse(key: str, value: Any, known: set[str], fix: str) -> None:
-    if value not in known:
-        raise SpmdZeroConfigError(
-            key=f"spmd.{key}",
-            value=value,
-            reason="the JAX backend doesn't have it yet",
-            fix=f'{fix[:-1]}, or "spmd": {{"backend": "torch_xla"}}.',
-        )
+    made = JaxAround(module, mark=mesh.mark, **around)
+    return GlobalForward(mesh=mesh, module=module, around=made)

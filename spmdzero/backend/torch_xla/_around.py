@@ -8,17 +8,17 @@ import torch
 from torch import nn
 
 from spmdzero.backend._region import AttentionCall, AttentionChoice, Recompute
+from spmdzero.backend.attention import AttentionKernels
 from spmdzero.backend.replica import RecomputedBlocks, ReplicaRandom
 from spmdzero.backend.replica._around import Upload
+from spmdzero.backend.scan import Scan, equal_blocks_as_loops, made_real
 from spmdzero.backend.torch_xla import _private
 from spmdzero.backend.torch_xla._autocast import autocast
+from spmdzero.backend.torch_xla._loop import LOOPS
 from spmdzero.backend.torch_xla._quirks import TorchXlaQuirks
-from spmdzero.backend.torch_xla.attention import AttentionKernels
+from spmdzero.backend.torch_xla.attention import KERNELS
 from spmdzero.backend.torch_xla.kernels import TorchsNorms
-from spmdzero.backend.torch_xla.scan import Scan, equal_blocks_as_loops, made_real
 from spmdzero.backend.torch_xla.strangers import is_fixed
-
-_NO_REGION = "the forward is global, and GSPMD can't split a kernel"
 
 
 class TorchXlaAround:
@@ -57,12 +57,12 @@ class TorchXlaAround:
         """Around a forward in the region."""
         with (
             TorchsNorms(),
-            AttentionKernels(self._attention, owner=self._module) as kernels,
+            AttentionKernels(self._attention, KERNELS, owner=self._module) as kernels,
             autocast(self._autocast),
             # Inside of the loops: what runs again is a part of a loop's body.
             self._recomputed(),
             equal_blocks_as_loops(
-                self._module, self._scan if loops else "off", random, upload, enter_whole
+                self._module, self._scan if loops else "off", LOOPS, random, upload, enter_whole
             ),
         ):
             yield
@@ -71,7 +71,7 @@ class TorchXlaAround:
     @contextlib.contextmanager
     def global_forward(self) -> Iterator[None]:
         """Around a forward in global space."""
-        kernels = AttentionKernels(self._attention, owner=self._module, never=_NO_REGION)
+        kernels = AttentionKernels(self._attention, KERNELS, owner=self._module, is_global=True)
         with TorchsNorms(), kernels, autocast(self._autocast):
             yield
         self.attention = tuple(kernels.calls)
@@ -83,7 +83,7 @@ class TorchXlaAround:
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
         """Around the backward of a forward in the region."""
-        with TorchsNorms(), AttentionKernels(self._attention, owner=self._module):
+        with TorchsNorms(), AttentionKernels(self._attention, KERNELS, owner=self._module):
             yield
 
     def value_ids(self, tensors: Sequence[torch.Tensor]) -> list[Hashable]:

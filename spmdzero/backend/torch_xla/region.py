@@ -7,11 +7,11 @@ from torch import nn
 
 from spmdzero.backend._region import AttentionChoice, GradientSink, Recompute, RegionRules
 from spmdzero.backend.replica import GlobalForward, ReplicaRegion
+from spmdzero.backend.scan import Scan
 from spmdzero.backend.torch_xla._around import TorchXlaAround
 from spmdzero.backend.torch_xla._reads import watch_reads
 from spmdzero.backend.torch_xla.kernels import mend_extremes
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
-from spmdzero.backend.torch_xla.scan import Scan
 
 
 def replica_region(

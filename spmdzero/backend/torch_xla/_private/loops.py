@@ -1,24 +1,11 @@
 """A computation that runs again and again, as one loop of a program."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch_xla.core.xla_builder as xb
 
-
-@dataclasses.dataclass(frozen=True)
-class Form:
-    """Shape and dtype of a tensor."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> "Form":
-        """Those of `tensor`."""
-        return cls(tuple(tensor.shape), tensor.dtype)
+from spmdzero.backend.scan import Form
 
 
 def loop(

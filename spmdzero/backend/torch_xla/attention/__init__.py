@@ -1,5 +1,5 @@
-"""Attention by Pallas kernels, in programs for TPUs."""
+"""Attention's kernels in programs of torch_xla: lowered by JAX, one operation there."""
 
-from spmdzero.backend.torch_xla.attention._mode import AttentionKernels
+from spmdzero.backend.torch_xla.attention._kernels import KERNELS
 
-__all__ = ["AttentionKernels"]
+__all__ = ["KERNELS"]

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend.torch_xla import folding
-from spmdzero.backend.torch_xla._private.loops import Form
-from spmdzero.backend.torch_xla.folding import FoldedFunction
-from spmdzero.backend.torch_xla.strangers import ProgramInput
+from spmdzero.backend._compiler import FoldedFunction
+from spmdzero.backend._current import compiler
+from spmdzero.backend.scan._parts import Form
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,13 +83,13 @@ class Body:
                 for one, another in zip(self.uploads, other.uploads, strict=True)
             )
             and all(
-                folding.same_value(one.tensor, another.tensor)
+                compiler.same_value(one.tensor, another.tensor)
                 for one, another in zip(_constants(self), _constants(other), strict=True)
             )
         )
 
 
-def _constants(body: Body) -> list[ProgramInput]:
+def _constants(body: Body) -> list[Any]:
     functions = [f for f in (body.forward, body.backward) if f is not None]
     return [constant for function in functions for constant in function.constants]
 

@@ -9,14 +9,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from spmdzero.backend._current import current
 from spmdzero.backend._keys import draw_key
 from spmdzero.backend.replica._candidates import FEWEST, surroundings
 from spmdzero.backend.replica._plain import unflatten
 from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.backend.replica._recompute import recomputed
-from spmdzero.backend.torch_xla.scan._body import Body
-from spmdzero.backend.torch_xla.scan._loop import Given, run
-from spmdzero.backend.torch_xla.scan._stand_in import StandIn, followed_error
+from spmdzero.backend.scan._body import Body
+from spmdzero.backend.scan._loop import Given, run
+from spmdzero.backend.scan._parts import Loops
+from spmdzero.backend.scan._stand_in import StandIn, followed_error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,6 +48,7 @@ class Chain:
         body: the first block, traced.
         x: what it takes.
         shared: the tensors that each takes beside.
+        loops: of the backend.
         random: of the replicas.
         upload, enter: a CPU tensor, and one on the devices -> every replica's copy.
 
@@ -60,13 +63,14 @@ class Chain:
         x: torch.Tensor,
         shared: Sequence[torch.Tensor],
         *,
+        loops: Loops,
         random: ReplicaRandom,
         upload: Callable[[torch.Tensor], torch.Tensor],
         enter: Callable[[torch.Tensor], torch.Tensor],
         last: int,
     ) -> None:
         self.body, self.shared, self.last = body, shared, last
-        self._x, self._random = x, random
+        self._x, self._random, self._loops = x, random, loops
         self._upload, self._enter = upload, enter
         self._calls: list[Call] = []
         self._made: list[weakref.ref[StandIn]] = []
@@ -98,7 +102,7 @@ class Chain:
         """What the block of one more call returns, to be computed."""
         self._calls.append(call)
         number = len(self._calls)
-        made = StandIn.of(self._x.shape, self._x.dtype, lambda: self.value(number))
+        made = StandIn.of(self._x, lambda: self.value(number))
         self._made.append(weakref.ref(made))
         return unflatten(self.body.output, [made])
 
@@ -118,7 +122,7 @@ class Chain:
             if end < FEWEST or any(made is not None for made in kept):
                 self._run_each()
             else:
-                self._values[end] = run(self.body, self._given())
+                self._values[end] = run(self.body, self._given(), self._loops.run)
         self._calls.clear()
 
     def _given(self) -> Given:
@@ -164,6 +168,6 @@ def _tensors(tree: Any, found: list[torch.Tensor]) -> None:
 @contextlib.contextmanager
 def _as_then(then: tuple[Any, ...]) -> Iterator[None]:
     grad, autocasts, dtype = then
-    cast = torch.autocast("xla", dtype=dtype, enabled=autocasts)
+    cast = torch.autocast(current().device_type, dtype=dtype, enabled=autocasts)
     with torch.set_grad_enabled(grad), cast:
         yield

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Literal
 
+import torch
+
 LANES = 128
 # A block of the kernels is one of these: what they hold of it fits a core's vector memory.
 _BLOCKS = (1024, 512, 256, 128)
@@ -10,6 +12,7 @@ _BLOCKS = (1024, 512, 256, 128)
 _CAUSAL_BLOCK = 512
 # The largest part of the padded length that may be padding, so that blocks are larger.
 _PADDING = 1 / 8
+_DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.bool: "bool"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,3 +81,8 @@ def padded_length(length: int) -> int:
 def block_of(padded: int) -> int:
     """The largest block that divides a length that `padded_length` returned."""
     return next(block for block in _BLOCKS if padded % block == 0)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As JAX names it, of one that the kernels take."""
+    return _DTYPES[dtype]

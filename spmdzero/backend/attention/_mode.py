@@ -1,6 +1,7 @@
 """Takes the calls of `scaled_dot_product_attention` in a forward, and notes what became of each."""
 
 import importlib.metadata
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -12,15 +13,15 @@ from torch.overrides import TorchFunctionMode
 
 from spmdzero._logging import log_once
 from spmdzero._user_line import user_line
+from spmdzero.backend._current import current, runtime
 from spmdzero.backend._region import AttentionCall, AttentionChoice
-from spmdzero.backend.torch_xla import runtime
-from spmdzero.backend.torch_xla.attention._call import Call, PlainError
-from spmdzero.backend.torch_xla.attention._function import has_jax
+from spmdzero.backend.attention._call import Call, PlainError
+from spmdzero.backend.attention._function import Kernels
 from spmdzero.errors import SpmdZeroRuntimeError
 
 _ATTENTION = F.scaled_dot_product_attention
 # What their masks and blocks are written in is private to it.
-_JAX = "0.7.1"
+JAX_VERSION = "0.7.1"
 
 
 class AttentionKernels(TorchFunctionMode):
@@ -29,18 +30,25 @@ class AttentionKernels(TorchFunctionMode):
     Args:
         choice: ``"auto"`` takes kernels in programs for TPUs, ``"kernel"`` in all: off the TPU
             they are interpreted, slowly.
+        kernels: of the backend.
         owner: the module whose forward runs, to name submodules.
-        never: why no call can be a kernel here, None where they can.
+        is_global: whether the forward runs in global space, where no call can be a kernel.
 
     Attributes:
         calls: what was computed how, in order; none where ``"auto"`` is not for a TPU.
     """
 
     def __init__(
-        self, choice: AttentionChoice, *, owner: nn.Module, never: str | None = None
+        self,
+        choice: AttentionChoice,
+        kernels: Kernels,
+        *,
+        owner: nn.Module,
+        is_global: bool = False,
     ) -> None:
         super().__init__()
-        self._owner, self._always, self._never = owner, choice == "kernel", never
+        self._kernels = kernels
+        self._owner, self._always, self._is_global = owner, choice == "kernel", is_global
         on_tpu = runtime.program_platform() == "TPU"
         self._platform = "tpu" if on_tpu else "cpu"
         self._active = choice != "plain" and (on_tpu or self._always)
@@ -64,7 +72,7 @@ class AttentionKernels(TorchFunctionMode):
     def _attention(self, query: Any, key: Any, value: Any, *more: Any, **named: Any) -> Any:
         names = ("attn_mask", "dropout_p", "is_causal")
         given = {**dict(zip(names, more, strict=False)), **named}
-        if query.device.type != "xla":
+        if query.device.type != current().device_type:
             return _ATTENTION(query, key, value, **given)
         where = user_line(self._owner)
         try:
@@ -79,16 +87,16 @@ class AttentionKernels(TorchFunctionMode):
             )
             return _ATTENTION(query, key, value, **given)
         self.calls.append(AttentionCall(where=where, plain_because=None))
-        return call.run(self._platform)
+        return call.run(self._kernels, platform=self._platform)
 
     def _require_a_way(self) -> None:
-        if self._never is not None:
-            raise PlainError(self._never)
-        found = importlib.metadata.version("jax") if has_jax() else None
-        if found == _JAX:
+        if self._is_global:
+            raise PlainError("the forward is global, and GSPMD can't split a kernel")
+        found = importlib.metadata.version("jax") if importlib.util.find_spec("jax") else None
+        if found == JAX_VERSION:
             return
         said = "jax is not installed" if found is None else f"jax {found} is installed"
-        fix = f"the kernels are written in jax {_JAX}: pip install 'spmdzero[tpu]'"
+        fix = f"the kernels are written in jax {JAX_VERSION}: {self._kernels.install}"
         if self._always:
             raise SpmdZeroRuntimeError(f'"spmd": {{"attention": "kernel"}}: {said}, and {fix}')
         raise PlainError(f"{said}, and {fix}")
@@ -96,6 +104,7 @@ class AttentionKernels(TorchFunctionMode):
 
 def _cast(tensor: torch.Tensor) -> torch.Tensor:
     """As autocast casts the operands of a product."""
-    if torch.is_autocast_enabled("xla") and tensor.is_floating_point():
-        return tensor.to(torch.get_autocast_dtype("xla"))
+    devices = current().device_type
+    if torch.is_autocast_enabled(devices) and tensor.is_floating_point():
+        return tensor.to(torch.get_autocast_dtype(devices))
     return tensor

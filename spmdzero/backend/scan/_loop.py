@@ -1,17 +1,15 @@
 """Equal blocks as one operation, and its backward as another."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 
+from spmdzero.backend._compiler import FoldedFunction
 from spmdzero.backend.replica._anchors import no_hooks
-from spmdzero.backend.torch_xla import _private
-from spmdzero.backend.torch_xla._private.loops import Form, loop
-from spmdzero.backend.torch_xla.folding import FoldedFunction
-from spmdzero.backend.torch_xla.scan._body import Body
+from spmdzero.backend.scan._body import Body
+from spmdzero.backend.scan._parts import Form, Run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,25 +36,28 @@ class Given:
     enter: Callable[[torch.Tensor], torch.Tensor]
 
 
-def run(body: Body, given: Given) -> torch.Tensor:
+def run(body: Body, given: Given, loop: Run) -> torch.Tensor:
     """What the last block returns."""
     parameters = [t for block in given.parameters for t in block.values()]
     with no_hooks():
         return cast(
             torch.Tensor,
-            _Blocks.apply(body, given, given.x, *given.shared, *parameters),
+            _Blocks.apply(body, given, loop, given.x, *given.shared, *parameters),
         )
 
 
 class _Blocks(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, body: Body, given: Given, x: torch.Tensor, *tensors: torch.Tensor) -> Any:
+    def forward(
+        ctx: Any, body: Body, given: Given, loop: Run, x: torch.Tensor, *tensors: torch.Tensor
+    ) -> Any:
         names = list(given.parameters[0])
         sliced = _stacks(given.parameters) + _stacks(given.buffers)
         keys = [torch.stack(list(column)) for column in zip(*given.keys, strict=True)]
         whole = [*given.shared, given.replica]
         made = [*([Form.of(x)] if body.saves_x else []), *body.forms]
         y, *saved = _call(
+            loop,
             body.forward,
             times=len(given.parameters),
             # In the order of the traced block's inputs.
@@ -71,7 +72,7 @@ class _Blocks(torch.autograd.Function):
             enter=given.enter,
         )
         ctx.body, ctx.names, ctx.times = body, names, len(given.parameters)
-        ctx.enter = given.enter
+        ctx.enter, ctx.loop = given.enter, loop
         ctx.counts = len(given.shared), len(sliced), len(keys), len(given.uploads)
         ctx.save_for_backward(x, *whole, *sliced, *keys, *given.uploads, *saved)
         return y
@@ -93,6 +94,7 @@ class _Blocks(torch.autograd.Function):
         parameters = dict(zip(ctx.names, stacks, strict=False))
         own = [("sliced", [xs])] if xs is not None else [("unread", [x])]
         outputs = _call(
+            ctx.loop,
             body.backward,
             times=ctx.times,
             backwards=True,
@@ -117,7 +119,7 @@ class _Blocks(torch.autograd.Function):
             for block in range(ctx.times)
             for name in ctx.names
         ]
-        return None, None, dx, *(of_shared.get(i) for i in range(shared)), *of_parameters
+        return None, None, None, dx, *(of_shared.get(i) for i in range(shared)), *of_parameters
 
 
 def _stacks(blocks: Sequence[dict[str, torch.Tensor]]) -> list[torch.Tensor]:
@@ -129,6 +131,7 @@ def _one(stack: torch.Tensor) -> Form:
 
 
 def _call(
+    loop: Run,
     function: FoldedFunction,
     *,
     times: int,
@@ -140,8 +143,9 @@ def _call(
     """The loop's carried values and stacks.
 
     Args:
+        loop: of the backend.
         function: of one iteration.
-        times, backwards, made: see `loop`.
+        times, backwards, made: see `Run`.
         enter: see `Given`.
         kinds: the inputs in the order in which `function` counts them, and how each goes in.
     """
@@ -161,8 +165,9 @@ def _call(
     read = {*places["carried"], *arrangement}
     order = [place for place in order if place in read]
     moved = {place: new for new, place in enumerate(order)}
-    computation = _computation(
-        function.proto,
+    return loop(
+        function,
+        [tensors[place] for place in order],
         times=times,
         backwards=backwards,
         arrangement=tuple(moved[place] for place in arrangement),
@@ -171,10 +176,3 @@ def _call(
         whole=tuple(Form.of(tensors[place]) for place in places["whole"] if place in read),
         made=tuple(made),
     )
-    return _private.call(computation, [tensors[place] for place in order])
-
-
-@functools.lru_cache(maxsize=64)
-def _computation(proto: bytes, **form: Any) -> Any:
-    # The same object each time: the compiler knows a program again by it.
-    return loop(_private.computation(proto), **form)

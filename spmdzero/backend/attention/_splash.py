@@ -13,7 +13,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask_info as info
 
-from spmdzero.backend.torch_xla.attention._form import Form, block_of
+from spmdzero.backend.attention._form import Form, block_of
 
 _OF_ONE_DEVICE = {"downcast_smem_data": True, "head_shards": 1, "q_seq_shards": 1}
 

@@ -10,21 +10,18 @@ import torch
 from torch import nn
 from torch.nn.utils.stateless import _reparametrize_module
 
-from spmdzero.backend._compiler import StandInKeptError
+from spmdzero.backend._compiler import FoldedFunction, StandInKeptError
+from spmdzero.backend._current import compiler
 from spmdzero.backend.replica._anchors import Anchors, no_hooks
 from spmdzero.backend.replica._dispatch import RegionDispatch
 from spmdzero.backend.replica._kept import kept_tensors
 from spmdzero.backend.replica._plain import flatten, unflatten
 from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.backend.replica._refused import NotALoopError
-from spmdzero.backend.torch_xla import folding
-from spmdzero.backend.torch_xla._private.loops import Form
-from spmdzero.backend.torch_xla._quirks import TorchXlaQuirks
-from spmdzero.backend.torch_xla.folding import FoldedFunction
-from spmdzero.backend.torch_xla.scan._body import Block, Body
-from spmdzero.backend.torch_xla.scan._draws import nothing_else_drawn
-from spmdzero.backend.torch_xla.scan._run import Run
-from spmdzero.backend.torch_xla.strangers import record_uploads, strangers
+from spmdzero.backend.scan._body import Block, Body
+from spmdzero.backend.scan._draws import nothing_else_drawn
+from spmdzero.backend.scan._parts import Form, Loops
+from spmdzero.backend.scan._run import Run
 from spmdzero.errors import SpmdZeroError
 
 
@@ -43,13 +40,13 @@ def _gradients(
     return found
 
 
-def trace(block: Block) -> Body:
-    """Traces `block`; draws nothing.
+def trace(block: Block, loops: Loops) -> Body:
+    """Traces `block`, to be run by the loops of the backend; draws nothing.
 
     Raises:
         NotALoopError: it can't be the body of a loop.
     """
-    tracer = _Tracer(block)
+    tracer = _Tracer(block, loops)
     if not torch.is_grad_enabled():
         return tracer.forward(None, saves_x=False)
     backward = tracer.backward()
@@ -66,8 +63,8 @@ class _Backward:
 
 
 class _Tracer:
-    def __init__(self, block: Block) -> None:
-        self._block = block
+    def __init__(self, block: Block, loops: Loops) -> None:
+        self._block, self._loops = block, loops
         self.shared, self._form = flatten((block.args, block.kwargs))
         self._state = block.state
 
@@ -163,13 +160,15 @@ class _Tracer:
         kept = kept_tensors(self._block.module)
         try:
             with (
-                record_uploads() as uploads,
+                compiler.record_uploads() as uploads,
                 nothing_else_drawn(lambda: len(run.keys)),
-                folding.no_stand_in_left(),
+                compiler.no_stand_in_left(),
                 _autocast_keeps_nothing(),
                 _no_global_hooks(),
             ):
-                folded = folding.fold(function, inputs, more=run.more)
+                folded = compiler.fold(function, inputs, more=run.more)
+                # What is kept of a trace is looked for by who holds a stand-in.
+                run.more.clear()
         except StandInKeptError:
             raise NotALoopError("a block keeps a tensor outside of itself") from None
         except (SpmdZeroError, RuntimeError) as error:
@@ -178,7 +177,7 @@ class _Tracer:
         after = kept_tensors(self._block.module)
         if any(kept.get(place) is not value for place, value in after.items()):
             raise NotALoopError("a block keeps a tensor in an attribute")
-        for found in strangers(folded.constants, uploads):
+        for found in compiler.strangers(folded.constants, uploads):
             raise NotALoopError(
                 f"a block uses a tensor {list(found.tensor.shape)} that is not its own, nor given"
             )
@@ -210,10 +209,11 @@ class _Tracer:
             read_fixed=_refuse_read,
             upload=run.upload,
             owner=block.module,
-            quirks=TorchXlaQuirks(),
+            quirks=self._loops.quirks,
         )
         anchors = Anchors(keep or _unchanged)
-        with anchors, dispatch, no_hooks(), _reparametrize_module(block.module, state):
+        inside = self._loops.inside()
+        with anchors, dispatch, inside, no_hooks(), _reparametrize_module(block.module, state):
             anchors.active = keep is not None
             output = block.call(block.module, x, *args, **kwargs)
             anchors.active = False

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from spmdzero.backend.torch_xla.attention._form import LANES, Form, padded_length
-from spmdzero.backend.torch_xla.attention._function import dtype_name, run_kernels
+from spmdzero.backend.attention._form import LANES, Form, dtype_name, padded_length
+from spmdzero.backend.attention._function import Kernels, attend
 
 # Zeros beside a head's numbers: whole sublanes of 16-bit numbers.
 _WIDTH = 16
@@ -88,7 +88,7 @@ class Call:
         if any(length not in (1, full) for length, full in zip(shape, whole, strict=True)):
             raise PlainError("the mask has another shape than the weights")
 
-    def run(self, platform: str) -> torch.Tensor:
+    def run(self, kernels: Kernels, *, platform: str) -> torch.Tensor:
         """The output, as torch's, by the kernels that `require_kernel` has no objection to."""
         dims = self.query.dim()
         q, k, v = (_of_four(tensor, dims) for tensor in (self.query, self.key, self.value))
@@ -106,14 +106,14 @@ class Call:
             kv_used=self.key.shape[-2],
             head_dim=q.shape[3],
             value_dim=v.shape[3],
-            dtype=dtype_name(q.dtype) or "",
+            dtype=dtype_name(q.dtype),
             causal=self.is_causal,
             mask=None if mask is None else "bool" if mask.dtype == torch.bool else "bias",
             mask_shape=() if mask is None else _mask_shape(mask, q_length, kv_length),
             platform=platform,
         )
         masks = [] if mask is None else [_padded_mask(mask, form)]
-        out = run_kernels(form, [q, k, v, *masks])
+        out = attend(kernels, form, [q, k, v, *masks])
         out = out[:, :, : self.query.shape[-2], : self.value.shape[-1]]
         return out if dims == 4 else out.squeeze(1)
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from spmdzero._logging import log_once
+from spmdzero.backend._current import current, runtime
 from spmdzero.backend.replica._anchors import is_hooked
 from spmdzero.backend.replica._candidates import (
     Candidate,
@@ -18,12 +19,11 @@ from spmdzero.backend.replica._candidates import (
 from spmdzero.backend.replica._plain import flatten
 from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.backend.replica._refused import NotALoopError
-from spmdzero.backend.torch_xla import runtime
-from spmdzero.backend.torch_xla._private.loops import Form
-from spmdzero.backend.torch_xla.scan._body import Block, Body
-from spmdzero.backend.torch_xla.scan._chain import Call, Chain
-from spmdzero.backend.torch_xla.scan._stand_in import made_real
-from spmdzero.backend.torch_xla.scan._trace import trace
+from spmdzero.backend.scan._body import Block, Body
+from spmdzero.backend.scan._chain import Call, Chain
+from spmdzero.backend.scan._parts import Form, Loops
+from spmdzero.backend.scan._stand_in import made_real
+from spmdzero.backend.scan._trace import trace
 
 Scan = Literal["auto", "on", "off"]
 
@@ -32,6 +32,7 @@ Scan = Literal["auto", "on", "off"]
 def equal_blocks_as_loops(
     model: nn.Module,
     scan: Scan,
+    loops: Loops,
     random: ReplicaRandom,
     upload: Callable[[torch.Tensor], torch.Tensor],
     enter: Callable[[torch.Tensor], torch.Tensor],
@@ -41,6 +42,7 @@ def equal_blocks_as_loops(
     Args:
         model: its parameters are the replica's.
         scan: "auto" does so in programs for TPUs.
+        loops: of the backend.
         random, upload, enter: see `Chain`.
     """
     if scan == "off" or (scan == "auto" and runtime.program_platform() != "TPU"):
@@ -48,7 +50,7 @@ def equal_blocks_as_loops(
         return
     found = candidates(model)
     classes = {type(part) for part in model.modules() if id(part) in found}
-    calls = _Calls(found, random=random, upload=upload, enter=enter)
+    calls = _Calls(found, loops, random=random, upload=upload, enter=enter)
     with contextlib.ExitStack() as stack:
         for kind in classes:
             stack.enter_context(calls.of(kind))
@@ -56,8 +58,8 @@ def equal_blocks_as_loops(
 
 
 class _Calls:
-    def __init__(self, found: dict[int, Candidate], **given: Any) -> None:
-        self._found, self._given = found, given
+    def __init__(self, found: dict[int, Candidate], loops: Loops, **given: Any) -> None:
+        self._found, self._loops, self._given = found, loops, given | {"loops": loops}
         self._chain: Chain | None = None
         self._series = 0
         self._unrolled: set[int] = set()
@@ -140,7 +142,7 @@ class _Calls:
         if has_hooks(module):
             raise NotALoopError("a block has hooks")
         shared, _ = flatten((rest, kwargs))
-        if x.device.type != "xla" or any(t.device.type != "xla" for t in shared):
+        if any(t.device.type != current().device_type for t in (x, *shared)):
             raise NotALoopError("a block is given a tensor on the CPU")
         if not x.is_floating_point():
             raise NotALoopError(f"a block is given {x.dtype}")
@@ -155,7 +157,7 @@ class _Calls:
         )
         self._tracing = True
         try:
-            return trace(block), shared, checkpointed
+            return trace(block, self._loops), shared, checkpointed
         finally:
             self._tracing = False
 

@@ -5,10 +5,12 @@ from typing import Any
 
 import torch
 
+from spmdzero.backend._current import runtime
 from spmdzero.backend._tree import map_tensors
 from spmdzero.backend.replica import FollowError
 
-_GETTERS = ("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_meta")
+_DEVICE = vars(torch._C.TensorBase)["device"].__get__
+_GETTERS = ("shape", "dtype", "layout", "ndim", "requires_grad", "is_meta")
 # They ask for the form of a tensor, and not for what is in it.
 _FORM = {
     *(vars(torch._C.TensorBase)[name].__get__ for name in _GETTERS),
@@ -34,15 +36,15 @@ class StandIn(torch.Tensor):
     _value: Callable[[], torch.Tensor]
 
     @classmethod
-    def of(
-        cls, shape: torch.Size, dtype: torch.dtype, value: Callable[[], torch.Tensor]
-    ) -> "StandIn":
-        """Of this form; `value` makes it real."""
-        made = torch.Tensor._make_wrapper_subclass(
-            cls, shape, dtype=dtype, device=torch.device("xla:0"), requires_grad=True
-        )
-        made._value = value
+    def of(cls, like: torch.Tensor, value: Callable[[], torch.Tensor]) -> "StandIn":
+        """Of the form of `like`; `value` makes it real."""
         with torch._C.DisableTorchFunctionSubclass():
+            # That of C++, which may have another name for it.
+            device = _DEVICE(like)
+            made = torch.Tensor._make_wrapper_subclass(
+                cls, like.shape, dtype=like.dtype, device=device, requires_grad=True
+            )
+            made._value = value
             made.register_hook(_refuse)
         return made
 
@@ -51,6 +53,8 @@ class StandIn(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Answers for the form; anything else runs on the value."""
+        if func == _DEVICE:
+            return runtime.device()
         if func in _FORM:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
@@ -64,7 +68,7 @@ class StandIn(torch.Tensor):
         """What got past torch's functions: only a copy of the handle can be had."""
         if func is torch.ops.aten.detach.default:
             (given,) = args
-            return cls.of(given.shape, given.dtype, given._value)
+            return cls.of(given, given._value)
         raise followed_error()
 
 

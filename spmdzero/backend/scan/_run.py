@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.torch_xla import folding
-from spmdzero.backend.torch_xla._private.loops import Form
+from spmdzero.backend._current import compiler
+from spmdzero.backend.scan._parts import Form
 
 
 class Run:
@@ -22,7 +22,7 @@ class Run:
         self.output: Any = None
 
     def input(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        self.more.append(folding.stand_in(shape, dtype))
+        self.more.append(compiler.stand_in(shape, dtype))
         return len(self.more) - 1
 
     def key(self, value: int) -> torch.Tensor:

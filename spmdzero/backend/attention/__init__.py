@@ -1,0 +1,18 @@
+"""Attention by Pallas kernels in programs for TPUs: which calls they take, and the kernels.
+
+A backend says how an operation of its programs runs them.
+"""
+
+from spmdzero.backend.attention._form import Form, dtype_name
+from spmdzero.backend.attention._function import Direction, Kernels, jax_function
+from spmdzero.backend.attention._mode import JAX_VERSION, AttentionKernels
+
+__all__ = [
+    "JAX_VERSION",
+    "AttentionKernels",
+    "Direction",
+    "Form",
+    "Kernels",
+    "dtype_name",
+    "jax_function",
+]

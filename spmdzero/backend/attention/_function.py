@@ -1,0 +1,63 @@
+"""The kernels as operations of a traced program, with gradients of their own."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+
+from spmdzero.backend.attention._form import Form
+
+Direction = Literal["forward", "backward"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """How a backend runs the kernels.
+
+    Attributes:
+        run: of a form the output and the statistics for ``"backward"``, of query, key, value and
+            the mask; or the gradients of the first three, of these, what ``"forward"`` made and
+            the output's gradient. What runs forward is handed to `kept_of_kernel` and `kept`.
+        install: the command that installs what they are written in.
+    """
+
+    run: Callable[[Direction, Form, Sequence[torch.Tensor]], list[torch.Tensor]]
+    install: str
+
+
+def jax_function(direction: Direction, form: Form) -> Callable[..., tuple[Any, ...]]:
+    """What `Kernels.run` says as a function of JAX's arrays, without a mask where there is none.
+
+    It imports jax, which not every backend needs.
+    """
+    from spmdzero.backend.attention import _masked, _splash
+
+    kernels = _splash if form.mask is None else _masked
+    return functools.partial(getattr(kernels, direction), form)
+
+
+def attend(kernels: Kernels, form: Form, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Attention, differentiable by query, key and value.
+
+    Args:
+        kernels: of the backend.
+        form: of the tensors.
+        tensors: query (scaled), key and value, `[batch, heads, length, width]`, and the mask.
+    """
+    return _Attention.apply(kernels, form, *tensors)  # type: ignore[return-value]
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, kernels: Kernels, form: Form, *tensors: torch.Tensor) -> torch.Tensor:
+        out, *statistics = kernels.run("forward", form, tensors)
+        ctx.kernels, ctx.form = kernels, form
+        ctx.save_for_backward(*tensors, out, *statistics)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        gradients = ctx.kernels.run("backward", ctx.form, (*ctx.saved_tensors, *grads))
+        return (None, None, *gradients, *[None] * (ctx.form.mask is not None))

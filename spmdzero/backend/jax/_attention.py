@@ -1,0 +1,68 @@
+"""Attention's kernels as operations that are recorded."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import torch
+
+from spmdzero.backend.attention import Direction, Form, Kernels
+from spmdzero.backend.jax._dispatch import value_of
+from spmdzero.backend.jax._tensor import over
+from spmdzero.backend.jax._values import Space, record
+from spmdzero.backend.replica._anchors import kept
+from spmdzero.backend.replica._recompute import kept_of_kernel
+
+Forms = tuple[tuple[tuple[int, ...], torch.dtype], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionOp:
+    """The kernels of one form.
+
+    Attributes:
+        direction: which of them.
+        form: of what they attend to.
+        makes: see `Op`.
+    """
+
+    direction: Direction
+    form: Form
+    makes: Space | None = None
+
+    @property
+    def key(self) -> Any:
+        """See `Op`."""
+        return ("attention", self.direction, self.form)
+
+    @functools.cached_property
+    def forms(self) -> Forms:
+        """Shape and torch's dtype of each result."""
+        form = self.form
+        rows, dtype = (form.batch, form.heads, form.q_length), getattr(torch, form.dtype)
+        if self.direction == "forward":
+            # Of each query the logarithm of a sum; beside a mask the sum and the largest score.
+            statistics = 1 if form.mask is None else 2
+            return ((*rows, form.value_dim), dtype), *[(rows, torch.float32)] * statistics
+        keys = (form.batch, form.kv_heads, form.kv_length)
+        widths = form.head_dim, form.value_dim
+        return ((*rows, form.head_dim), dtype), *(((*keys, width), dtype) for width in widths)
+
+    def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
+        """The results, of arrays that JAX traces."""
+        # It needs more of JAX's internals than what runs with any version of it.
+        from spmdzero.backend.jax._kernels import call
+
+        return call(self.direction, self.form, self.forms, arrays)
+
+
+def _run(direction: Direction, form: Form, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    op = AttentionOp(direction, form)
+    values = tuple(value_of(tensor) for tensor in tensors)
+    made = [*map(over, record(op, values, {}, op.forms))]
+    return kept(kept_of_kernel([*made])) if direction == "forward" else [*made]
+
+
+KERNELS = Kernels(run=_run, install="pip install 'jax[tpu]==0.7.1'")

@@ -1,0 +1,53 @@
+"""Pallas's kernels in a program that has numbers of 64 bits: a primitive of JAX's.
+
+JAX makes kernels of what it traced when it lowers it, and then too they need numbers of 32 bits.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import torch
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from spmdzero.backend.attention import Direction, Form, jax_function
+from spmdzero.backend.jax._versions import narrow_numbers
+from spmdzero.backend.jax.ops import jax_dtype
+
+_kernels = Primitive("spmdzero_attention")
+_kernels.multiple_results = True
+
+
+def call(
+    direction: Direction,
+    form: Form,
+    made: Sequence[tuple[tuple[int, ...], torch.dtype]],
+    arrays: Sequence[jax.Array],
+) -> list[jax.Array]:
+    """What `jax_function` makes of arrays that JAX traces.
+
+    Args:
+        direction, form: of the kernels.
+        made: shape and dtype of each result.
+        arrays: query, key and value, and what else the kernels take.
+    """
+    forms = tuple((shape, jax_dtype(dtype)) for shape, dtype in made)
+    return _kernels.bind(*arrays, direction=direction, form=form, forms=forms)
+
+
+@_kernels.def_abstract_eval
+def _results(*_: Any, forms: Any, **__: Any) -> list[jax.core.ShapedArray]:
+    return [jax.core.ShapedArray(shape, dtype) for shape, dtype in forms]
+
+
+def _lowered(context: Any, *arrays: Any, direction: Direction, form: Form, forms: Any) -> Any:
+    # A TPU multiplies 16-bit numbers in one pass, and its compiler refuses several.
+    precision = "highest" if form.dtype == "float32" else "default"
+    scope = f"attention.{direction}" + (".causal" if form.causal else "")
+    function = jax.named_scope(scope)(jax_function(direction, form))
+    with narrow_numbers(), jax.default_matmul_precision(precision):
+        return mlir.lower_fun(function, multiple_results=True)(context, *arrays)
+
+
+mlir.register_lowering(_kernels, _lowered)

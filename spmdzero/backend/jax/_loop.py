@@ -1,0 +1,93 @@
+"""Loops in recorded programs: see `spmdzero.backend.scan.Loops`."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import torch
+
+from spmdzero.backend.jax._dispatch import value_of
+from spmdzero.backend.jax._factories import OwnFactories
+from spmdzero.backend.jax._folded import FoldedFunction
+from spmdzero.backend.jax._graph import Graph
+from spmdzero.backend.jax._program import run_steps
+from spmdzero.backend.jax._quirks import JaxQuirks
+from spmdzero.backend.jax._tensor import over
+from spmdzero.backend.jax._values import Space, record
+from spmdzero.backend.scan import Form, Loops
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class LoopOp:
+    """A graph that runs again and again; nothing in it crosses replicas.
+
+    Attributes:
+        graph: of one iteration.
+        times, backwards, arrangement: see `spmdzero.backend.scan.Loops`.
+        carried, sliced: how many of the inputs are.
+        makes: see `Op`.
+    """
+
+    graph: Graph
+    times: int
+    backwards: bool
+    arrangement: tuple[int, ...]
+    carried: int
+    sliced: int
+    makes: Space | None = None
+
+    @property
+    def key(self) -> Any:
+        """See `Op`."""
+        how = self.times, self.backwards, self.arrangement, self.carried, self.sliced
+        return ("loop", self.graph.key, *how)
+
+    def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
+        """The results, of arrays that JAX traces."""
+        end = self.carried + self.sliced
+        whole = arrays[end:]
+
+        def iteration(carried: Any, slices: Any) -> tuple[Any, Any]:
+            inputs = [*carried, *slices, *whole]
+            given = [inputs[place] for place in self.arrangement]
+            results = run_steps(self.graph, given)
+            return results[: self.carried], results[self.carried :]
+
+        last, stacks = jax.lax.scan(
+            iteration,
+            [*arrays[: self.carried]],
+            [*arrays[self.carried : end]],
+            length=self.times,
+            reverse=self.backwards,
+        )
+        return [*last, *stacks]
+
+
+def _run(
+    function: FoldedFunction,
+    tensors: Sequence[torch.Tensor],
+    *,
+    times: int,
+    backwards: bool,
+    arrangement: tuple[int, ...],
+    carried: tuple[Form, ...],
+    sliced: tuple[Form, ...],
+    whole: tuple[Form, ...],
+    made: tuple[Form, ...],
+) -> list[torch.Tensor]:
+    op = LoopOp(
+        graph=function.graph,
+        times=times,
+        backwards=backwards,
+        arrangement=arrangement,
+        carried=len(carried),
+        sliced=len(sliced),
+    )
+    forms = [(form.shape, form.dtype) for form in carried]
+    forms += [((times, *form.shape), form.dtype) for form in made]
+    values = tuple(value_of(tensor) for tensor in tensors)
+    return [*map(over, record(op, values, {}, forms))]
+
+
+LOOPS = Loops(run=_run, quirks=JaxQuirks(), inside=OwnFactories)

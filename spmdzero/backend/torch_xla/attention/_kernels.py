@@ -1,0 +1,60 @@
+"""The kernels, lowered once for each form, as operations of a traced program."""
+
+import contextlib
+import functools
+import os
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from spmdzero.backend.attention import Direction, Form, Kernels, dtype_name, jax_function
+from spmdzero.backend.replica._anchors import kept
+from spmdzero.backend.replica._recompute import kept_of_kernel
+from spmdzero.backend.torch_xla import _private
+
+
+def _run(direction: Direction, form: Form, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    shapes = tuple((tuple(tensor.shape), dtype_name(tensor.dtype)) for tensor in tensors)
+    made = _private.call(_computation(direction, form, shapes), tensors)
+    made = kept(kept_of_kernel(made)) if direction == "forward" else made
+    # What torch_xla makes of a call isn't wrapped, and writes through its views would be lost.
+    return [torch.ops.aten.lift_fresh.default(tensor) for tensor in made]
+
+
+KERNELS = Kernels(run=_run, install="pip install 'spmdzero[tpu]'")
+
+
+@functools.cache
+def _computation(direction: Direction, form: Form, shapes: tuple[Any, ...]) -> Any:
+    with _nothing_left():
+        # It imports jax, which is an extra.
+        from spmdzero.backend.torch_xla.attention import _lowering
+
+        # `explain` leaves out the blocks that a causal mask hides.
+        scope = f"attention.{direction}" + (".causal" if form.causal else "")
+        function = jax_function(direction, form)
+        lowered = _lowering.lowered(function, shapes, platform=form.platform, scope=scope)
+        return _private.computation(lowered)
+
+
+@contextlib.contextmanager
+def _nothing_left() -> Iterator[None]:
+    """Around what imports jax: generators and environment are afterwards what they were.
+
+    In a forward, who watches Python's and NumPy's draws takes them for the model's. And jax sets
+    TPU_SKIP_MDS_QUERY where there is no chip, after which Lightning ends in a TypeError of
+    torch_xla's when it looks for one.
+    """
+    python, numpy = random.getstate(), np.random.get_state()
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)

@@ -1,0 +1,65 @@
+"""Programs for TPUs hold attention's kernels: what is lowered for one, without having one."""
+
+from typing import Any
+
+import jax
+import pytest
+import torch
+import torch.nn.functional as F
+
+from spmdzero.backend import runtime
+from spmdzero.backend.attention import JAX_VERSION
+from spmdzero.backend.jax._dispatch import value_of
+from spmdzero.backend.jax._graph import Graph
+from spmdzero.backend.jax._program import function_of
+from spmdzero.backend.jax._versions import wide_numbers
+from spmdzero.backend.jax.mesh import DeviceMesh
+from tests.unit.region_harness import Apply, Probe
+
+ROWS = 8  # one for each device
+of_one_version = pytest.mark.skipif(
+    jax.__version__ != JAX_VERSION, reason=f"the kernels are written in jax {JAX_VERSION}"
+)
+
+
+def lowered_for_tpu(mesh: DeviceMesh, attend: Any, *tensors: torch.Tensor) -> str:
+    """The program of attention and its gradient, of a query that is key and value too."""
+
+    def forward(x: torch.Tensor, *more: torch.Tensor) -> Any:
+        leaf = x.detach().requires_grad_()
+        with torch.enable_grad():
+            out = attend(leaf, *more)
+        return out.detach(), *torch.autograd.grad(out, leaf, x)
+
+    with runtime.tracing_only(platform="TPU"), torch.no_grad():
+        probe = Probe(Apply(forward), mesh)
+        found = probe(*map(probe.batch, tensors))
+        assert [call.plain_because for call in probe.region.attention] == [None]
+        graph, leaves = Graph.of([value_of(tensor) for tensor in found])
+    # As `compilations.lower` does, for a platform that isn't here.
+    with wide_numbers(), jax.default_matmul_precision("highest"):
+        traced = jax.jit(function_of(graph, mesh.devices)).trace(*(v.array for v in leaves))
+        return traced.lower(lowering_platforms=("tpu",)).as_text()
+
+
+@of_one_version
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_forward_and_backward_are_a_kernel_each_on_a_tpu(
+    mesh: DeviceMesh, dtype: torch.dtype
+) -> None:
+    x = torch.zeros(ROWS, 2, 256, 64, dtype=dtype)
+    text = lowered_for_tpu(
+        mesh, lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True), x
+    )
+    assert text.count("@tpu_custom_call") == 2
+    assert "256x256" not in text  # weights
+
+
+@of_one_version
+def test_beside_a_mask_the_backward_has_two_kernels(mesh: DeviceMesh) -> None:
+    x, mask = torch.zeros(ROWS, 2, 256, 64), torch.ones(ROWS, 1, 1, 256, dtype=torch.bool)
+    text = lowered_for_tpu(
+        mesh, lambda x, mask: F.scaled_dot_product_attention(x, x, x, attn_mask=mask), x, mask
+    )
+    assert text.count("@tpu_custom_call") == 3
+    assert "256x256" not in text  # weights
