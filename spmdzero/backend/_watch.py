@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -44,10 +44,12 @@ class Watch:
         timeout: seconds in which a host must give a sign of life.
         newest: finds the checkpoint that an error names; None where there is none.
         failed: whether this process ends by an exception of its own.
+        waits_since: when it began to wait for what all hosts do together; None while it doesn't.
     """
 
     def __init__(self, store: dist.Store, *, rank: int, names: list[str]) -> None:
         self.timeout, self.failed = DEFAULT_TIMEOUT, False
+        self.waits_since: float | None = None
         self.newest: Callable[[], str | None] = lambda: None
         self._store, self._rank, self._names = store, rank, names
         self._process = os.getpid()
@@ -119,7 +121,15 @@ class Watch:
                     return int(blamed), why
         if self._lost_store and not self._is_done(0):
             return 0, self._lost_store
-        return self._silent()
+        return self._left_behind() or self._silent()
+
+    def _left_behind(self) -> tuple[int, str] | None:
+        since = self.waits_since
+        if since is not None and time.monotonic() - since > self.timeout:
+            for peer in self._heard:
+                if peer != self._rank and self._is_done(peer):
+                    return peer, f"it came to its end, and this one has waited {self.timeout:g} s"
+        return None
 
     def _silent(self) -> tuple[int, str] | None:
         allowed = self.timeout
@@ -143,18 +153,18 @@ class Watch:
     def stop(self, peer: int, why: str) -> None:
         """Says which host is gone, and ends this process."""
         self._ended = True
+        self._tell_last(_BLAMES, f"{peer}|{why}")
         newest = None
         with contextlib.suppress(Exception):
             newest = self.newest()
         found = (
-            f"The newest complete checkpoint is {newest}" if newest else "No checkpoint is complete"
+            f"The newest complete checkpoint is {newest}" if newest else "There is no checkpoint"
         )
         print(
             f"spmdzero: host {peer} ({self._names[peer]}) is gone: {why}. Host {self._rank} can't "
             f"go on without it and ends with status {STATUS}. {found}.",
             file=sys.stderr,
         )
-        self._tell_last(_BLAMES, f"{peer}|{why}")
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -166,14 +176,18 @@ class Watch:
         if os.getpid() != self._process or self._ended:
             return
         if _may_be_anothers(error):
-            self._suspects = True
-            deadline = time.monotonic() + min(self.timeout, 2 * self.pause * _SUSPECTED)
-            while time.monotonic() < deadline:
-                # Who finds it ends the process.
-                time.sleep(self.pause)
+            self.await_verdict()
         self.failed = True
         text = str(error).splitlines()
         self._tell_last(_FAILED, f"{type(error).__name__}: {text[0] if text else ''}")
+
+    def await_verdict(self) -> None:
+        """Something says that a host is lost: returns only where none is found to be."""
+        self._suspects = True
+        deadline = time.monotonic() + min(self.timeout, 2 * self.pause * _SUSPECTED)
+        while time.monotonic() < deadline:
+            # The thread that finds it ends the process.
+            time.sleep(self.pause)
 
     def leave(self) -> None:
         """At the end of the process: the others don't wait for it."""
@@ -182,6 +196,8 @@ class Watch:
 
     def _tell_last(self, state: str, detail: str) -> None:
         self._own = (state, detail.replace("\n", " "))
+        if self._lost_store:
+            return
         # The store may be gone, or stand still with the host that keeps it.
         telling = threading.Thread(target=self._beat_quietly, daemon=True)
         telling.start()
@@ -201,6 +217,19 @@ _watch: Watch | None = None
 def watch() -> Watch | None:
     """That of this process, None where it is alone."""
     return _watch
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """Around what ends only when other hosts come to it too."""
+    if _watch is None:
+        yield
+        return
+    before, _watch.waits_since = _watch.waits_since, _watch.waits_since or time.monotonic()
+    try:
+        yield
+    finally:
+        _watch.waits_since = before
 
 
 def begin() -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from spmdzero.backend import _single_process
 from spmdzero.backend._current import runtime
 from spmdzero.backend._launched import GLOO, TIMEOUT, has_peers, join_launched
-from spmdzero.backend._watch import STATUS, begin, watch
+from spmdzero.backend._watch import STATUS, begin, waiting, watch
 from spmdzero.errors import SpmdZeroRuntimeError, SpmdZeroUsageError
 
 logger = logging.getLogger("spmdzero")
@@ -126,7 +126,8 @@ def gather_objects(value: _Value) -> list[_Value]:
     """Each process's `value`, by pickle, in the order of their ranks."""
     join()
     values = [value] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    with waiting():
+        dist.all_gather_object(values, value)
     return values
 
 

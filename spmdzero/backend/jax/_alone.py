@@ -43,7 +43,7 @@ class CompiledProgram:
             if values[index].holders > 1:
                 # Somebody else holds the same memory, such as a tensor that was a copy of it.
                 arrays[place] = arrays[place].copy()
-        results = self.program.compiled(*arrays)
+        results = self.program.run(arrays)
         made: list[torch.Tensor] = []
         for place, form in zip(self.outputs, self.forms, strict=True):
             array = results[place]

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from spmdzero.backend._watch import waiting
 from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._program import function_of, marked_spec
 from spmdzero.backend.jax._values import Value
@@ -28,6 +29,11 @@ class Executable:
 
     compiled: Any
     aliased: int
+
+    def run(self, arrays: Sequence[Any]) -> list[Any]:
+        """Starts it; on the CPU it may have ended when this returns."""
+        with waiting():
+            return self.compiled(*arrays)
 
 
 class Compilations:
@@ -101,7 +107,7 @@ def start(roots: Sequence[Value]) -> None:
     arrays = [leaf.array for leaf in leaves]
     donated = donated_inputs(graph, leaves, shardings)
     program = compilations.executable(graph, arrays, donated=donated, shardings=shardings)
-    for value, array in zip(wanted, program.compiled(*arrays), strict=True):
+    for value, array in zip(wanted, program.run(arrays), strict=True):
         value.array, value.node = array, None
     for place in donated:
         leaves[place].array = None

@@ -6,7 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 import torch
+from jax.experimental.multihost_utils import process_allgather
 
+from spmdzero.backend._watch import waiting
 from spmdzero.backend.jax._cells import pending_values
 from spmdzero.backend.jax._execute import start
 from spmdzero.backend.jax._values import Space, Value
@@ -85,9 +87,8 @@ def compute(value: Value) -> None:
 
 
 def gathered(array: Any) -> np.ndarray:
-    """The whole array in the memory of this host."""
-    if array.is_fully_addressable or array.is_fully_replicated:
-        return np.asarray(array)
-    from jax.experimental.multihost_utils import process_allgather
-
-    return np.asarray(process_allgather(array, tiled=True))
+    """The whole array in the memory of this host; of what hosts hold in parts, all have to ask."""
+    with waiting():
+        if array.is_fully_addressable or array.is_fully_replicated:
+            return np.asarray(array)
+        return np.asarray(process_allgather(array, tiled=True))

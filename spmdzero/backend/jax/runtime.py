@@ -11,6 +11,7 @@ import jax
 import torch
 
 from spmdzero.backend._torus import Torus
+from spmdzero.backend._watch import waiting
 from spmdzero.backend.jax import _cluster
 from spmdzero.backend.jax._cells import cells, pending_values
 from spmdzero.backend.jax._execute import compilations
@@ -108,9 +109,10 @@ def sync() -> None:
 
 def wait() -> None:
     """Blocks until the devices have finished what was started."""
-    jax.effects_barrier()
-    for value in _computed():
-        value.block_until_ready()
+    with waiting():
+        jax.effects_barrier()
+        for value in _computed():
+            value.block_until_ready()
 
 
 def _computed() -> Iterator[jax.Array]:
