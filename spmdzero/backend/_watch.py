@@ -45,11 +45,13 @@ class Watch:
         newest: finds the checkpoint that an error names; None where there is none.
         failed: whether this process ends by an exception of its own.
         waits_since: when it began to wait for what all hosts do together; None while it doesn't.
+        latest: when the latest program was started, and whether it still runs.
     """
 
     def __init__(self, store: dist.Store, *, rank: int, names: list[str]) -> None:
         self.timeout, self.failed = DEFAULT_TIMEOUT, False
         self.waits_since: float | None = None
+        self.latest: tuple[float, Callable[[], bool]] = (0.0, lambda: False)
         self.newest: Callable[[], str | None] = lambda: None
         self._store, self._rank, self._names = store, rank, names
         self._process = os.getpid()
@@ -124,11 +126,13 @@ class Watch:
         return self._left_behind() or self._silent()
 
     def _left_behind(self) -> tuple[int, str] | None:
-        since = self.waits_since
+        ended = [peer for peer in self._heard if peer != self._rank and self._is_done(peer)]
+        if not ended:
+            return None
+        begun, runs = self.latest
+        since = self.waits_since or (begun if runs() else None)
         if since is not None and time.monotonic() - since > self.timeout:
-            for peer in self._heard:
-                if peer != self._rank and self._is_done(peer):
-                    return peer, f"it came to its end, and this one has waited {self.timeout:g} s"
+            return ended[0], f"it came to its end, and this one waits {self.timeout:g} s for it"
         return None
 
     def _silent(self) -> tuple[int, str] | None:
@@ -230,6 +234,12 @@ def waiting() -> Iterator[None]:
         yield
     finally:
         _watch.waits_since = before
+
+
+def note_started(runs: Callable[[], bool]) -> None:
+    """Takes note of a program of all hosts' devices; `runs` says whether it still does."""
+    if _watch is not None:
+        _watch.latest = time.monotonic(), runs
 
 
 def begin() -> None:

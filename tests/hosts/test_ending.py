@@ -14,7 +14,7 @@ WAYS = {
     "killed": (-signal.SIGKILL, "connection"),
     "raises": (1, "failed: ValueError: row 7 has no label"),
     "freezes": (None, "no sign of life for 5 s"),
-    "exits": (None, "it came to its end, and this one has waited 5 s"),
+    "exits": (None, "it came to its end, and this one waits 5 s for it"),
 }
 
 
