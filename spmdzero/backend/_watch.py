@@ -36,7 +36,7 @@ class Watch:
     """Beats for this process, and listens to the others.
 
     Args:
-        store: of all processes; the first one keeps it.
+        store: torch's `TCPStore` of all processes; the first one keeps it.
         rank: of this process.
         names: of the hosts.
 
@@ -48,7 +48,7 @@ class Watch:
         latest: when the latest program was started, and whether it still runs.
     """
 
-    def __init__(self, store: dist.Store, *, rank: int, names: list[str]) -> None:
+    def __init__(self, store: Any, *, rank: int, names: list[str]) -> None:
         self.timeout, self.failed = DEFAULT_TIMEOUT, False
         self.waits_since: float | None = None
         self.latest: tuple[float, Callable[[], bool]] = (0.0, lambda: False)
@@ -247,14 +247,16 @@ def begin() -> None:
     global _watch
     if _watch is not None or dist.get_world_size() == 1:
         return
-    rank, first = dist.get_rank(), dist.get_rank() == 0
+    rank = dist.get_rank()
     store: Any = None
-    if first:
+    told: list[Any] = [None]
+    if rank == 0:
         store = dist.TCPStore(own_host(), 0, is_master=True, wait_for_workers=False)
-    told = [(own_host(), store.port) if first else None]
+        told = [(own_host(), store.port)]
     dist.broadcast_object_list(told, src=0)
-    if not first:
-        store = dist.TCPStore(*told[0], is_master=False, timeout=_CONNECTING)
+    if rank > 0:
+        host, port = told[0]
+        store = dist.TCPStore(host, port, is_master=False, timeout=_CONNECTING)
     store.set(f"host/{rank}", f"{_ALIVE}|0|")
     names = [""] * dist.get_world_size()
     dist.all_gather_object(names, socket.gethostname())

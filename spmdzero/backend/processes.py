@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from spmdzero.backend import _single_process
@@ -18,6 +19,7 @@ _Value = TypeVar("_Value")
 __all__ = [
     "STATUS",
     "TIMEOUT",
+    "broadcast",
     "connect",
     "gather_objects",
     "is_alone",
@@ -129,6 +131,13 @@ def gather_objects(value: _Value) -> list[_Value]:
     with waiting():
         dist.all_gather_object(values, value)
     return values
+
+
+def broadcast(tensor: torch.Tensor) -> None:
+    """Makes a CPU tensor of every process that of the first, in place."""
+    join()
+    with waiting():
+        dist.broadcast(tensor, src=0)
 
 
 def new_group(ranks: list[int]) -> Any:

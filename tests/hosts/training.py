@@ -31,7 +31,7 @@ class Model(nn.Module):
 
 def config_of(case: dict[str, Any]) -> dict[str, Any]:
     """The config of a case."""
-    config = {
+    config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": MICRO,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
         "zero_optimization": {"stage": 2},

@@ -78,11 +78,13 @@ def local_devices() -> list[str]:
 
 def process_count() -> int:
     """Processes, one per host."""
+    start()
     return jax.process_count()
 
 
 def process_index() -> int:
     """This process's place among them."""
+    start()
     return jax.process_index()
 
 
@@ -93,6 +95,7 @@ def rendezvous() -> str:
 
 def platform() -> str:
     """``"CPU"``, ``"TPU"``, ..."""
+    start()
     return {"gpu": "CUDA"}.get(jax.default_backend(), jax.default_backend().upper())
 
 

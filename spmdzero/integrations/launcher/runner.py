@@ -39,11 +39,12 @@ def main(args: Sequence[str] | None = None) -> None:
         set_log_level_from_string("error" if options.quiet else options.log_level)
         judge(options)
         place = place_of(options, virtual_devices=_virtual_devices())
-        _use_devices(place)
+        # A runtime that is asked for its platform connects the hosts.
         named = variables_of(
             place.rank, hosts=place.hosts, address=place.address, port=options.master_port
         )
         os.environ.update(named)
+        _use_devices(place)
         if options.save_pid:
             _save_pid()
         if options.enable_each_rank_log != "None":
@@ -62,9 +63,11 @@ def _use_devices(place: Place) -> None:
     """A CPU has as many virtual devices as it is told; a TPU host's process has all its chips."""
     if place.devices is None:
         return
+    # A CPU reads it with the first question about devices, and nothing else reads it.
+    os.environ["CPU_NUM_DEVICES"] = str(place.devices)
     if runtime.platform() == "CPU":
-        os.environ["CPU_NUM_DEVICES"] = str(place.devices)
-    elif place.chosen:
+        return
+    if place.chosen:
         raise SpmdZeroUsageError(
             "--include and --exclude can't choose among the chips of a host: one process drives "
             "them all. Leave the slots out"
