@@ -63,19 +63,19 @@ def _use_devices(place: Place) -> None:
     """A CPU has as many virtual devices as it is told; a TPU host's process has all its chips."""
     if place.devices is None:
         return
-    # A CPU reads it with the first question about devices, and nothing else reads it.
+    # A CPU's runtime reads it with the first question about devices.
     os.environ["CPU_NUM_DEVICES"] = str(place.devices)
     if runtime.platform() == "CPU":
         return
+    del os.environ["CPU_NUM_DEVICES"]
     if place.chosen:
         raise SpmdZeroUsageError(
             "--include and --exclude can't choose among the chips of a host: one process drives "
             "them all. Leave the slots out"
         )
-    else:
-        logger.warning(
-            "%d devices are asked for; one process drives all chips of this host", place.devices
-        )
+    logger.warning(
+        "%d devices are asked for; one process drives all chips of this host", place.devices
+    )
 
 
 def _save_pid() -> None:
