@@ -13,7 +13,8 @@ from spmdzero.backend import _single_process
 from spmdzero.backend._current import runtime
 from spmdzero.backend._launched import GLOO, TIMEOUT, has_peers, join_launched
 from spmdzero.backend._quiet import without_gloos_line
-from spmdzero.backend._watch import STATUS, begin, waiting, watch
+from spmdzero.backend._watch import STATUS
+from spmdzero.backend._watching import begin, note_batch, waiting, watch
 from spmdzero.errors import SpmdZeroRuntimeError, SpmdZeroUsageError
 
 logger = logging.getLogger("spmdzero")
@@ -28,6 +29,7 @@ __all__ = [
     "join",
     "name_newest",
     "new_group",
+    "note_batch",
     "watch_with",
 ]
 

@@ -9,7 +9,16 @@ import torch
 from torch import nn
 
 from spmdzero._logging import is_new
-from spmdzero.backend import Batch, Mesh, RegionRules, Replicated, arrays, map_tensors, runtime
+from spmdzero.backend import (
+    Batch,
+    Mesh,
+    RegionRules,
+    Replicated,
+    arrays,
+    map_tensors,
+    processes,
+    runtime,
+)
 from spmdzero.backend.agreement import require_agreement
 from spmdzero.data._batch_rows import BatchRows, Rows
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
@@ -88,6 +97,7 @@ class InputPlacer:
 
         placed = map_tensors(named, put)
         self.latest = tuple(seen)
+        processes.note_batch(", ".join(f"{path} {list(shape)}" for path, shape, _ in seen))
         positional = tuple(placed.pop(self._name(i)) for i in range(len(args)))
         return positional, placed
 

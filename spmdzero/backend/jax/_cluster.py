@@ -15,7 +15,7 @@ import torch.distributed as dist
 from jax.experimental import multihost_utils
 
 from spmdzero.backend._launched import is_launched, join_launched, own_host
-from spmdzero.backend._watch import watch
+from spmdzero.backend._watching import watch
 from spmdzero.errors import SpmdZeroRuntimeError
 
 # JAX ends a process without a word of ours where another one's heartbeats stop for so long.

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from spmdzero.backend._watch import note_started, waiting
+from spmdzero.backend._watching import note_started, waiting
 from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._program import function_of, marked_spec
 from spmdzero.backend.jax._values import Value

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from jax.experimental.multihost_utils import process_allgather
 
-from spmdzero.backend._watch import waiting
+from spmdzero.backend._watching import waiting
 from spmdzero.backend.jax._cells import pending_values
 from spmdzero.backend.jax._execute import start
 from spmdzero.backend.jax._values import Space, Value

@@ -11,7 +11,7 @@ import jax
 import torch
 
 from spmdzero.backend._torus import Torus
-from spmdzero.backend._watch import waiting
+from spmdzero.backend._watching import waiting
 from spmdzero.backend.jax import _cluster
 from spmdzero.backend.jax._cells import cells, pending_values
 from spmdzero.backend.jax._execute import compilations
