@@ -1,6 +1,7 @@
 """spmdzero's log lines: visible in a script that configures no logging, as DeepSpeed's are."""
 
 import logging
+import os
 from collections.abc import Hashable
 
 _SAID: set[Hashable] = set()
@@ -23,6 +24,24 @@ def show_log_lines() -> None:
         )
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
+
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+# Its lines are the user's: `log_dist` names the processes that say them.
+_USERS = os.path.join(_PACKAGE, "compat", "logging.py")
+
+
+def _is_the_scripts(record: logging.LogRecord) -> bool:
+    own = record.pathname.startswith(_PACKAGE) and record.pathname != _USERS
+    return record.levelno >= logging.WARNING or not own
+
+
+def leave_lines_to_the_first_host() -> None:
+    """Of spmdzero's own lines only warnings and errors come from this process from now on.
+
+    What the script says by the same logger comes as ever.
+    """
+    logging.getLogger("spmdzero").addFilter(_is_the_scripts)
 
 
 def log_once(message: str) -> None:

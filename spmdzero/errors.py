@@ -56,6 +56,10 @@ class SpmdZeroRuntimeError(SpmdZeroError, RuntimeError):
     """The device runtime is not in the state that spmdzero needs (SPMD too late, wrong version)."""
 
 
+class HostsDifferError(SpmdZeroRuntimeError):
+    """Hosts that were started together don't have the same; every one of them raises it."""
+
+
 class ReplicaRegionError(SpmdZeroError, RuntimeError):
     """The module did something inside the replica region that has no meaning per replica.
 

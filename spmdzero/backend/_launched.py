@@ -6,6 +6,8 @@ import socket
 
 import torch.distributed as dist
 
+from spmdzero.backend._quiet import without_gloos_line
+
 GLOO = "gloo"
 TIMEOUT = datetime.timedelta(minutes=int(os.environ.get("DEEPSPEED_TIMEOUT", "10")))
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -32,7 +34,8 @@ def join_launched(timeout: datetime.timedelta = TIMEOUT) -> bool:
     if not dist.is_initialized():
         if not has_peers():
             return False
-        dist.init_process_group(GLOO, timeout=timeout)
+        with without_gloos_line():
+            dist.init_process_group(GLOO, timeout=timeout)
     return dist.get_world_size() > 1
 
 

@@ -6,37 +6,58 @@ exception can reach the thread that waits: so a thread of its own says what happ
 process.
 """
 
-import atexit
 import contextlib
-import datetime
+import dataclasses
+import json
 import os
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
-
-import torch.distributed as dist
-
-from spmdzero.backend._launched import own_host
-from spmdzero.errors import SpmdZeroError
 
 STATUS = 75
 """With which a process ends because another one has; sysexits.h: a failure that may pass."""
 DEFAULT_TIMEOUT = 60.0
-_ALIVE, _DONE, _FAILED, _BLAMES = "alive", "done", "failed", "blames"
+ALIVE, _DONE, _FAILED, _BLAMES = "alive", "done", "failed", "blames"
 # A host of which a connection broke has to be silent for so many beats only.
 _SUSPECTED = 6
-_CONNECTING = datetime.timedelta(minutes=5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sign:
+    """What a process tells the others.
+
+    Attributes:
+        state: alive, done, failed, or ending because it blames another.
+        detail: why.
+        blamed: the host that is gone.
+        batch: how many micro-batches it was handed, and the shapes of the latest.
+        count: another at each beat.
+    """
+
+    state: str
+    detail: str = ""
+    blamed: int = -1
+    batch: tuple[int, str] = (0, "")
+    count: int = 0
+
+    def to_json(self) -> str:
+        """As the store keeps it."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "Sign":
+        """What `to_json` wrote."""
+        found = json.loads(text)
+        return cls(**found | {"batch": tuple(found["batch"])})
 
 
 class Watch:
     """Beats for this process, and listens to the others.
 
     Args:
-        store: of all processes; the first one keeps it.
+        store: torch's `TCPStore` of all processes; the first one keeps it.
         rank: of this process.
         names: of the hosts.
 
@@ -44,17 +65,23 @@ class Watch:
         timeout: seconds in which a host must give a sign of life.
         newest: finds the checkpoint that an error names; None where there is none.
         failed: whether this process ends by an exception of its own.
+        waits_since: when it began to wait for what all hosts do together; None while it doesn't.
+        latest: when the latest program was started, and whether it still runs.
+        batch: as in `Sign`.
     """
 
-    def __init__(self, store: dist.Store, *, rank: int, names: list[str]) -> None:
+    def __init__(self, store: Any, *, rank: int, names: list[str]) -> None:
         self.timeout, self.failed = DEFAULT_TIMEOUT, False
+        self.waits_since: float | None = None
+        self.latest: tuple[float, Callable[[], bool]] = (0.0, lambda: False)
         self.newest: Callable[[], str | None] = lambda: None
         self._store, self._rank, self._names = store, rank, names
         self._process = os.getpid()
-        self._own, self._count = (_ALIVE, ""), 0
+        self.batch = 0, ""
+        self._own, self._count = Sign(ALIVE), 0
         now = time.monotonic()
         self._heard = dict.fromkeys(range(len(names)), now)
-        self._said: dict[int, str] = {}
+        self._said: dict[int, Sign] = {}
         self._lost_store = ""
         self._suspects, self._ended = False, False
         self._lock = threading.Lock()
@@ -72,15 +99,15 @@ class Watch:
     def beat(self) -> None:
         """Tells how this process is, and takes down how the others are."""
         with self._lock:
-            state, detail = self._own
             self._count += 1
-            self._store.set(f"host/{self._rank}", f"{state}|{self._count}|{detail}")
+            own = dataclasses.replace(self._own, batch=self.batch, count=self._count)
+            self._store.set(f"host/{self._rank}", own.to_json())
             told = self._store.multi_get([f"host/{peer}" for peer in self._heard])
         now = time.monotonic()
-        for peer, value in enumerate(told):
-            said = value.decode()
-            if self._said.get(peer) != said:
-                self._said[peer], self._heard[peer] = said, now
+        for peer, text in enumerate(told):
+            sign = Sign.from_json(text)
+            if self._said.get(peer) != sign:
+                self._said[peer], self._heard[peer] = sign, now
         # The first process has answered, whatever it says of itself.
         self._heard[0] = now
 
@@ -89,7 +116,7 @@ class Watch:
             try:
                 self.beat()
             except Exception as error:
-                self._lost_store = f"its connection is lost ({str(error).splitlines()[0]})"
+                self._lost_store = f"is gone: its connection is lost ({str(error).splitlines()[0]})"
                 return
             time.sleep(self.pause)
 
@@ -107,19 +134,34 @@ class Watch:
 
     def verdict(self) -> tuple[int, str] | None:
         """The host that is gone, and why; None where all are well."""
-        if self._ended or self._own[0] != _ALIVE:
+        if self._ended or self._own.state != ALIVE:
             return None
-        for peer, said in list(self._said.items()):
-            state, _, detail = said.split("|", 2)
-            if peer != self._rank and state == _FAILED:
-                return peer, f"failed: {detail}"
-            if peer != self._rank and state == _BLAMES:
-                blamed, _, why = detail.partition("|")
-                if int(blamed) != self._rank:
-                    return int(blamed), why
+        for peer, sign in list(self._said.items()):
+            if peer == self._rank:
+                continue
+            if sign.state == _FAILED:
+                return peer, f"is gone: {sign.detail}"
+            if sign.state == _BLAMES and sign.blamed != self._rank:
+                return sign.blamed, sign.detail
+            (number, forms), (own, mine) = sign.batch, self.batch
+            if number == own and forms != mine:
+                return peer, (
+                    f"was handed {forms} in micro-batch {number}, and this one {mine}, which are "
+                    "parts of no common batch"
+                )
         if self._lost_store and not self._is_done(0):
             return 0, self._lost_store
-        return self._silent()
+        return self._left_behind() or self._silent()
+
+    def _left_behind(self) -> tuple[int, str] | None:
+        ended = [peer for peer in self._heard if peer != self._rank and self._is_done(peer)]
+        if not ended:
+            return None
+        begun, runs = self.latest
+        since = self.waits_since or (begun if runs() else None)
+        if since is not None and time.monotonic() - since > self.timeout:
+            return ended[0], f"came to its end, and this one waits {self.timeout:g} s for it"
+        return None
 
     def _silent(self) -> tuple[int, str] | None:
         allowed = self.timeout
@@ -129,59 +171,66 @@ class Watch:
         for peer, heard in self._heard.items():
             if peer != self._rank and now - heard > allowed and not self._is_done(peer):
                 if self._suspects:
-                    return peer, f"its connection is lost, and it was silent for {allowed:.3g} s"
+                    return peer, f"is gone: its connection is lost, and {allowed:.3g} s of silence"
                 config = f'"spmd": {{"timeout": {allowed:g}}}'
-                return peer, f"it gave no sign of life for {allowed:g} s ({config})"
+                return peer, f"is gone: it gave no sign of life for {allowed:g} s ({config})"
             if peer == 0 and now - heard > self.pause * 4:
                 # It keeps the store: who can't ask it knows nothing of the rest.
                 break
         return None
 
     def _is_done(self, peer: int) -> bool:
-        return self._said.get(peer, "").startswith(_DONE)
+        return peer in self._said and self._said[peer].state == _DONE
 
     def stop(self, peer: int, why: str) -> None:
         """Says which host is gone, and ends this process."""
         self._ended = True
+        self._tell_last(Sign(_BLAMES, why, peer))
         newest = None
         with contextlib.suppress(Exception):
             newest = self.newest()
         found = (
-            f"The newest complete checkpoint is {newest}" if newest else "No checkpoint is complete"
+            f"The newest complete checkpoint is {newest}" if newest else "There is no checkpoint"
         )
         print(
-            f"spmdzero: host {peer} ({self._names[peer]}) is gone: {why}. Host {self._rank} can't "
-            f"go on without it and ends with status {STATUS}. {found}.",
+            f"spmdzero: host {peer} ({self._names[peer]}) {why}. Host {self._rank} can't go "
+            f"on without it and ends with status {STATUS}. {found}.",
             file=sys.stderr,
         )
-        self._tell_last(_BLAMES, f"{peer}|{why}")
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
         # The device runtime would wait at its end for the host that is gone, and then abort.
         os._exit(STATUS)
 
-    def except_hook(self, error: BaseException) -> None:
+    def end_by(self, error: BaseException, *, may_be_anothers: bool) -> None:
         """This process is about to end by an exception: its own, or one that a lost host made."""
         if os.getpid() != self._process or self._ended:
             return
-        if _may_be_anothers(error):
-            self._suspects = True
-            deadline = time.monotonic() + min(self.timeout, 2 * self.pause * _SUSPECTED)
-            while time.monotonic() < deadline:
-                # Who finds it ends the process.
-                time.sleep(self.pause)
+        if may_be_anothers:
+            self.await_verdict()
         self.failed = True
         text = str(error).splitlines()
-        self._tell_last(_FAILED, f"{type(error).__name__}: {text[0] if text else ''}")
+        said = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+        self._tell_last(Sign(_FAILED, f"it failed: {said}"))
+
+    def await_verdict(self) -> None:
+        """Something says that a host is lost: returns only where none is found to be."""
+        self._suspects = True
+        deadline = time.monotonic() + min(self.timeout, 2 * self.pause * _SUSPECTED)
+        while time.monotonic() < deadline:
+            # The thread that finds it ends the process.
+            time.sleep(self.pause)
 
     def leave(self) -> None:
         """At the end of the process: the others don't wait for it."""
         if os.getpid() == self._process and not self._ended and not self.failed:
-            self._tell_last(_DONE, "")
+            self._tell_last(Sign(_DONE))
 
-    def _tell_last(self, state: str, detail: str) -> None:
-        self._own = (state, detail.replace("\n", " "))
+    def _tell_last(self, sign: Sign) -> None:
+        self._own = sign
+        if self._lost_store:
+            return
         # The store may be gone, or stand still with the host that keeps it.
         telling = threading.Thread(target=self._beat_quietly, daemon=True)
         telling.start()
@@ -193,50 +242,3 @@ class Watch:
     def _beat_quietly(self) -> None:
         with contextlib.suppress(Exception):
             self.beat()
-
-
-_watch: Watch | None = None
-
-
-def watch() -> Watch | None:
-    """That of this process, None where it is alone."""
-    return _watch
-
-
-def begin() -> None:
-    """Has the hosts of torch.distributed's group watch each other; every process calls it."""
-    global _watch
-    if _watch is not None or dist.get_world_size() == 1:
-        return
-    rank, first = dist.get_rank(), dist.get_rank() == 0
-    store: Any = None
-    if first:
-        store = dist.TCPStore(own_host(), 0, is_master=True, wait_for_workers=False)
-    told = [(own_host(), store.port) if first else None]
-    dist.broadcast_object_list(told, src=0)
-    if not first:
-        store = dist.TCPStore(*told[0], is_master=False, timeout=_CONNECTING)
-    store.set(f"host/{rank}", f"{_ALIVE}|0|")
-    names = [""] * dist.get_world_size()
-    dist.all_gather_object(names, socket.gethostname())
-    _watch = Watch(store, rank=rank, names=names)
-    _watch.start()
-    atexit.register(_watch.leave)
-    _hook(_watch)
-
-
-def _hook(mine: Watch) -> None:
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        before(kind, error, trace)
-        mine.except_hook(error)
-
-    sys.excepthook = hook
-
-
-def _may_be_anothers(error: BaseException) -> bool:
-    """Whether it is how a lost host looks to the runtimes that talk to it."""
-    text = str(error).lower()
-    known = not isinstance(error, SpmdZeroError) and isinstance(error, RuntimeError)
-    return known and any(word in text for word in ("gloo", "connection", "socket", "peer"))

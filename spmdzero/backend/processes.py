@@ -5,12 +5,16 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
+from spmdzero._logging import leave_lines_to_the_first_host
 from spmdzero.backend import _single_process
 from spmdzero.backend._current import runtime
 from spmdzero.backend._launched import GLOO, TIMEOUT, has_peers, join_launched
-from spmdzero.backend._watch import STATUS, begin, watch
+from spmdzero.backend._quiet import without_gloos_line
+from spmdzero.backend._watch import STATUS
+from spmdzero.backend._watching import begin, note_batch, waiting, watch
 from spmdzero.errors import SpmdZeroRuntimeError, SpmdZeroUsageError
 
 logger = logging.getLogger("spmdzero")
@@ -18,12 +22,14 @@ _Value = TypeVar("_Value")
 __all__ = [
     "STATUS",
     "TIMEOUT",
+    "broadcast",
     "connect",
     "gather_objects",
     "is_alone",
     "join",
     "name_newest",
     "new_group",
+    "note_batch",
     "watch_with",
 ]
 
@@ -58,26 +64,31 @@ def join(
             "call spmdzero.init_distributed() first"
         )
     if init_method is not None and not dist.is_initialized():
-        dist.init_process_group(
-            GLOO, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size
-        )
+        with without_gloos_line():
+            dist.init_process_group(
+                GLOO, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size
+            )
     join_launched(timeout)
     # Only now: a runtime that doesn't find the other devices by itself asks this group.
     runtime.start()
     if not dist.is_initialized():
         _make_group(timeout, named_port)
     begin()
+    if dist.get_rank() > 0:
+        leave_lines_to_the_first_host()
 
 
 def _make_group(timeout: datetime.timedelta, named_port: int | None) -> None:
     """Of the processes that the device runtime found, which may be this one."""
-    if runtime.process_count() > 1:
-        dist.init_process_group(GLOO, init_method=runtime.rendezvous(), timeout=timeout)
-        return
-    # No port is opened for a process that has nobody to talk to.
-    with _single_process.without_gloos_line():
-        dist.init_process_group(GLOO, store=dist.HashStore(), timeout=timeout, rank=0, world_size=1)
-    if named_port is not None:
+    alone = runtime.process_count() == 1
+    with without_gloos_line():
+        if alone:
+            # No port is opened for a process that has nobody to talk to.
+            store = dist.HashStore()
+            dist.init_process_group(GLOO, store=store, timeout=timeout, rank=0, world_size=1)
+        else:
+            dist.init_process_group(GLOO, init_method=runtime.rendezvous(), timeout=timeout)
+    if alone and named_port is not None:
         _single_process.name_the_only_process(port=named_port)
 
 
@@ -126,14 +137,20 @@ def gather_objects(value: _Value) -> list[_Value]:
     """Each process's `value`, by pickle, in the order of their ranks."""
     join()
     values = [value] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    with waiting():
+        dist.all_gather_object(values, value)
     return values
+
+
+def broadcast(tensor: torch.Tensor) -> None:
+    """Makes a CPU tensor of every process that of the first, in place."""
+    join()
+    with waiting():
+        dist.broadcast(tensor, src=0)
 
 
 def new_group(ranks: list[int]) -> Any:
     """A group of some processes; every process calls it, members or not."""
     join()
-    if dist.get_world_size() > 1:
-        return dist.new_group(ranks)
-    with _single_process.without_gloos_line():
+    with without_gloos_line():
         return dist.new_group(ranks)

@@ -10,6 +10,7 @@ from spmdzero.cli._convert import convert
 from spmdzero.cli._doctor import doctor
 from spmdzero.cli._explain import explain
 from spmdzero.cli._inspect import inspect
+from spmdzero.cli._launch import launch
 from spmdzero.cli._run import run
 from spmdzero.errors import SpmdZeroError
 
@@ -38,7 +39,8 @@ def _command(function: Callable[..., None]) -> None:
 for _function in (explain, doctor, convert, inspect):
     _command(_function)
 # What follows the script's name is the script's, options too; so are its exceptions.
-app.command(context_settings={"allow_interspersed_args": False})(run)
+for _function in (run, launch):
+    app.command(context_settings={"allow_interspersed_args": False})(_function)
 
 
 def ds_report() -> None:

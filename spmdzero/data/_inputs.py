@@ -9,11 +9,25 @@ import torch
 from torch import nn
 
 from spmdzero._logging import is_new
-from spmdzero.backend import Batch, Mesh, RegionRules, Replicated, arrays, map_tensors, runtime
+from spmdzero.backend import (
+    Batch,
+    Mesh,
+    RegionRules,
+    Replicated,
+    arrays,
+    map_tensors,
+    processes,
+    runtime,
+)
+from spmdzero.backend.agreement import require_agreement
 from spmdzero.data._batch_rows import BatchRows, Rows
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 
 logger = logging.getLogger("spmdzero")
+_SAME_ROWS = (
+    "Each host hands over train_micro_batch_size_per_gpu x its local devices rows, of the same "
+    "shape on all hosts"
+)
 
 
 class InputPlacer:
@@ -35,6 +49,7 @@ class InputPlacer:
         self, *, mesh: Mesh, module: nn.Module, rules: RegionRules, micro_batch: int
     ) -> None:
         self._mesh, self._rules, self.rows = mesh, rules, BatchRows(micro_batch)
+        self._compared = False
         self.latest: tuple[tuple[str, tuple[int, ...], str], ...] = ()
         parameters = inspect.signature(module.forward).parameters.values()
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -56,10 +71,14 @@ class InputPlacer:
         """The inputs as global tensors, wrapped in `Batch` where they are one.
 
         Raises:
+            HostsDifferError: in the first training batch the hosts' inputs have other shapes.
             SpmdZeroUsageError: see `BatchRows`, or an input is on another device than the CPU and
                 ours.
         """
         named = {self._name(i): value for i, value in enumerate(args)} | dict(kwargs)
+        if training and not self._compared:
+            self._compared = True
+            require_agreement("the first batch", _forms(named), fix=_SAME_ROWS)
         batches = self.rows.batches(self._found(named), training=training)
         seen: list[tuple[str, tuple[int, ...], str]] = []
 
@@ -78,6 +97,7 @@ class InputPlacer:
 
         placed = map_tensors(named, put)
         self.latest = tuple(seen)
+        processes.note_batch(", ".join(f"{path} {list(shape)}" for path, shape, _ in seen))
         positional = tuple(placed.pop(self._name(i)) for i in range(len(args)))
         return positional, placed
 
@@ -161,6 +181,18 @@ def _host_rows(tensor: torch.Tensor, dim: int) -> int:
     """Rows of this host: a CPU tensor holds only them, a tensor on the devices those of all."""
     rows = tensor.shape[dim]
     return rows if tensor.device.type == "cpu" else rows // runtime.process_count()
+
+
+def _forms(named: Mapping[str, Any]) -> dict[str, str]:
+    forms: dict[str, str] = {}
+
+    def look(path: str, tensor: Any) -> Any:
+        plain = tensor.tensor if isinstance(tensor, Replicated) else tensor
+        forms[f"input {path!r}"] = f"{list(plain.shape)} {str(plain.dtype).removeprefix('torch.')}"
+        return tensor
+
+    map_tensors(named, look)
+    return forms
 
 
 def to_half(tensor: Any) -> Any:

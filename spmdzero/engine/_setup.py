@@ -35,6 +35,13 @@ from spmdzero.nn._causal_lm import fuse_causal_lm_losses
 from spmdzero.plan import MeshSpec, ShardingPlan
 from spmdzero.precision import GradientScaling, LossScaler, PrecisionPolicy
 from spmdzero.state._placed_module import move_module
+from spmdzero.state._same_on_hosts import (
+    on_host,
+    require_same_settings,
+    require_same_structure,
+    require_same_values,
+    take_first_hosts_values,
+)
 from spmdzero.state._training import Training
 from spmdzero.state._weights import Weights, open_weights
 from spmdzero.step._autocast import autocast_wire
@@ -106,6 +113,7 @@ def start_backend(
     flags.use_cache(settings.spmd.compile_cache)
     processes.connect(required=dist_init_required)
     processes.watch_with(timeout=settings.spmd.timeout)
+    require_same_settings(settings)
     spec = MeshSpec.resolve(settings.spmd.mesh, device_count=runtime.device_count())
     batch = resolve_batch_sizes(settings, dp_world_size=spec.size)
     new = [key for key in settings.no_meaning if is_new(("without meaning", key))]
@@ -133,8 +141,14 @@ def place_module(
     dtype = PrecisionPolicy.from_config(settings).parameter
     if settings.spmd.fused_loss:
         fuse_causal_lm_losses(model)
+    require_same_structure(model)
+    known = frozenset[str]() if weights is not None else on_host(model)
+    if settings.spmd.broadcast and runtime.process_count() > 1:
+        take_first_hosts_values(model, known)
+    require_same_values(model, known)
     with open_weights(weights, model) as source:
         renewed = move_module(model, mesh=mesh, dtype=dtype, source=source)
+    require_same_values(model, {name for name, _ in model.named_parameters()} - known)
     names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
     members = Members(names, renewed)
     groups = find_groups(settings.optimizer, *optimizer, members, device=runtime.device())

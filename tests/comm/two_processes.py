@@ -7,7 +7,8 @@ from unittest import mock
 import torch
 
 from spmdzero import comm
-from spmdzero.backend import processes, runtime
+from spmdzero.backend import current, processes, runtime
+from spmdzero.plan import MeshSpec
 from spmdzero.state._across_hosts import everyones, together
 
 
@@ -107,7 +108,9 @@ def main() -> None:
     single = comm.new_group([1])
     found["new_group"] = [comm.get_rank(single), comm.get_world_size(single)]
     found["ranks"] = comm.get_all_ranks_from_group()
-    device = own(rank, 2).to("xla")
+    # JAX's backend uploads to the devices of a mesh.
+    current().mesh(MeshSpec.resolve({"fsdp": -1}, device_count=runtime.device_count()))
+    device = own(rank, 2).to(runtime.device())
     comm.all_reduce(device)
     found["device tensor"] = [str(device.device), device.tolist()]
     comm.monitored_barrier()

@@ -17,6 +17,7 @@ CASES: dict[str, dict[str, Any]] = {
     "stage 1": _case(1),
     "stage 2": _case(2),
     "three calls": _case(2, style="three calls"),
+    "loader": _case(2, style="loader"),
     "accumulation, stage 1": _case(1, gradient_accumulation_steps=3),
     "accumulation, stage 2": _case(2, gradient_accumulation_steps=3, dropout=0.25),
     "bf16": _case(2, bf16={"enabled": True}),

@@ -8,12 +8,18 @@ import signal
 import sys
 import time
 
+import spmdzero
 from spmdzero.backend import runtime
-from tests.hosts.training import engine_of, step_of
+from tests.hosts.training import engine_of, rows, step_of
 
 
-def end(way: str) -> None:
-    """Ends this host."""
+def end(way: str, engine: spmdzero.Engine) -> None:
+    """Ends this host, or makes the others wait for it."""
+    if way == "hands over other rows":
+        engine.eval()
+        engine(*(tensor[:1] for tensor in rows(0))).item()
+        engine.train()
+        return
     if way == "raises":
         raise ValueError("row 7 has no label")
     if way == "exits":
@@ -30,7 +36,7 @@ def main() -> None:
             engine.save_checkpoint(folder)
             print("saved", flush=True)
         if step == 7 and runtime.process_index() == int(host):
-            end(way)
+            end(way, engine)
         step_of(engine, step, case)
         time.sleep(0.01)
 

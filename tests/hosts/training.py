@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
 import spmdzero
 from spmdzero.backend import runtime
@@ -31,7 +32,7 @@ class Model(nn.Module):
 
 def config_of(case: dict[str, Any]) -> dict[str, Any]:
     """The config of a case."""
-    config = {
+    config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": MICRO,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
         "zero_optimization": {"stage": 2},
@@ -41,15 +42,42 @@ def config_of(case: dict[str, Any]) -> dict[str, Any]:
     return config | {"spmd": {"min_shard_elements": 128, **config.get("spmd", {})}}
 
 
-def rows(step: int) -> tuple[torch.Tensor, ...]:
-    """This host's rows of a micro-batch, of which all hosts together have the same everywhere."""
+def rows(step: int, micro: int = MICRO) -> tuple[torch.Tensor, ...]:
+    """This host's rows of a micro-batch, `micro` a device; those of all are the same anywhere."""
     generator = torch.Generator().manual_seed(step)
-    mine = MICRO * runtime.local_device_count()
+    mine = micro * runtime.local_device_count()
     first = runtime.process_index() * mine
-    made = [
-        torch.randn(MICRO * runtime.device_count(), WIDTH, generator=generator) for _ in range(2)
-    ]
+    whole = micro * runtime.device_count()
+    made = [torch.randn(whole, WIDTH, generator=generator) for _ in range(2)]
     return tuple(tensor[first : first + mine] for tensor in made)
+
+
+def dataset() -> TensorDataset:
+    """Rows of which the last micro-batch of an epoch lacks some."""
+    generator = torch.Generator().manual_seed(9)
+    return TensorDataset(*(torch.randn(44, WIDTH, generator=generator) for _ in range(2)))
+
+
+def by_loader(case: dict[str, Any]) -> list[float]:
+    """Losses of two epochs of the engine's own loader, each with an evaluation of fewer rows."""
+    torch.manual_seed(0)
+    model = Model(case.get("dropout", 0.0))
+    engine, _, loader, _ = spmdzero.initialize(
+        model=model, config=config_of(case), training_data=dataset()
+    )
+    losses = []
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        engine.train()
+        for batch in loader:
+            loss = engine(*batch)
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+        engine.eval()
+        with torch.no_grad():
+            losses += [engine(*batch).item() for batch in (rows(7), rows(epoch, MICRO // 2))]
+    return losses
 
 
 def engine_of(case: dict[str, Any]) -> spmdzero.Engine:
@@ -76,6 +104,8 @@ def step_of(engine: spmdzero.Engine, step: int, case: dict[str, Any]) -> float:
 
 def result_of(case: dict[str, Any]) -> dict[str, Any]:
     """What a host sees of a case."""
+    if case.get("style") == "loader":
+        return {"losses": by_loader(case), "weights": {}, "world": runtime.device_count()}
     engine = engine_of(case)
     if "load" in case:
         engine.load_checkpoint(case["load"])

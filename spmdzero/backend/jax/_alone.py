@@ -52,7 +52,7 @@ class CompiledProgram:
         if self.seeds:
             seed = _host.seed(generator.take()).array
             arrays = [seed if place in self.seeds else a for place, a in enumerate(arrays)]
-        results = self.program.compiled(*arrays)
+        results = self.program.run(arrays)
         made: list[torch.Tensor] = []
         for place, form in zip(self.outputs, self.forms, strict=True):
             array = results[place]

@@ -1,7 +1,7 @@
 """What JAX's backend puts around a module: see `spmdzero.backend.replica.Around`."""
 
 import contextlib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch

@@ -1,7 +1,9 @@
 """How this process finds the others: by its launcher's variables, or as JAX detects a cluster."""
 
 import atexit
+import ctypes
 import os
+import signal
 import socket
 import sys
 import warnings
@@ -13,7 +15,7 @@ import torch.distributed as dist
 from jax.experimental import multihost_utils
 
 from spmdzero.backend._launched import is_launched, join_launched, own_host
-from spmdzero.backend._watch import watch
+from spmdzero.backend._watching import watch
 from spmdzero.errors import SpmdZeroRuntimeError
 
 # JAX ends a process without a word of ours where another one's heartbeats stop for so long.
@@ -29,6 +31,25 @@ def _past_the_barrier() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
+
+
+def _before_abort(_: int) -> None:
+    watched = watch()
+    if watched is not None:
+        watched.await_verdict()
+
+
+# ctypes keeps no reference of its own.
+_BEFORE_ABORT = ctypes.CFUNCTYPE(None, ctypes.c_int)(_before_abort)
+
+
+def _say_why_before_an_abort() -> None:
+    """Where the first process dies, JAX's client aborts the others at once, from its own thread.
+
+    No exception comes of that, and Python runs its handlers of signals in the main thread, which
+    may wait for the devices. So the handler is one of C, called by the thread that aborts.
+    """
+    ctypes.CDLL(None).signal(signal.SIGABRT, _BEFORE_ABORT)
 
 
 def connect() -> None:
@@ -61,6 +82,7 @@ def connect() -> None:
 def _initialize(**how: Any) -> None:
     try:
         jax.distributed.initialize(heartbeat_timeout_seconds=_HEARTBEATS, **how)
+        _say_why_before_an_abort()
     except RuntimeError as error:
         if "must be called before" not in str(error):
             raise

@@ -1,6 +1,7 @@
 """Compiling recorded operations, and starting them."""
 
 import dataclasses
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from typing import Any
 
 import jax
 
+from spmdzero.backend._watching import note_started, waiting
 from spmdzero.backend.jax import flags
 from spmdzero.backend.jax._blame import UnloweredError, blamed
 from spmdzero.backend.jax._graph import Graph
@@ -26,10 +28,21 @@ class Executable:
     Attributes:
         compiled: JAX's.
         aliased: inputs whose memory it gives to outputs.
+        smallest: number of the output with the fewest elements.
     """
 
     compiled: Any
     aliased: int
+    smallest: int
+
+    def run(self, arrays: Sequence[Any]) -> list[Any]:
+        """Starts it; on the CPU it may have ended when this returns."""
+        with waiting():
+            made = self.compiled(*arrays)
+        if made:
+            small = made[self.smallest]
+            note_started(lambda: not (small.is_deleted() or small.is_ready()))
+        return made
 
 
 class Compilations:
@@ -70,7 +83,9 @@ class Compilations:
         self.seconds += time.perf_counter() - begun
         self.count += 1
         self.aliased = compiled.as_text().split("\n", 1)[0].count("-alias)")
-        self._kept[key] = Executable(compiled, self.aliased)
+        sizes = [math.prod(slot.shape) for slot in graph.outputs]
+        smallest = min(range(len(sizes)), key=sizes.__getitem__, default=0)
+        self._kept[key] = Executable(compiled, self.aliased, smallest)
         if len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
         return self._kept[key]
@@ -136,7 +151,7 @@ def start(roots: Sequence[Value], *, donate: bool = True) -> list[Value]:
         for place in error.outputs:
             wanted[place].failed = True
         raise
-    for value, array in zip(wanted, program.compiled(*arrays), strict=True):
+    for value, array in zip(wanted, program.run(arrays), strict=True):
         value.array, value.node = array, None
     for place in donated:
         leaves[place].array = None

@@ -6,8 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 import torch
+from jax.experimental.multihost_utils import process_allgather
 
 from spmdzero._user_line import user_line
+from spmdzero.backend._watching import waiting
 from spmdzero.backend.jax._cells import pending_values
 from spmdzero.backend.jax._execute import compilations, start
 from spmdzero.backend.jax._generator import generator
@@ -124,9 +126,8 @@ def compute(value: Value) -> None:
 
 
 def gathered(array: Any) -> np.ndarray:
-    """The whole array in the memory of this host."""
-    if array.is_fully_addressable or array.is_fully_replicated:
-        return np.asarray(array)
-    from jax.experimental.multihost_utils import process_allgather
-
-    return np.asarray(process_allgather(array, tiled=True))
+    """The whole array in the memory of this host; of what hosts hold in parts, all have to ask."""
+    with waiting():
+        if array.is_fully_addressable or array.is_fully_replicated:
+            return np.asarray(array)
+        return np.asarray(process_allgather(array, tiled=True))

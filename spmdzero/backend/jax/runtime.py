@@ -11,6 +11,7 @@ import jax
 import torch
 
 from spmdzero.backend._torus import Torus
+from spmdzero.backend._watching import waiting
 from spmdzero.backend.jax import _cluster
 from spmdzero.backend.jax._cells import cells, pending_values
 from spmdzero.backend.jax._execute import compilations
@@ -82,11 +83,13 @@ def local_devices() -> list[str]:
 
 def process_count() -> int:
     """Processes, one per host."""
+    start()
     return jax.process_count()
 
 
 def process_index() -> int:
     """This process's place among them."""
+    start()
     return jax.process_index()
 
 
@@ -97,6 +100,7 @@ def rendezvous() -> str:
 
 def platform() -> str:
     """``"CPU"``, ``"TPU"``, ..."""
+    start()
     return {"gpu": "CUDA"}.get(jax.default_backend(), jax.default_backend().upper())
 
 
@@ -114,9 +118,10 @@ def sync() -> None:
 
 def wait() -> None:
     """Blocks until the devices have finished what was started."""
-    jax.effects_barrier()
-    for value in _computed():
-        value.block_until_ready()
+    with waiting():
+        jax.effects_barrier()
+        for value in _computed():
+            value.block_until_ready()
 
 
 def _computed() -> Iterator[jax.Array]:

@@ -16,11 +16,12 @@ from spmdzero.compat.logging import set_log_level_from_string
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations import install
 from spmdzero.integrations._as_main import run_as_main
+from spmdzero.integrations.launcher._commands import ENVIRONMENT_FILE, variables_of
 from spmdzero.integrations.launcher._hosts import Place, place_of
 from spmdzero.integrations.launcher._options import judge, parse_args
 
-# accelerate writes variables into the file of this name, for hosts that DeepSpeed reaches by ssh.
-DEEPSPEED_ENVIRONMENT_NAME = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
+# As DeepSpeed calls it, for accelerate.
+DEEPSPEED_ENVIRONMENT_NAME = ENVIRONMENT_FILE
 logger = logging.getLogger("spmdzero")
 
 
@@ -38,8 +39,12 @@ def main(args: Sequence[str] | None = None) -> None:
         set_log_level_from_string("error" if options.quiet else options.log_level)
         judge(options)
         place = place_of(options, virtual_devices=_virtual_devices())
+        # A runtime that is asked for its platform connects the hosts.
+        named = variables_of(
+            place.rank, hosts=place.hosts, address=place.address, port=options.master_port
+        )
+        os.environ.update(named)
         _use_devices(place)
-        _name_the_process(place, port=options.master_port)
         if options.save_pid:
             _save_pid()
         if options.enable_each_rank_log != "None":
@@ -58,30 +63,18 @@ def _use_devices(place: Place) -> None:
     """A CPU has as many virtual devices as it is told; a TPU host's process has all its chips."""
     if place.devices is None:
         return
+    # A CPU's runtime reads it with the first question about devices.
+    os.environ["CPU_NUM_DEVICES"] = str(place.devices)
     if runtime.platform() == "CPU":
-        os.environ["CPU_NUM_DEVICES"] = str(place.devices)
-    elif place.chosen:
+        return
+    del os.environ["CPU_NUM_DEVICES"]
+    if place.chosen:
         raise SpmdZeroUsageError(
             "--include and --exclude can't choose among the chips of a host: one process drives "
             "them all. Leave the slots out"
         )
-    else:
-        logger.warning(
-            "%d devices are asked for; one process drives all chips of this host", place.devices
-        )
-
-
-def _name_the_process(place: Place, *, port: int) -> None:
-    """What scripts read of a launcher (DeepSpeed, launcher/launch.py), with one process a host."""
-    os.environ.update(
-        RANK=str(place.rank),
-        LOCAL_RANK="0",
-        WORLD_SIZE=str(place.hosts),
-        MASTER_ADDR=place.address,
-        MASTER_PORT=str(port),
-        CROSS_RANK=str(place.rank),
-        CROSS_SIZE=str(place.hosts),
-        LOCAL_SIZE="1",
+    logger.warning(
+        "%d devices are asked for; one process drives all chips of this host", place.devices
     )
 
 

@@ -1,0 +1,93 @@
+"""The watch of this process, where it has peers: begun, and told what it can't see itself."""
+
+import atexit
+import contextlib
+import datetime
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+import torch.distributed as dist
+
+from spmdzero.backend._launched import own_host
+from spmdzero.backend._watch import ALIVE, Sign, Watch
+from spmdzero.errors import SpmdZeroError
+
+_CONNECTING = datetime.timedelta(minutes=5)
+
+_watch: Watch | None = None
+
+
+def watch() -> Watch | None:
+    """That of this process, None where it is alone."""
+    return _watch
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """Around what ends only when other hosts come to it too."""
+    if _watch is None:
+        yield
+        return
+    before, _watch.waits_since = _watch.waits_since, _watch.waits_since or time.monotonic()
+    try:
+        yield
+    finally:
+        _watch.waits_since = before
+
+
+def note_started(runs: Callable[[], bool]) -> None:
+    """Takes note of a program of all hosts' devices; `runs` says whether it still does."""
+    if _watch is not None:
+        _watch.latest = time.monotonic(), runs
+
+
+def note_batch(forms: str) -> None:
+    """Takes note of a micro-batch that was handed over, by the shapes of its inputs."""
+    if _watch is not None:
+        number, _ = _watch.batch
+        _watch.batch = number + 1, forms
+
+
+def begin() -> None:
+    """Has the hosts of torch.distributed's group watch each other; every process calls it."""
+    global _watch
+    if _watch is not None or dist.get_world_size() == 1:
+        return
+    rank = dist.get_rank()
+    store: Any = None
+    told: list[Any] = [None]
+    if rank == 0:
+        store = dist.TCPStore(own_host(), 0, is_master=True, wait_for_workers=False)
+        told = [(own_host(), store.port)]
+    dist.broadcast_object_list(told, src=0)
+    if rank > 0:
+        host, port = told[0]
+        store = dist.TCPStore(host, port, is_master=False, timeout=_CONNECTING)
+    store.set(f"host/{rank}", Sign(ALIVE).to_json())
+    names = [""] * dist.get_world_size()
+    dist.all_gather_object(names, socket.gethostname())
+    _watch = Watch(store, rank=rank, names=names)
+    _watch.start()
+    atexit.register(_watch.leave)
+    _hook(_watch)
+
+
+def _hook(mine: Watch) -> None:
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        mine.end_by(error, may_be_anothers=_may_be_anothers(error))
+
+    sys.excepthook = hook
+
+
+def _may_be_anothers(error: BaseException) -> bool:
+    """Whether it is how a lost host looks to the runtimes that talk to it."""
+    text = str(error).lower()
+    known = not isinstance(error, SpmdZeroError) and isinstance(error, RuntimeError)
+    return known and any(word in text for word in ("gloo", "connection", "socket", "peer"))

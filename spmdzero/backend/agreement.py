@@ -1,0 +1,41 @@
+"""What has to be the same on all hosts: compared before anything depends on it."""
+
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+
+from spmdzero.backend._current import runtime
+from spmdzero.backend.processes import gather_objects
+from spmdzero.errors import HostsDifferError
+
+_MISSING = "nothing"
+_SHOWN = 6
+
+
+def require_agreement(what: str, own: Mapping[str, str], *, fix: str) -> None:
+    """Returns if every host has the same; each must come here.
+
+    Args:
+        what: that is, such as ``"the config"``.
+        own: this host's, by names that an error can show.
+        fix: what to do about it.
+
+    Raises:
+        HostsDifferError: on every host the same one, which names hosts and differences.
+    """
+    if runtime.process_count() == 1:
+        return
+    found = gather_objects((socket.gethostname(), dict(own)))
+    differences = list(_differences(found))
+    if differences:
+        more = len(differences) - _SHOWN
+        shown = "; ".join(differences[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+        raise HostsDifferError(f"the hosts don't agree on {what}: {shown}. {fix}")
+
+
+def _differences(found: Sequence[tuple[str, Mapping[str, str]]]) -> Iterator[str]:
+    (first_name, first), *others = found
+    for host, (name, theirs) in enumerate(others, 1):
+        for key in dict.fromkeys((*first, *theirs)):
+            here, there = first.get(key, _MISSING), theirs.get(key, _MISSING)
+            if here != there:
+                yield f"{key}: {here} on host 0 ({first_name}), {there} on host {host} ({name})"

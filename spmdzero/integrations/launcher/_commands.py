@@ -1,0 +1,124 @@
+"""What starts a job's processes: here, and on other hosts by ssh, as DeepSpeed's launcher does."""
+
+import dataclasses
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.integrations.launcher._job import Command
+
+# accelerate writes variables into the file of this name, for hosts that are reached by ssh.
+ENVIRONMENT_FILE = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
+# Variables that begin so go to other hosts; DeepSpeed's (launcher/runner.py), and our runtimes'.
+_EXPORTED = (
+    "MLFLOW", "PYTHON", "MV2", "UCX", "NCCL", "SPMDZERO", "DEEPSPEED", "JAX", "XLA", "PJRT", "TPU",
+    "LIBTPU", "CPU_NUM_DEVICES",
+)  # fmt: skip
+_NODE = ("-u", "-m", "spmdzero.integrations.launcher.node")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Remote:
+    """How other hosts are reached.
+
+    Attributes:
+        port: of ssh; None for its own default.
+        options: more words for ssh.
+    """
+
+    port: int | None = None
+    options: str = ""
+
+
+def variables_of(rank: int, *, hosts: int, address: str, port: int) -> dict[str, str]:
+    """What scripts read of a launcher (DeepSpeed, launcher/launch.py), with one process a host."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(hosts),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "CROSS_RANK": str(rank),
+        "CROSS_SIZE": str(hosts),
+        "LOCAL_SIZE": "1",
+    }
+
+
+def on_this_machine(
+    script: Sequence[str], *, hosts: int, devices: int | None, port: int
+) -> list[Command]:
+    """Processes that are hosts of a job to try, each of `devices` virtual devices of the CPU."""
+    virtual = {} if devices is None else {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices)}
+    return [
+        Command(
+            name=f"host {rank}",
+            words=[sys.executable, *_NODE, *script],
+            variables={
+                **os.environ,
+                **variables_of(rank, hosts=hosts, address="127.0.0.1", port=port),
+                **virtual,
+            },
+        )
+        for rank in range(hosts)
+    ]
+
+
+def over_ssh(
+    script: Sequence[str],
+    slots: Mapping[str, Sequence[int]],
+    *,
+    address: str,
+    port: int,
+    remote: Remote,
+) -> list[Command]:
+    """One process on each host, in this folder and with this Python, as DeepSpeed starts it.
+
+    Args:
+        script: and its arguments.
+        slots: host -> its devices, of which a CPU has as many virtual ones.
+        address, port: of the first process.
+        remote: how hosts are reached.
+    """
+    ssh = ["ssh", "-o", "PasswordAuthentication=no", *shlex.split(remote.options)]
+    if remote.port is not None:
+        ssh += ["-p", str(remote.port)]
+    exported = exported_variables()
+    commands = []
+    for rank, (host, devices) in enumerate(slots.items()):
+        variables = exported | variables_of(rank, hosts=len(slots), address=address, port=port)
+        variables["CPU_NUM_DEVICES"] = str(len(devices))
+        exports = "".join(f"export {key}={shlex.quote(text)}; " for key, text in variables.items())
+        run = shlex.join([sys.executable, *_NODE, *script])
+        line = f"{exports}cd {shlex.quote(os.getcwd())}; exec {run}"
+        commands.append(Command(name=host, words=[*ssh, host, line], variables=dict(os.environ)))
+    return commands
+
+
+def exported_variables() -> dict[str, str]:
+    """This environment's that other hosts get, and those of the files ``.deepspeed_env``.
+
+    Raises:
+        SpmdZeroUsageError: a line of a file is no ``NAME=VALUE``.
+    """
+    found = {key: text for key, text in os.environ.items() if key.startswith(_EXPORTED)}
+    for folder in dict.fromkeys((Path.home(), Path.cwd())):
+        file = folder / ENVIRONMENT_FILE
+        if not file.is_file():
+            continue
+        for line in filter(None, (line.strip() for line in file.read_text().splitlines())):
+            name, equals, text = line.partition("=")
+            if not equals or not name.isidentifier():
+                raise SpmdZeroUsageError(f"{file}: {line!r}: write NAME=VALUE")
+            found[name] = text
+    return found
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]

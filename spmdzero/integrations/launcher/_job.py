@@ -1,0 +1,171 @@
+"""The processes of one job: started, printed with their hosts' names, ended together."""
+
+import collections
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+from spmdzero.backend.processes import STATUS
+
+_LAST_LINES = 10
+# The others say themselves which host is gone, and then end.
+_TO_SAY_SO = 8.0
+_TO_END = 5.0
+_PAUSE = 0.05
+_INTERRUPTED = 130
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """What starts one host's process.
+
+    Attributes:
+        name: of the host, which stands before each of its lines.
+        words: the command line.
+        variables: its whole environment.
+    """
+
+    name: str
+    words: Sequence[str]
+    variables: Mapping[str, str]
+
+
+class Started:
+    """A host's process that was started.
+
+    Attributes:
+        name: as in `Command`.
+        last: its last lines.
+    """
+
+    def __init__(self, command: Command, printing: threading.Lock) -> None:
+        self.name, self._printing = command.name, printing
+        self.last: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
+        # A session of its own: Ctrl-C reaches the launcher alone, which ends all.
+        self._process = subprocess.Popen(
+            command.words,
+            env=command.variables,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        pairs = ((self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr))
+        self._pumps = [
+            threading.Thread(target=self._pump, args=pair, daemon=True) for pair in pairs
+        ]
+        for pump in self._pumps:
+            pump.start()
+
+    def _pump(self, source: IO[str], target: IO[str]) -> None:
+        for line in source:
+            text = line.rstrip("\n")
+            with self._printing:
+                self.last.append(text)
+                print(f"{self.name}: {text}", file=target, flush=True)
+
+    def status(self) -> int | None:
+        """As a shell says it, None while it runs; all of its lines are printed then."""
+        status = self._process.poll()
+        if status is None:
+            return None
+        for pump in self._pumps:
+            # What it started itself may hold on to its streams.
+            pump.join(1)
+        return status if status >= 0 else 128 - status
+
+    def ask_to_end(self) -> None:
+        """Closes its stdin, by which a process on any host is told to end."""
+        with contextlib.suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+
+    def kill(self) -> None:
+        """Ends what is here of it, whatever it does, and what it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def run_together(commands: Sequence[Command]) -> int:
+    """Runs all until each has ended well, or one has not: then the others are ended.
+
+    Returns the status of the first that failed, which is described on stderr with its last lines;
+    0 where all ended well, 130 after Ctrl-C. SIGTERM ends them as Ctrl-C does.
+    """
+    printing = threading.Lock()
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    started: list[Started] = []
+    try:
+        for command in commands:
+            started.append(Started(command, printing))
+        failed = _first_failure(started)
+        if failed is None:
+            return 0
+        _describe(*failed)
+        return failed[1]
+    except KeyboardInterrupt:
+        print(f"\nends all {len(started)} hosts", file=sys.stderr)
+        return _INTERRUPTED
+    finally:
+        _end(started)
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _first_failure(started: Sequence[Started]) -> tuple[Started, int] | None:
+    """None when all have ended well."""
+    while True:
+        statuses = [(host, host.status()) for host in started]
+        failed = [(host, status) for host, status in statuses if status]
+        if failed:
+            return _cause(started, failed[0])
+        if all(status == 0 for _, status in statuses):
+            return None
+        time.sleep(_PAUSE)
+
+
+def _cause(started: Sequence[Started], first: tuple[Started, int]) -> tuple[Started, int]:
+    """The failure that the others follow from."""
+    deadline = time.monotonic() + _TO_SAY_SO
+    while True:
+        ended = [(host, status) for host in started if (status := host.status()) is not None]
+        for host, status in ended:
+            if status not in (0, STATUS):
+                first = host, status
+                break
+        if len(ended) == len(started) or time.monotonic() > deadline:
+            return first
+        time.sleep(_PAUSE)
+
+
+def _describe(host: Started, status: int) -> None:
+    ended = f"with status {status}"
+    if status > 128:
+        with contextlib.suppress(ValueError):
+            ended = f"by {signal.Signals(status - 128).name}"
+    print(f"\n{host.name} ended {ended}, and so all hosts end. Its last lines:", file=sys.stderr)
+    for line in host.last:
+        print(f"    {line}", file=sys.stderr)
+
+
+def _end(started: Sequence[Started]) -> None:
+    for host in started:
+        host.ask_to_end()
+    deadline = time.monotonic() + _TO_END
+    while time.monotonic() < deadline and any(host.status() is None for host in started):
+        time.sleep(_PAUSE)
+    for host in started:
+        host.kill()

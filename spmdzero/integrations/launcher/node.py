@@ -1,0 +1,52 @@
+"""One host's process of a job: runs the script, and ends when its launcher does.
+
+`python -m spmdzero.integrations.launcher.node [-m] SCRIPT ...`, which `spmdzero launch` starts on
+each host. The launcher holds the other end of stdin, through ssh too.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.integrations import install
+from spmdzero.integrations._as_main import run_as_main
+
+_MODULE = "-m"
+_TO_END = 3.0
+
+
+def main() -> None:
+    """Becomes the script.
+
+    Raises:
+        SystemExit: with the script's own code; 2 where there is no such script.
+    """
+    launcher = os.dup(0)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
+    words = sys.argv[1:]
+    module = words[0] == _MODULE
+    script, *arguments = words[1:] if module else words
+    try:
+        install()
+        run_as_main(script, arguments, module=module)
+    except SpmdZeroUsageError as error:
+        print(f"spmdzero launch: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _end_with(launcher: int) -> None:
+    while os.read(launcher, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    # JAX takes that for a notice that the machine will be gone.
+    time.sleep(_TO_END)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()
