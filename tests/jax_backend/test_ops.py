@@ -112,6 +112,10 @@ DIRECT = {
     "__rshift__.Scalar": [(I64, 2)],
     "__rshift__.Tensor": [(I64, SHIFTS)],
     "_addmm_activation": [(F32[:, :3], F32, F32.T)],
+    "_embedding_bag_forward_only": [
+        (F32, torch.tensor([0, 2, 1, 1]), torch.tensor([0, 3]), False, mode) for mode in (0, 1, 2)
+    ],
+    "_grid_sampler_2d_cpu_fallback": [(PLANES, PLANES[:, :2].movedim(1, 3), 0, 0, False)],
     "_index_put_impl": [(F32, [torch.tensor([0, 0])], F32[1:], True)],
     "_native_batch_norm_legit": [
         (PLANES, CHANNEL, CHANNEL, CHANNEL * 0, CHANNEL**2, train, 0.1, 1e-5)
@@ -133,6 +137,8 @@ DIRECT = {
     "_scaled_dot_product_flash_attention_for_cpu": [
         (HEADS, HEADS.flip(2), HEADS.flip(3), 0.0, causal) for causal in (True, False)
     ],
+    "_upsample_bicubic2d_aa": [(PLANES, [3, 2], False), (PLANES, [7, 3], True)],
+    "_upsample_bicubic2d_aa_backward": [(PLANES, [4, 4], [2, 3, 7, 9], False)],
     "_upsample_nearest_exact2d": [(PLANES, [7, 3]), (PLANES, [6, 2], 1.5, 0.5)],
     "_upsample_nearest_exact2d_backward": [(PLANES, [4, 4], [2, 3, 3, 6])],
     "_upsample_nearest_exact3d": [(BOXES, [3, 5, 2])],
