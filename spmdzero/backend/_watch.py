@@ -32,14 +32,14 @@ class Sign:
         state: alive, done, failed, or ending because it blames another.
         detail: why.
         blamed: the host that is gone.
-        batch: how many micro-batches it was handed, and the shapes of the latest.
+        joint: how many things it came to that all hosts do together, and the latest of them.
         count: another at each beat.
     """
 
     state: str
     detail: str = ""
     blamed: int = -1
-    batch: tuple[int, str] = (0, "")
+    joint: tuple[int, str] = (0, "")
     count: int = 0
 
     def to_json(self) -> str:
@@ -50,7 +50,7 @@ class Sign:
     def from_json(cls, text: bytes) -> "Sign":
         """What `to_json` wrote."""
         found = json.loads(text)
-        return cls(**found | {"batch": tuple(found["batch"])})
+        return cls(**found | {"joint": tuple(found["joint"])})
 
 
 class Watch:
@@ -67,7 +67,7 @@ class Watch:
         failed: whether this process ends by an exception of its own.
         waits_since: when it began to wait for what all hosts do together; None while it doesn't.
         latest: when the latest program was started, and whether it still runs.
-        batch: as in `Sign`.
+        joint: as in `Sign`.
     """
 
     def __init__(self, store: Any, *, rank: int, names: list[str]) -> None:
@@ -77,7 +77,7 @@ class Watch:
         self.newest: Callable[[], str | None] = lambda: None
         self._store, self._rank, self._names = store, rank, names
         self._process = os.getpid()
-        self.batch = 0, ""
+        self.joint = 0, ""
         self._own, self._count = Sign(ALIVE), 0
         now = time.monotonic()
         self._heard = dict.fromkeys(range(len(names)), now)
@@ -100,7 +100,7 @@ class Watch:
         """Tells how this process is, and takes down how the others are."""
         with self._lock:
             self._count += 1
-            own = dataclasses.replace(self._own, batch=self.batch, count=self._count)
+            own = dataclasses.replace(self._own, joint=self.joint, count=self._count)
             self._store.set(f"host/{self._rank}", own.to_json())
             told = self._store.multi_get([f"host/{peer}" for peer in self._heard])
         now = time.monotonic()
@@ -143,12 +143,9 @@ class Watch:
                 return peer, f"is gone: {sign.detail}"
             if sign.state == _BLAMES and sign.blamed != self._rank:
                 return sign.blamed, sign.detail
-            (number, forms), (own, mine) = sign.batch, self.batch
-            if number == own and forms != mine:
-                return peer, (
-                    f"was handed {forms} in micro-batch {number}, and this one {mine}, which are "
-                    "parts of no common batch"
-                )
+            (number, theirs), (own, mine) = sign.joint, self.joint
+            if number == own and theirs != mine:
+                return peer, f"came to {theirs}, host {self._rank} to {mine}: they never meet"
         if self._lost_store and not self._is_done(0):
             return 0, self._lost_store
         return self._left_behind() or self._silent()
@@ -160,7 +157,8 @@ class Watch:
         begun, runs = self.latest
         since = self.waits_since or (begun if runs() else None)
         if since is not None and time.monotonic() - since > self.timeout:
-            return ended[0], f"came to its end, and this one waits {self.timeout:g} s for it"
+            waits = f"and host {self._rank} waits {self.timeout:g} s for it"
+            return ended[0], f"came to its end, {waits}"
         return None
 
     def _silent(self) -> tuple[int, str] | None:

@@ -45,11 +45,11 @@ def note_started(runs: Callable[[], bool]) -> None:
         _watch.latest = time.monotonic(), runs
 
 
-def note_batch(forms: str) -> None:
-    """Takes note of a micro-batch that was handed over, by the shapes of its inputs."""
+def note_joint(what: str) -> None:
+    """Takes note of what this process came to that all hosts do together, in one order."""
     if _watch is not None:
-        number, _ = _watch.batch
-        _watch.batch = number + 1, forms
+        number, _ = _watch.joint
+        _watch.joint = number + 1, what
 
 
 def begin() -> None:

@@ -14,7 +14,7 @@ from spmdzero.backend._current import runtime
 from spmdzero.backend._launched import GLOO, TIMEOUT, has_peers, join_launched
 from spmdzero.backend._quiet import without_gloos_line
 from spmdzero.backend._watch import STATUS
-from spmdzero.backend._watching import begin, note_batch, waiting, watch
+from spmdzero.backend._watching import begin, note_joint, waiting, watch
 from spmdzero.errors import SpmdZeroRuntimeError, SpmdZeroUsageError
 
 logger = logging.getLogger("spmdzero")
@@ -29,7 +29,7 @@ __all__ = [
     "join",
     "name_newest",
     "new_group",
-    "note_batch",
+    "note_joint",
     "watch_with",
 ]
 
@@ -137,6 +137,7 @@ def gather_objects(value: _Value) -> list[_Value]:
     """Each process's `value`, by pickle, in the order of their ranks."""
     join()
     values = [value] * dist.get_world_size()
+    note_joint("a comparison of all hosts")
     with waiting():
         dist.all_gather_object(values, value)
     return values
@@ -145,6 +146,7 @@ def gather_objects(value: _Value) -> list[_Value]:
 def broadcast(tensor: torch.Tensor) -> None:
     """Makes a CPU tensor of every process that of the first, in place."""
     join()
+    note_joint("a broadcast")
     with waiting():
         dist.broadcast(tensor, src=0)
 

@@ -97,7 +97,8 @@ class InputPlacer:
 
         placed = map_tensors(named, put)
         self.latest = tuple(seen)
-        processes.note_batch(", ".join(f"{path} {list(shape)}" for path, shape, _ in seen))
+        shown = ", ".join(f"{path} {list(shape)}" for path, shape, _ in seen)
+        processes.note_joint(f"{'training' if training else 'evaluation'} on {shown}")
         positional = tuple(placed.pop(self._name(i)) for i in range(len(args)))
         return positional, placed
 

@@ -1,4 +1,4 @@
-"""Trains, and one host ends on the way: it is killed, it freezes, or it raises.
+"""Trains, and one host ends on the way: it is killed, freezes, raises, ...
 
 `python -m tests.hosts.ending WAY HOST FOLDER TIMEOUT`. FOLDER gets a checkpoint before.
 """
@@ -13,8 +13,10 @@ from spmdzero.backend import runtime
 from tests.hosts.training import engine_of, rows, step_of
 
 
-def end(way: str, engine: spmdzero.Engine) -> None:
-    """Ends this host, or makes the others wait for it."""
+def end(way: str, engine: spmdzero.Engine, folder: str) -> None:
+    """Ends this host, or has it wait for the others where they wait for it."""
+    if way == "saves":
+        engine.save_checkpoint(folder)
     if way == "hands over other rows":
         engine.eval()
         engine(*(tensor[:1] for tensor in rows(0))).item()
@@ -36,7 +38,7 @@ def main() -> None:
             engine.save_checkpoint(folder)
             print("saved", flush=True)
         if step == 7 and runtime.process_index() == int(host):
-            end(way, engine)
+            end(way, engine, folder)
         step_of(engine, step, case)
         time.sleep(0.01)
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,26 +61,50 @@ class Host:
         self._errors.close()
 
 
+def by_torchrun(rank: int, count: int, port: str) -> dict[str, str]:
+    """The variables by which processes find each other that torchrun or DeepSpeed started."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+
+
+def by_slurm(rank: int, count: int, port: str) -> dict[str, str]:
+    """Those by which JAX finds the processes of a job of Slurm's; it makes a port of the number."""
+    return {
+        "SLURM_JOB_ID": port,
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_NTASKS": str(count),
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+    }
+
+
 @contextlib.contextmanager
 def hosts(
-    module: str, *arguments: str, count: int, devices: int, **variables: str
+    module: str,
+    *arguments: str,
+    count: int,
+    devices: int,
+    place: Callable[[int, int, str], dict[str, str]] = by_torchrun,
+    **variables: str,
 ) -> Iterator[list[Host]]:
     """`count` processes of `python -m module`, of `devices` virtual devices each.
 
-    They find each other as torchrun's do. Those that still run at the end are ended.
+    They find each other by `place(rank, count, port)`. Those that still run at the end are ended.
     """
     common = {
         "SPMDZERO_BACKEND": "jax",
         "PJRT_DEVICE": "CPU",
         "CPU_NUM_DEVICES": str(devices),
-        "WORLD_SIZE": str(count),
-        "LOCAL_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": free_port(),
         **variables,
     }
+    port = free_port()
     command = (sys.executable, "-m", module, *arguments)
-    started = [Host(rank, command, common | {"RANK": str(rank)}) for rank in range(count)]
+    started = [Host(rank, command, common | place(rank, count, port)) for rank in range(count)]
     try:
         yield started
     finally:
@@ -89,10 +113,10 @@ def hosts(
 
 
 def run_hosts(
-    module: str, *arguments: str, count: int, devices: int, timeout: float = 600, **variables: str
+    module: str, *arguments: str, count: int, devices: int, timeout: float = 600, **how: Any
 ) -> list[Any]:
     """What each of the processes prints as JSON; all have to succeed."""
-    with hosts(module, *arguments, count=count, devices=devices, **variables) as started:
+    with hosts(module, *arguments, count=count, devices=devices, **how) as started:
         for host in started:
             status = host.wait(timeout)
             assert status == 0, f"host {host.rank}: {status}\n{host.said()[1][-4000:]}"

@@ -14,8 +14,12 @@ WAYS = {
     "killed": (-signal.SIGKILL, "is gone: its connection"),
     "raises": (1, "is gone: it failed: ValueError: row 7 has no label"),
     "freezes": (None, "is gone: it gave no sign of life for 5 s"),
-    "exits": (None, "came to its end, and this one waits 5 s for it"),
-    "hands over other rows": (None, "was handed x [1, 24], y [1, 24] in micro-batch 8, and this"),
+    "exits": (None, "came to its end, and host"),
+}
+# Way -> what the host came to where the others came to training.
+APART = {
+    "hands over other rows": "evaluation on x [1, 24], y [1, 24]",
+    "saves": "a comparison of all hosts",
 }
 
 
@@ -41,3 +45,14 @@ def test_the_others_end_and_name_it_and_the_newest_checkpoint(
             assert ending.wait(SECONDS) == own
         if way == "raises":
             assert "ValueError: row 7 has no label" in ending.said()[1]
+
+
+@pytest.mark.parametrize("way", APART)
+def test_hosts_that_wait_for_each_other_in_different_places_end(way: str, tmp_path: Path) -> None:
+    with hosts("tests.hosts.ending", way, "1", str(tmp_path), "5", count=3, devices=1) as all_hosts:
+        for host in all_hosts:
+            assert host.wait(SECONDS) == processes.STATUS, host.said()
+            errors = host.said()[1]
+            assert APART[way] in errors
+            assert "training on x [2, 24], y [2, 24]" in errors
+            assert "they never meet" in errors

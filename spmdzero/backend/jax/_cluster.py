@@ -74,8 +74,9 @@ def connect() -> None:
             try:
                 # One process drives all devices of its host, under Slurm and Open MPI too.
                 _initialize(local_device_ids=[])
-            except ValueError:
-                # JAX detects no cluster.
+            except (ValueError, KeyError):
+                # JAX detects no cluster, or one in which this process was started by itself, as by
+                # a batch script of Slurm's without srun.
                 return
 
 

@@ -1,0 +1,33 @@
+"""How processes find each other, and that one alone stays alone."""
+
+import pytest
+
+from tests.hosts.hosts import by_slurm, run_hosts, told
+from tests.support.processes import run_python
+
+CASES = {"it": {"steps": 3}}
+ALONE = """
+import torch, spmdzero
+from spmdzero.backend import runtime
+spmdzero.init_distributed()
+print(runtime.process_count(), spmdzero.comm.get_world_size(), runtime.device_count())
+"""
+
+
+def test_processes_of_slurms_are_found_as_jax_finds_them() -> None:
+    (alone,) = run_hosts("tests.hosts.training", told(CASES), count=1, devices=4)
+    first, second = run_hosts(
+        "tests.hosts.training", told(CASES), count=2, devices=2, place=by_slurm
+    )
+    assert first == second
+    assert first["it"]["world"] == 4
+    assert first["it"]["losses"] == pytest.approx(alone["it"]["losses"], abs=1e-6, rel=0)
+
+
+@pytest.mark.parametrize(
+    "variables", [{}, {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}]
+)
+def test_a_process_that_nobody_joins_is_alone(variables: dict[str, str]) -> None:
+    # The second is what a batch script of eight tasks has that runs Python without srun.
+    out = run_python("-c", ALONE, devices=3, SPMDZERO_BACKEND="jax", **variables)
+    assert out.splitlines()[-1] == "1 1 3"
