@@ -58,7 +58,9 @@ class HostWatch(TorchDispatchMode):
         self._calls.__enter__()
         return super().__enter__()
 
-    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+    def __exit__(  # pyrefly: ignore[bad-override]
+        self, exc_type: Any, exc_val: Any, exc_tb: Any
+    ) -> None:
         super().__exit__(exc_type, exc_val, exc_tb)
         self._calls.__exit__(exc_type, exc_val, exc_tb)
 

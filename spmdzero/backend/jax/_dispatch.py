@@ -184,7 +184,7 @@ def meta_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     if "device" in mkwargs:
         mkwargs["device"] = torch.device("meta")
     try:
-        return _as_asked(func, args, func(*margs, **mkwargs))
+        return func(*margs, **mkwargs)
     except NotImplementedError as error:
         op = AtenOp.of(func)
         if op is not None:
@@ -196,17 +196,6 @@ def meta_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
             f"{user_line()}: {func} makes a tensor whose shape depends on data, and a compiled "
             "program has the same shapes for any. Use torch.where or a mask of the same shape"
         ) from error
-
-
-def _as_asked(func: Any, args: tuple[Any, ...], made: Any) -> Any:
-    """What a backward returns, without gradients that nobody asked for.
-
-    Meta kernels make some of them all the same, where torch's real ones return None.
-    """
-    last = func._schema.arguments[-1].name if func._schema.arguments else None
-    if last != "output_mask" or len(args) != len(func._schema.arguments):
-        return made
-    return tuple(m if asked else None for m, asked in zip(made, args[-1], strict=True))
 
 
 def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
