@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import spmdzero
-from spmdzero.backend import arrays, counters, runtime
+from spmdzero.backend import arrays, counters, current, runtime
 from spmdzero.errors import NonFiniteError, SpmdZeroUsageError
 from tests.engine.captured import (
     ROWS,
@@ -55,7 +55,10 @@ def test_a_hundred_replayed_steps_are_bitwise_the_traced_ones(case: str) -> None
     kinds = 1 if micros == 1 else 2
     assert replayed.capture.traced <= 5 * kinds
     assert replayed.capture.replayed == STEPS * micros - replayed.capture.traced
-    assert replayed.donated_inputs == traced.donated_inputs
+    # A step that is traced on JAX gives away the memory of the key of its draws too.
+    keys = 1 if current().name == "jax" else 0
+    for kind, count in traced.donated_inputs.items():
+        assert count - keys <= replayed.donated_inputs[kind] <= count
     if case == "fp16 overflow":
         assert replayed.skipped_steps > 3
 
