@@ -24,6 +24,7 @@ SECTIONS: Mapping[str, Section] = {
     "A GPT of 10 M parameters": peers("middle", "everybody", "steps"),
     "A GPT of 23 M parameters": peers("wide", "fewer", "wide_steps"),
     "A GPT of 85 M parameters": peers("large", "fewer", "large_steps"),
+    "Two backends": peers("middle", "backends", "steps"),
     "A CNN": peers("cnn", "fewer", "steps"),
     "Over devices": peer_sections.devices,
     "Over sizes": peer_sections.sizes,

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from spmdzero.backend._watching import note_started, waiting
 from spmdzero.backend.jax import flags
 from spmdzero.backend.jax._blame import UnloweredError, blamed
 from spmdzero.backend.jax._graph import Graph
+from spmdzero.backend.jax._numbers import with_numbers
 from spmdzero.backend.jax._program import function_of, marked_spec
 from spmdzero.backend.jax._values import Value
 from spmdzero.backend.jax._versions import wide_numbers
@@ -29,16 +32,22 @@ class Executable:
         compiled: JAX's.
         aliased: inputs whose memory it gives to outputs.
         smallest: number of the output with the fewest elements.
+        numbers: of Python's, its last input; none for a program of which they are a part.
     """
 
     compiled: Any
     aliased: int
     smallest: int
+    numbers: np.ndarray | None = None
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
         """Starts it; on the CPU it may have ended when this returns."""
         with waiting():
-            made = self.compiled(*arrays)
+            if self.numbers is None:
+                made = self.compiled(*arrays)
+            else:
+                with wide_numbers():
+                    made = self.compiled(*arrays, self.numbers)
         if made:
             small = made[self.smallest]
             note_started(lambda: not (small.is_deleted() or small.is_ready()))
@@ -60,6 +69,8 @@ class Compilations:
         self.mesh: Any = None
         self.tracing_only = False
         self._kept: OrderedDict[Any, Executable] = OrderedDict()
+        # What was compiled with floats of Python's as constants, told apart by all but them.
+        self._with_constants: set[Any] = set()
 
     def executable(
         self, graph: Graph, arrays: Sequence[Any], *, donated: tuple[int, ...], shardings: Any
@@ -73,10 +84,32 @@ class Compilations:
             shardings: of each output, None for the compiler's choice.
         """
         forms = tuple([(array.sharding, array.shape) for array in arrays])
-        key = (graph.key, forms, donated, tuple(shardings))
-        if key in self._kept:
+        among = (forms, donated, tuple(shardings))
+        if (graph.key, among) in self._kept:
+            self._kept.move_to_end((graph.key, among))
+            return self._kept[graph.key, among]
+        opened, numbers = with_numbers(graph)
+        key = (opened.key, among)
+        if numbers.size and key in self._with_constants:
+            # The same but for floats was compiled before: they change, and are handed in now.
+            if key not in self._kept:
+                whole = NamedSharding(self.mesh, PartitionSpec())
+                given = jax.ShapeDtypeStruct(numbers.shape, np.float64, sharding=whole)
+                self._compile(key, opened, [*arrays, given], donated, shardings)
             self._kept.move_to_end(key)
-            return self._kept[key]
+            return dataclasses.replace(self._kept[key], numbers=numbers)
+        self._with_constants.add(key)
+        self._compile((graph.key, among), graph, arrays, donated, shardings)
+        return self._kept[graph.key, among]
+
+    def _compile(
+        self,
+        key: Any,
+        graph: Graph,
+        arrays: Sequence[Any],
+        donated: tuple[int, ...],
+        shardings: Any,
+    ) -> None:
         begun = time.perf_counter()
         lowered = self.lower(graph, arrays, donated=donated, shardings=shardings)
         compiled = lowered.compile(compiler_options=flags.of_devices())
@@ -88,7 +121,6 @@ class Compilations:
         self._kept[key] = Executable(compiled, self.aliased, smallest)
         if len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
-        return self._kept[key]
 
     def lower(
         self,

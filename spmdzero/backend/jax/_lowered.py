@@ -160,5 +160,8 @@ def _signature(tree: Any) -> Any:
         return tuple([_signature(item) for item in tree])
     if isinstance(tree, Mapping):
         return tuple([(key, _signature(item)) for key, item in tree.items()])
-    # 1, 1.0 and True are equal, but not the same to an operation.
+    if isinstance(tree, float):
+        # Another one at each step would be traced at each.
+        return float
+    # 1 and True are equal, but not the same to an operation.
     return type(tree), tree

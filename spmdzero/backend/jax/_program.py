@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from spmdzero.backend.jax._graph import Graph, Slot, Step, slots_in, swap_slots
 from spmdzero.backend.jax._lowered import lowered
+from spmdzero.backend.jax._numbers import as_taken
 from spmdzero.backend.jax._values import Space
 
 
@@ -94,8 +95,8 @@ def _needed_later(graph: Graph, phases: dict[int, int]) -> dict[int, set[int]]:
 
 
 def _run(step: Step, known: dict[int, Any]) -> None:
-    args = swap_slots(step.args, lambda slot: known[slot.number])
-    kwargs = swap_slots(step.kwargs, lambda slot: known[slot.number])
+    args = swap_slots(step.args, lambda slot: as_taken(slot, known[slot.number]))
+    kwargs = swap_slots(step.kwargs, lambda slot: as_taken(slot, known[slot.number]))
     with contextlib.ExitStack() as names:
         for name in step.scope:
             names.enter_context(jax.named_scope(name))

@@ -13,18 +13,25 @@ class Candidate:
         peer: module under peers/.
         options: keyword arguments of its class `Peer`.
         ranks: whether it needs one process for each device.
+        backend: spmdzero's, where the peer uses it.
     """
 
     name: str
     peer: str
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     ranks: bool = False
+    backend: str = "torch_xla"
 
 
 def ours(name: str, *, stage: int = 2, three_calls: bool = False, **spmd: Any) -> Candidate:
     """spmdzero under a stage and a section ``spmd``."""
     options = {"stage": stage, "spmd": spmd, "three_calls": three_calls}
     return Candidate(name=f"spmdzero {name}", peer="ours", options=options)
+
+
+def on_jax(candidate: Candidate) -> Candidate:
+    """The same on spmdzero's JAX backend."""
+    return dataclasses.replace(candidate, name=f"{candidate.name}, on JAX", backend="jax")
 
 
 ZERO_2, ZERO_1 = ours("ZeRO-2"), ours("ZeRO-1", stage=1)
@@ -47,8 +54,10 @@ FSDPV2 = Candidate(name="torch_xla FSDPv2", peer="torch_xla_spmd", options={"sha
 XLA_DDP = Candidate(
     name="torch_xla SPMD data parallel", peer="torch_xla_spmd", options={"sharded": False}
 )
+ON_JAX, ON_JAX_THREE_CALLS = on_jax(ZERO_2), on_jax(THREE_CALLS)
 JAX = Candidate(name="jax.jit ZeRO-2 by hand", peer="jax_zero")
 
+BACKENDS = (ZERO_2, ON_JAX, THREE_CALLS, ON_JAX_THREE_CALLS, JAX)
 ALL = (
     ZERO_2, THREE_CALLS, ZERO_1, DEEPSPEED_2, DEEPSPEED_1, FSDP2, DDP, FSDPV2, XLA_DDP, JAX,
 )  # fmt: skip

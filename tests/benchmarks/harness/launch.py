@@ -34,7 +34,8 @@ def launch(workload: Workload, candidate: Candidate) -> Run | ProcessFailedError
             with rank_environments(workload.devices, threads=threads) as told:
                 answers = _run("harness.worker", order, told)
         else:
-            answers = _run("harness.worker", order, [_devices(workload.devices)])
+            told = _devices(workload.devices) | {"SPMDZERO_BACKEND": candidate.backend}
+            answers = _run("harness.worker", order, [told])
     except ProcessFailedError as error:
         return error
     runs = [Run(**answer) for answer in answers]

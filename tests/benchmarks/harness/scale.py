@@ -23,6 +23,7 @@ class Scale:
         rounds: processes of each candidate of a table.
         everybody: who trains the middle GPT.
         fewer: who trains the others and the CNN.
+        backends: who shows what the two backends differ in.
         series: who is followed over devices and sizes.
         counts: devices to follow them over.
         accumulation: micro-batches a step where stage 1 is compared with stage 0.
@@ -41,6 +42,7 @@ class Scale:
     rounds: int = 2
     everybody: tuple[Candidate, ...] = who.ALL
     fewer: tuple[Candidate, ...] = _FEWER
+    backends: tuple[Candidate, ...] = who.BACKENDS
     series: tuple[Candidate, ...] = (who.ZERO_2, who.DEEPSPEED_2, who.FSDP2, who.JAX)
     counts: tuple[int, ...] = (1, 2, 4, 8)
     accumulation: int = 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -46,9 +47,20 @@ def torch_dtype(dtype: Any) -> torch.dtype:
         raise TypeError(f"torch has no dtype for {dtype}") from None
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Number:
+    """A float of Python's that is an input of the program.
+
+    Attributes:
+        array: 0-dim fp64.
+    """
+
+    array: Any
+
+
 def is_number(x: Any) -> bool:
     """Whether x is a Python number, which torch also passes where it declares a Tensor."""
-    return isinstance(x, (bool, int, float, complex))
+    return isinstance(x, (bool, int, float, complex, Number))
 
 
 def dtype_of(x: Any) -> torch.dtype:
@@ -59,7 +71,7 @@ def dtype_of(x: Any) -> torch.dtype:
         if isinstance(x, int):
             return torch.int64
         default = torch.get_default_dtype()
-        return default if isinstance(x, float) else _COMPLEX.get(default, torch.complex64)
+        return default if isinstance(x, float | Number) else _COMPLEX.get(default, torch.complex64)
     return torch_dtype(x.dtype)
 
 
@@ -117,6 +129,8 @@ def real_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def cast(x: Any, dtype: torch.dtype | None) -> Any:
     """The array (or number) in this dtype; None leaves it."""
+    if isinstance(x, Number):
+        x = x.array
     if dtype is None:
         return x
     if not is_number(x) and not dtype.is_complex and jnp.iscomplexobj(x):

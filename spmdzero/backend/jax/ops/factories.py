@@ -50,7 +50,7 @@ def full(size: Any, fill_value: Any, *, dtype: Any = None, **_: Any) -> Any:
 @lowers("scalar_tensor")
 def scalar_tensor(s: Any, *, dtype: Any = None, **_: Any) -> Any:
     """The number as an array of no dims."""
-    return jnp.asarray(s, _or_default(dtype))
+    return cast(s, dtype or torch.get_default_dtype())
 
 
 @lowers("zeros_like", "empty_like")

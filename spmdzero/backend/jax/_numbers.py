@@ -1,0 +1,83 @@
+"""Python's floats among the operations of a graph, as an input of its program.
+
+A float is a constant of the program at first, which XLA folds. One that is another at the next
+step, as the step size of a user's optimizer, would make each step another program.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+
+from spmdzero.backend.jax._graph import Graph, Slot, Step
+from spmdzero.backend.jax._operations import MeshOp
+from spmdzero.backend.jax._values import Space
+from spmdzero.backend.jax.ops import Number
+
+# Those that take a float as they take a tensor: what else floats say, such as a dropout's rate,
+# decides what is computed.
+_TAKE_THEM = frozenset(
+    {
+        f"aten.{name}"
+        for name in (
+            "add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar", "rsub.Tensor", "rsub.Scalar",
+            "mul.Tensor", "mul.Scalar", "div.Tensor", "div.Scalar", "addcmul.default",
+            "addcdiv.default", "lerp.Scalar", "full.default", "full_like.default",
+            "scalar_tensor.default", "fill.Scalar",
+        )
+    }
+)  # fmt: skip
+
+
+class NumberSlot(Slot):
+    """The slot of a float, which operations take as they take Python's."""
+
+
+def with_numbers(graph: Graph) -> tuple[Graph, np.ndarray]:
+    """The graph with the floats of its operations as a last input, `[count]` fp64, and the floats.
+
+    The keys of two graphs that differ in floats only are the same then.
+    """
+    found: list[float] = []
+    first = 1 + max((s.number for step in graph.steps for s in step.made), default=0)
+    first = max(first, 1 + max((slot.number for slot in graph.inputs), default=0))
+
+    def opened(tree: Any) -> Any:
+        if isinstance(tree, float):
+            found.append(tree)
+            return NumberSlot(first + len(found), (), torch.float64, Space.NEUTRAL)
+        if isinstance(tree, tuple):
+            return tuple([opened(item) for item in tree])
+        if isinstance(tree, list):
+            return [opened(item) for item in tree]
+        if isinstance(tree, dict):
+            return {key: opened(item) for key, item in tree.items()}
+        return tree
+
+    steps = [
+        dataclasses.replace(step, args=opened(step.args), kwargs=opened(step.kwargs))
+        if step.op.key in _TAKE_THEM
+        else step
+        for step in graph.steps
+    ]
+    numbers = np.array(found, np.float64)
+    given = Slot(first, numbers.shape, torch.float64, Space.NEUTRAL)
+    taken = [
+        Step(
+            MeshOp(("number", place), lambda array, place=place: array[place]),
+            (given,),
+            {},
+            (NumberSlot(first + 1 + place, (), torch.float64, Space.NEUTRAL),),
+            Space.NEUTRAL,
+            (),
+            None,
+        )
+        for place in range(len(found))
+    ]
+    return Graph((*graph.inputs, given), graph.outputs, (*taken, *steps)), numbers
+
+
+def as_taken(slot: Slot, array: Any) -> Any:
+    """What an operation is handed of a slot."""
+    return Number(array) if isinstance(slot, NumberSlot) else array
