@@ -44,7 +44,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile
 
 # Tests of both backends, which run once more on JAX: a process has one backend.
 SHARED := $(addprefix tests/unit/test_,random.py region_buffers.py region_checkpointing.py \
-	region_outputs.py region_reduction.py region_transformers.py)
+	region_outputs.py region_reduction.py region_transformers.py) tests/comm
 
 test: lint
 	$(PYTEST) -m "not slow"
