@@ -43,10 +43,14 @@ FRESH_TESTS := tests/docs/test_commands.py tests/docs/test_docs.py tests/unit/te
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile
 
 # Tests of both backends, which run once more on JAX: a process has one backend.
-SHARED := $(addprefix tests/unit/test_,attention_kernels.py random.py region_buffers.py \
-	region_checkpointing.py region_outputs.py region_reduction.py region_scan.py \
-	region_transformers.py) $(addprefix tests/engine/test_,attention.py scan.py) \
-	tests/explain/test_explain.py tests/explain/test_time.py
+SHARED := $(addprefix tests/unit/test_,attention_kernels.py random.py region_answers.py \
+	region_buffers.py region_checkpointing.py region_gradients.py region_outputs.py region_reads.py \
+	region_reduction.py region_transformers.py) $(addprefix tests/engine/test_,attention.py \
+	optimizers.py reads.py) tests/explain/test_explain.py tests/comm
+# What takes longer there.
+SHARED_ALL := $(SHARED) tests/surface tests/unit/test_region_scan.py tests/explain/test_time.py \
+	$(addprefix tests/engine/test_,captured.py captured_changes.py captured_traced.py \
+	fixed_reads.py folded.py folded_changes.py scan.py)
 
 test: lint
 	$(PYTEST) -m "not slow"
@@ -54,7 +58,7 @@ test: lint
 
 test-all: lint
 	$(PYTEST)
-	SPMDZERO_BACKEND=jax $(PYTEST) tests/jax_backend $(SHARED)
+	SPMDZERO_BACKEND=jax $(PYTEST) tests/jax_backend $(SHARED_ALL)
 
 # Not part of `make test`: torch is a download of minutes for each Python. Nothing but spmdzero and
 # pytest is installed, and what is tested is the installed copy: --import-mode=append.

@@ -143,6 +143,8 @@ class Watch:
                 return peer, f"is gone: {sign.detail}"
             if sign.state == _BLAMES and sign.blamed != self._rank:
                 return sign.blamed, sign.detail
+            if sign.state == _BLAMES:
+                return peer, f"ended: host {self._rank} {sign.detail}"
             (number, theirs), (own, mine) = sign.joint, self.joint
             if number == own and theirs != mine:
                 return peer, f"came to {theirs}, host {self._rank} to {mine}: they never meet"

@@ -23,8 +23,18 @@ APART = {
 }
 
 
-@pytest.mark.parametrize("host", [0, 1])
-@pytest.mark.parametrize("way", WAYS)
+# Of each way one host; the rest takes long.
+QUICK = {("killed", 0), ("raises", 1), ("freezes", 1), ("exits", 0)}
+
+
+@pytest.mark.parametrize(
+    ("way", "host"),
+    [
+        pytest.param(way, host, marks=() if (way, host) in QUICK else pytest.mark.slow)
+        for way in WAYS
+        for host in (0, 1)
+    ],
+)
 def test_the_others_end_and_name_it_and_the_newest_checkpoint(
     way: str, host: int, tmp_path: Path
 ) -> None:

@@ -122,7 +122,10 @@ def test_a_failing_host_ends_the_others_and_its_last_lines_are_shown(tmp_path: P
     assert "    FileNotFoundError: no shard 7\n" in last
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "sent",
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
+)
 def test_one_signal_ends_all(tmp_path: Path, sent: signal.Signals) -> None:
     with launched("--hosts", "2", script(tmp_path, WAIT)) as process:
         assert process.stdout is not None

@@ -62,6 +62,7 @@ def connect() -> None:
         return
     if join_launched():
         _initialize(
+            has_peers=True,
             coordinator_address=_agreed_address(),
             num_processes=dist.get_world_size(),
             process_id=dist.get_rank(),
@@ -73,22 +74,22 @@ def connect() -> None:
             warnings.simplefilter("ignore", UserWarning)
             try:
                 # One process drives all devices of its host, under Slurm and Open MPI too.
-                _initialize(local_device_ids=[])
+                _initialize(has_peers=False, local_device_ids=[])
             except (ValueError, KeyError):
                 # JAX detects no cluster, or one in which this process was started by itself, as by
                 # a batch script of Slurm's without srun.
                 return
 
 
-def _initialize(**how: Any) -> None:
+def _initialize(*, has_peers: bool, **how: Any) -> None:
     try:
         jax.distributed.initialize(heartbeat_timeout_seconds=_HEARTBEATS, **how)
         _say_why_before_an_abort()
     except RuntimeError as error:
         if "must be called before" not in str(error):
             raise
-        if how.keys() == {"local_device_ids"}:
-            # It is alone, or in a cluster that its user has not asked for.
+        if not has_peers:
+            # Nobody says that there are others.
             return
         raise SpmdZeroRuntimeError(
             "JAX's devices were used before the processes were connected, so that this one would "

@@ -26,10 +26,10 @@ def init_distributed(
 ) -> None:
     """Switches SPMD on and connects the processes, one per host; DeepSpeed's signature.
 
-    The devices of all hosts are connected by the TPU runtime; this makes the gloo group that
-    moves host objects and CPU tensors between processes. Processes are found by the launcher's
-    environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), by `init_method`, or by the TPU
-    runtime. Does nothing where torch.distributed is initialised already.
+    The devices of all hosts are connected by the device runtime, torch_xla's or JAX's; this makes
+    the gloo group that moves host objects and CPU tensors between processes. Processes are found
+    by the launcher's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), by `init_method`,
+    or by the device runtime (`jax.distributed.initialize`). A group that is there is used.
 
     A lone process, which no launcher started, gets a group of its own, and in its environment what
     scripts read of a launcher: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
@@ -44,7 +44,7 @@ def init_distributed(
         dist_init_required: False requires that it was done before.
 
     Raises:
-        SpmdZeroRuntimeError: a device was used already, without SPMD.
+        SpmdZeroRuntimeError: a device was used already, without SPMD or without the other hosts.
         SpmdZeroUsageError: `dist_init_required=False`, and it was not done before.
     """
     if dist_backend not in (None, "gloo") and not dist.is_initialized():
