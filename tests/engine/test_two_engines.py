@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import spmdzero
-from spmdzero.backend import Mesh, arrays, counters, programs
+from spmdzero.backend import Mesh, arrays, counters, current, programs
 from tests.engine.captured import ROWS, batches, make_engine, state
 
 NOISE, WIDTH = 12, 20
@@ -92,7 +92,8 @@ def test_a_gan_compiles_each_of_its_programs_once(mesh: Mesh) -> None:
     counts += [counters.compiled()[0] for _ in train(gan, 4)]
     made = [after - before for before, after in itertools.pairwise(counts)]
     # Three values that are read before their step ends, a loss after each of two, and two steps.
-    assert made == [7, 0, 0, 0]
+    # On JAX two of them are one.
+    assert made == [6 if current().name == "jax" else 7, 0, 0, 0]
     assert gan[0].folding.traced == 0
 
 
@@ -120,7 +121,7 @@ def test_a_forward_is_not_run_again_after_another_engines_step(mesh: Mesh) -> No
         gan[0].optimizer.step()
         tensors = [*gan[0].named_tensors().values(), gan[0].optimizer.grad_norm]
         pending = [t for t, p in zip(tensors, arrays.are_pending(tensors), strict=True) if p]
-        products.append(len(re.findall(r" dot\(", programs.optimized_hlo(pending))))
+        products.append(len(re.findall(r" (?:dot|fusion)\(", programs.optimized_hlo(pending))))
     assert products[0] == products[1] > 0
 
 

@@ -9,6 +9,9 @@ import jax
 import torch
 
 from spmdzero.backend.jax import arrays, flags
+from spmdzero.backend.jax._dispatch import value_of
+from spmdzero.backend.jax._graph import Graph
+from spmdzero.backend.jax._listing import listing
 from spmdzero.backend.jax._lowering import annotated, lowered, returned
 from spmdzero.backend.jax._values import Scoped
 from spmdzero.backend.jax.placeholders import Placeholders
@@ -46,7 +49,7 @@ def text(tensors: Sequence[torch.Tensor]) -> str:
     """That program as text; empty where nothing is left to compute."""
     pending = zip(tensors, arrays.are_pending(tensors), strict=True)
     roots = [tensor for tensor, pends in pending if pends]
-    return lowered(roots).as_text("hlo") if roots else ""
+    return listing(Graph.of(list(map(value_of, roots)))[0]) if roots else ""
 
 
 def placeholders() -> Placeholders:

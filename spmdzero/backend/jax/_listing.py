@@ -1,0 +1,67 @@
+"""A graph as text, in the manner of HLO, with the user's line of each operation.
+
+It is for people and for comparisons: JAX's own text of a program that is not compiled names lines
+of the interpreter.
+"""
+
+from typing import Any
+
+import torch
+
+from spmdzero.backend.jax._graph import Graph, Slot, Step, slots_in
+
+_KINDS = (("bfloat", "bf"), ("float", "f"), ("complex", "c"), ("uint", "u"), ("int", "s"))
+# Operations that take a part of a tensor are slices of one kind or another.
+_SLICES = {"aten.slice.Tensor", "aten.select.int", "aten.narrow.default", "aten.unbind.int"}
+
+
+def listing(graph: Graph) -> str:
+    """One line for each input and each operation of `graph`."""
+    inputs = [f"  {_made(slot)} parameter({i})" for i, slot in enumerate(graph.inputs)]
+    return "\n".join([*inputs, *map(_line, graph.steps)])
+
+
+def _line(step: Step) -> str:
+    made = ", ".join(_made(slot) for slot in step.made[:1]) or "%nothing.0 = ()"
+    operands = ", ".join(
+        f"{_form(slot)} %v.{slot.number}" for slot in slots_in([step.args, step.kwargs])
+    )
+    said = ", ".join(_said([*step.args, *dict(step.kwargs).values()]))
+    line = f"  {made} {_operation(step.op.key)}({operands}), with={{{said}}}"
+    if step.place is None:
+        return line
+    file, number = step.place
+    return f'{line}, metadata={{source_file="{file}" source_line={number}}}'
+
+
+def _operation(key: Any) -> str:
+    if key in _SLICES:
+        return "slice"
+    if isinstance(key, str):
+        return key.split(".")[1].strip("_")
+    return str(key[0]).replace(" ", "-")
+
+
+def _said(tree: Any) -> list[str]:
+    """What is no tensor among an operation's arguments."""
+    if isinstance(tree, Slot):
+        return []
+    if isinstance(tree, list | tuple):
+        return [word for item in tree for word in _said(item)]
+    return [str(tree)]
+
+
+def _made(slot: Slot) -> str:
+    return f"%v.{slot.number} = {_form(slot)}"
+
+
+def _form(slot: Slot) -> str:
+    return f"{_short(slot.dtype)}[{','.join(map(str, slot.shape))}]"
+
+
+def _short(dtype: torch.dtype) -> str:
+    name = str(dtype).removeprefix("torch.")
+    for kind, short in _KINDS:
+        if name.startswith(kind):
+            return short + name.removeprefix(kind)
+    return "pred" if name == "bool" else name
