@@ -159,7 +159,9 @@ def _tolist(tensor: torch.Tensor) -> Any:
 def _item(tensor: torch.Tensor) -> Any:
     if tensor.numel() != 1:
         raise RuntimeError(f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar")
-    return dispatched(torch.ops.aten._local_scalar_dense.default, (tensor.reshape(()),), {})
+    # A view would be computed by a program of its own.
+    scalar = tensor.reshape(()) if tensor.dim() else tensor
+    return dispatched(torch.ops.aten._local_scalar_dense.default, (scalar,), {})
 
 
 @_answer(_Tensor.__format__)
