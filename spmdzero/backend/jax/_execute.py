@@ -62,12 +62,14 @@ class Compilations:
         aliased: of the latest, see `Executable`.
         mesh: over which they run; all devices.
         tracing_only: whether nothing may be started.
+        traced_for: the platform that is traced for then, None for that of the devices.
     """
 
     def __init__(self) -> None:
         self.count, self.seconds, self.aliased = 0, 0.0, 0
         self.mesh: Any = None
         self.tracing_only = False
+        self.traced_for: str | None = None
         self._kept: OrderedDict[Any, Executable] = OrderedDict()
         # What was compiled with floats of Python's as constants, told apart by all but them.
         self._with_constants: set[Any] = set()

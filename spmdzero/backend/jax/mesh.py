@@ -165,8 +165,18 @@ class DeviceMesh:
         return over(record(op, (value_of(partial),), {}, [(shape, partial.dtype)])[0])
 
     def let_go_of_whole(self, gradient: torch.Tensor, placement: Placement) -> torch.Tensor:
-        """A reduced gradient, number for number, of which devices keep their shards only."""
-        return gradient
+        """A reduced gradient, number for number, of which devices keep their shards only.
+
+        XLA's CPU compiler would keep all whole gradients until the update: torch_xla's mesh says
+        why, and why a division by 1 is the way out.
+        """
+        if (
+            not placement.is_sharded
+            or (compilations.traced_for or jax.default_backend().upper()) != "CPU"
+        ):
+            return gradient
+        one = (gradient == gradient) | (gradient != gradient)
+        return gradient / one.to(gradient.dtype)
 
     def place(self, host: torch.Tensor, spec: PartitionSpec | None = None) -> torch.Tensor:
         """Uploads a CPU tensor: each device receives only its own shard.

@@ -142,13 +142,12 @@ def seed(value: int) -> None:
     generator.seed(value)
 
 
-_traced_for: str | None = None
 _torus: Torus | None = None
 
 
 def program_platform() -> str:
     """The platform that the program being traced is for, as `platform` names it."""
-    return _traced_for or platform()
+    return compilations.traced_for or platform()
 
 
 def program_torus() -> Torus | None:
@@ -174,13 +173,12 @@ def tracing_only(*, platform: str | None = None) -> Iterator[None]:
     Args:
         platform: what `program_platform` says inside; None leaves it.
     """
-    global _traced_for
-    before = compilations.tracing_only, _traced_for
-    compilations.tracing_only, _traced_for = True, platform or _traced_for
+    before = compilations.tracing_only, compilations.traced_for
+    compilations.tracing_only, compilations.traced_for = True, platform or compilations.traced_for
     try:
         yield
     finally:
-        compilations.tracing_only, _traced_for = before
+        compilations.tracing_only, compilations.traced_for = before
 
 
 def is_tracing_only() -> bool:
