@@ -16,7 +16,10 @@ from spmdzero.backend import Mesh, current, runtime
 from spmdzero.plan import MeshSpec
 
 # A file that is about torch_xla says so at its top.
-OF_TORCH_XLA = re.compile(r"^(from spmdzero\.backend\.torch_xla|import torch_xla)", re.MULTILINE)
+OF_TORCH_XLA = re.compile(
+    r"^(from spmdzero\.backend\.torch_xla|import torch_xla|from tests\.engine\.program_cache)",
+    re.MULTILINE,
+)
 JAX_TESTS = Path(__file__).parent / "jax_backend"
 # Compiling is what the suite spends its time on. The first flag leaves out LLVM's optimisation of
 # the machine code (a third of the CPU time is left), the second writes fusions by XLA's older

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import spmdzero
-from spmdzero.backend import memory_maps, runtime
+from spmdzero.backend.torch_xla import memory_maps, runtime
 from tests.engine.captured import assert_twins_agree, three_calls, train, twins
 
 PROGRAMS = 10
