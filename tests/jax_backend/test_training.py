@@ -161,6 +161,22 @@ def test_a_checkpoint_goes_on_bit_for_bit(tmp_path) -> None:  # type: ignore[no-
     assert [other.train_batch(iter([batch(step)])).item() for step in (3, 4)] == expected
 
 
+def test_a_number_that_changes_at_each_step_makes_two_programs_and_the_loss_of_each() -> None:
+    engine = engine_of(Regression())
+    counts = []
+    for step in range(5):
+        scale, shift = 0.1 + step, 0.3 / (step + 1)
+        plain = engine(*batch(step))
+        loss = plain * scale + shift
+        engine.backward(loss)
+        engine.step()
+        # One rounding of fp32 in each of two operations.
+        assert loss.item() == pytest.approx(plain.item() * scale + shift, rel=3e-7)
+        counts.append(counters.compiled()[0])
+    assert counts[1] > counts[0]
+    assert counts[2:] == [counts[2]] * 3
+
+
 def test_autocast_is_on_by_the_tensors_device_and_off_where_a_model_turns_it_off() -> None:
     class Asking(Regression):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
