@@ -46,11 +46,11 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile
 SHARED := $(addprefix tests/unit/test_,attention_kernels.py random.py region_answers.py \
 	region_buffers.py region_checkpointing.py region_gradients.py region_outputs.py region_reads.py \
 	region_reduction.py region_transformers.py) $(addprefix tests/engine/test_,attention.py \
-	optimizers.py reads.py) tests/explain/test_explain.py tests/comm
+	optimizers.py) tests/explain/test_explain.py tests/comm
 # What takes longer there.
 SHARED_ALL := $(SHARED) tests/surface tests/unit/test_region_scan.py tests/explain/test_time.py \
 	$(addprefix tests/engine/test_,captured.py captured_changes.py captured_traced.py \
-	fixed_reads.py folded.py folded_changes.py scan.py)
+	fixed_reads.py folded.py folded_changes.py reads.py scan.py)
 
 test: lint
 	$(PYTEST) -m "not slow"

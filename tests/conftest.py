@@ -51,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         # transformers and accelerate would import torch_xla where it is installed.
         os.environ |= {"XLA_FLAGS": JAX_FLAGS, "USE_TORCH_XLA": "false"}
+        # A test of single operations would start JAX with one device, for all that follow it.
+        importlib.import_module("jax").config.update("jax_num_cpu_devices", 8)
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -247,6 +247,8 @@ def _cast(value: Value, dtype: torch.dtype) -> Value:
 def _write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     schema = func._schema
     if schema.name == "aten::copy_":
+        if not isinstance(args[0], LazyTensor):
+            return args[0].copy_(read(args[1]))
         write(args[0], value_of(args[1]))
         return args[0]
     found = functional(func)

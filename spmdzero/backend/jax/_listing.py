@@ -39,7 +39,7 @@ def _operation(key: Any) -> str:
         return "slice"
     if isinstance(key, str):
         return key.split(".")[1].strip("_")
-    return str(key[0]).replace(" ", "-")
+    return {"loop": "while"}.get(key[0], str(key[0]))
 
 
 def _said(tree: Any) -> list[str]:
