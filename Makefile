@@ -50,7 +50,7 @@ SHARED := $(addprefix tests/unit/test_,attention_kernels.py random.py region_ans
 # What takes longer there.
 SHARED_ALL := $(SHARED) tests/surface tests/unit/test_region_scan.py tests/explain/test_time.py \
 	$(addprefix tests/engine/test_,captured.py captured_changes.py captured_traced.py \
-	fixed_reads.py folded.py folded_changes.py reads.py scan.py)
+	fixed_reads.py folded.py folded_changes.py scan.py)
 
 test: lint
 	$(PYTEST) -m "not slow"
