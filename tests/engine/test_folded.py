@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import spmdzero
-from spmdzero.backend import arrays, counters, programs, runtime
+from spmdzero.backend import arrays, counters, current, programs, runtime
 from spmdzero.errors import SpmdZeroUsageError
 from tests.engine.captured import (
     ROWS,
@@ -95,7 +95,8 @@ def test_the_compiled_program_is_that_of_a_traced_step(
         counts.append(Counter(re.findall(r"= \S+ ([a-z-]+)\(", text)))
     traced, folded = counts
     # A recomputed forward would have more products, a lost annotation other collectives.
-    assert traced["dot"] >= 8
+    # On JAX fewer are left for products.
+    assert traced["dot"] > (10 if current().name == "torch_xla" else 7)
     for operation in ("dot", "fusion", "all-reduce", "all-gather", "reduce-scatter", "exponential"):
         assert folded[operation] == traced[operation], operation
 

@@ -110,6 +110,10 @@ def test_folded_engines_that_take_turns_are_traced_ones_bit_for_bit(mesh: Mesh) 
             assert torch.equal(tensor, its[name]), name
 
 
+# JAX's XLA fuses the products of matrices that are this small.
+PRODUCT = r" dot\(" if current().name == "torch_xla" else r" (?:dot|fusion)\("
+
+
 def test_a_forward_is_not_run_again_after_another_engines_step(mesh: Mesh) -> None:
     products = []
     for capture in (False, True):
@@ -121,7 +125,7 @@ def test_a_forward_is_not_run_again_after_another_engines_step(mesh: Mesh) -> No
         gan[0].optimizer.step()
         tensors = [*gan[0].named_tensors().values(), gan[0].optimizer.grad_norm]
         pending = [t for t, p in zip(tensors, arrays.are_pending(tensors), strict=True) if p]
-        products.append(len(re.findall(r" (?:dot|fusion)\(", programs.optimized_hlo(pending))))
+        products.append(len(re.findall(PRODUCT, programs.optimized_hlo(pending))))
     assert products[0] == products[1] > 0
 
 

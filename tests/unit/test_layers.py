@@ -1,10 +1,12 @@
-"""A folder is a layer: imports point one way, between files too, and one layer knows torch_xla."""
+"""A folder is a layer: imports point one way, between files too, and one layer knows backends."""
 
 import ast
 import graphlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 import spmdzero
 
@@ -103,14 +105,20 @@ def test_walks_of_the_design_go_downwards_through_files_that_are_there() -> None
         assert passed == sorted(passed, reverse=True), files
 
 
-def test_only_its_backend_imports_torch_xla() -> None:
-    users = [
-        module
-        for module, path in FILES.items()
-        if any(name.split(".")[0] == "torch_xla" for name in imports(path))
-    ]
+# Attention's kernels, which both backends' programs hold, are written in JAX.
+FOLDERS = {
+    "torch_xla": ("spmdzero.backend.torch_xla",),
+    "jax": ("spmdzero.backend.jax", "spmdzero.backend.torch_xla", "spmdzero.backend.attention"),
+}
+
+
+@pytest.mark.parametrize("package", FOLDERS)
+def test_only_its_backend_imports_a_compilers_front_end(package: str) -> None:
+    users = {m for m, p in FILES.items() if any(n.split(".")[0] == package for n in imports(p))}
+    # A process of its own, which compiles for TPUs.
+    users -= {"spmdzero.explain._aot_child"}
     assert users
-    assert [m for m in users if not m.startswith("spmdzero.backend.torch_xla")] == []
+    assert [m for m in sorted(users) if not m.startswith(FOLDERS[package])] == []
 
 
 def test_one_file_chooses_a_backend_and_nothing_above_knows_which() -> None:
