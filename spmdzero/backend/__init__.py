@@ -34,6 +34,7 @@ from spmdzero.backend._region import (
     Tracing,
     refuse_gradient_hooks,
 )
+from spmdzero.backend._stored import gather, store, stored_zeros
 from spmdzero.backend._torus import Torus, scatter_steps, scatters_whole
 from spmdzero.backend._tree import Batch, Replicated, device_types, map_tensors, replicated
 
@@ -69,6 +70,7 @@ __all__ = [
     "device_types",
     "draw_keys",
     "flags",
+    "gather",
     "map_tensors",
     "memory_maps",
     "nodes_behind",
@@ -78,4 +80,6 @@ __all__ = [
     "runtime",
     "scatter_steps",
     "scatters_whole",
+    "store",
+    "stored_zeros",
 ]

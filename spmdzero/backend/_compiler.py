@@ -1,6 +1,7 @@
 """Functions of tensors, traced once and compiled."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -15,35 +16,71 @@ class ProgramLostError(Exception):
     """A compiled program is no longer kept, for others that were used since."""
 
 
-class FoldedFunction(Protocol):
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class FoldedFunction:
     """A function of tensors, lowered: calling it traces nothing.
 
     Attributes:
-        proto: its program, serialised.
+        proto: its program, serialised: equal for functions that compute the same.
         constants: what it reads beside its inputs, the same at each call; each has a `tensor`, and
             says whether it `is_seed` of the devices' own generator.
+        arguments: the index of an input, or a constant's tensor, for each parameter of the program.
+        body: the backend's program, called with a tensor for each parameter.
     """
 
-    @property
-    def proto(self) -> bytes: ...
-    @property
-    def constants(self) -> Sequence[Any]: ...
+    proto: bytes
+    constants: tuple[Any, ...]
+    arguments: tuple[int | torch.Tensor, ...]
+    body: Any
+
     @property
     def reads(self) -> frozenset[int]:
         """The inputs that it depends on."""
+        return frozenset(a for a in self.arguments if isinstance(a, int))
 
     @property
     def arrangement(self) -> tuple[int | None, ...]:
         """For each parameter of the program the index of an input; None for a constant."""
+        return tuple(a if isinstance(a, int) else None for a in self.arguments)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What the function returns for `inputs`."""
+        """What the function returns for `inputs`, pending."""
+        return self.body(self.given(inputs))
+
+    def given(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """A tensor for each parameter of the program."""
+        return [inputs[a] if isinstance(a, int) else a for a in self.arguments]
 
     def renumbered(self, moved: Mapping[int, int]) -> "FoldedFunction":
         """The function of inputs in another order: old index -> new, for those that it reads."""
+        arguments = tuple(moved[a] if isinstance(a, int) else a for a in self.arguments)
+        return dataclasses.replace(self, arguments=arguments)
 
-    def sharing(self, others: Sequence[Any]) -> "FoldedFunction":
-        """This function, which reads one of `others` where it has an equal constant of its own."""
+    def sharing(
+        self, others: Sequence[Any], same_value: Callable[[torch.Tensor, torch.Tensor], bool]
+    ) -> "FoldedFunction":
+        """This function, which reads one of `others` where it has an equal constant of its own.
+
+        The compiler finds operations of two functions to be the same only if they read the same.
+
+        Args:
+            others: constants.
+            same_value: see `Compiler`.
+        """
+        found = {
+            id(own.tensor): other
+            for own in self.constants
+            for other in others
+            if own.is_seed == other.is_seed and same_value(own.tensor, other.tensor)
+        }
+        return dataclasses.replace(
+            self,
+            constants=tuple(found.get(id(own.tensor), own) for own in self.constants),
+            arguments=tuple(
+                found[id(a)].tensor if not isinstance(a, int) and id(a) in found else a
+                for a in self.arguments
+            ),
+        )
 
 
 class CompiledProgram(Protocol):
@@ -89,7 +126,7 @@ class Compiler(Protocol):
 
     def compile_alone(
         self,
-        function: Any,
+        function: FoldedFunction,
         sources: Sequence[torch.Tensor],
         *,
         donated: Mapping[int, int],

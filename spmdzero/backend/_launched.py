@@ -43,3 +43,10 @@ def own_host() -> str:
     """In the first process, how the others reach its host."""
     # By definition the launcher's variable names the host of the first process.
     return os.environ.get("MASTER_ADDR") or socket.gethostbyname(socket.gethostname())
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]

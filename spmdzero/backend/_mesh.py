@@ -1,4 +1,4 @@
-"""Tensors with a placement: making, annotating, storing and gathering them."""
+"""Tensors with a placement: making, annotating and reducing them."""
 
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
@@ -56,9 +56,6 @@ class Mesh(Protocol):
     def sum_partial(self, partial: torch.Tensor) -> torch.Tensor:
         """The sum over dim 0 of a Partial `[n, *shape]`, in its dtype, which crosses the wire."""
 
-    def let_go_of_whole(self, gradient: torch.Tensor, placement: Placement) -> torch.Tensor:
-        """A reduced gradient, number for number, of which devices keep their shards only."""
-
     def place(self, host: torch.Tensor, spec: PartitionSpec | None = None) -> torch.Tensor:
         """Uploads a CPU tensor: each device receives only its own shard.
 
@@ -81,19 +78,6 @@ class Mesh(Protocol):
         self, shape: tuple[int, ...], dtype: torch.dtype, spec: PartitionSpec
     ) -> torch.Tensor:
         """Zeros that are born as shards: no device ever holds the whole tensor."""
-
-    def stored_zeros(
-        self, shape: tuple[int, ...], placement: Placement, dtype: torch.dtype
-    ) -> torch.Tensor:
-        """Zeros in the form in which `placement` stores a tensor of `shape`."""
-
-    def store(self, tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
-        """A copy of a whole tensor in the form that `placement` stores: padded flat, or a shard."""
-
-    def gather(
-        self, stored: torch.Tensor, placement: Placement, shape: tuple[int, ...]
-    ) -> torch.Tensor:
-        """The whole tensor of `shape` that `store` made `stored` from, replicated."""
 
 
 class Reduction(Protocol):

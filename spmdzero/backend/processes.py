@@ -11,7 +11,7 @@ import torch.distributed as dist
 from spmdzero._logging import leave_lines_to_the_first_host
 from spmdzero.backend import _single_process
 from spmdzero.backend._current import runtime
-from spmdzero.backend._launched import GLOO, TIMEOUT, has_peers, join_launched
+from spmdzero.backend._launched import GLOO, TIMEOUT, free_port, has_peers, join_launched
 from spmdzero.backend._quiet import without_gloos_line
 from spmdzero.backend._watch import STATUS
 from spmdzero.backend._watching import begin, note_joint, waiting, watch
@@ -24,6 +24,7 @@ __all__ = [
     "TIMEOUT",
     "broadcast",
     "connect",
+    "free_port",
     "gather_objects",
     "is_alone",
     "join",

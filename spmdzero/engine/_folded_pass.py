@@ -174,7 +174,8 @@ class PassTracer(ModuleTracer):
             return found
 
         def fold_it() -> TracedFunction:
-            folded = compiler.fold(function, inputs).sharing(record.traced.function.constants)
+            known = record.traced.function.constants
+            folded = compiler.fold(function, inputs).sharing(known, compiler.same_value)
             generators.places_of([])
             return TracedFunction(function=folded, labels=tuple(names))
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from spmdzero.backend import arrays, runtime
+from spmdzero.backend import arrays, gather, runtime, store
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import Placement, Role
@@ -122,12 +122,12 @@ class TrainedParameter:
         return placement
 
     def _whole(self, stored: torch.Tensor, role: Role) -> torch.Tensor:
-        return self.training.mesh.gather(stored, self._placement(role), self._shape)
+        return gather(self.training.mesh, stored, self._placement(role), self._shape)
 
     def _store(self, stored: torch.Tensor, value: torch.Tensor, role: Role) -> None:
         placement, mesh = self._placement(role), self.training.mesh
         # It is written in place, or the next step's program could not reuse the buffer.
-        stored.copy_(mesh.store(value, placement))
+        stored.copy_(store(mesh, value, placement))
         mesh.mark(stored, placement.partition_spec(self._shape, mesh.spec))
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import arrays, runtime
+from spmdzero.backend import arrays, runtime, store
 from spmdzero.formats import (
     Box,
     StoredTensor,
@@ -130,7 +130,7 @@ def _spread(training: Training, held: dict[str, Held]) -> dict[str, Held]:
                 min_shard_elements=training.plan.min_shard_elements,
             )
             if placement.is_sharded:
-                stored = training.mesh.store(stored, placement)
+                stored = store(training.mesh, stored, placement)
             item = Held(stored=stored, shape=item.shape, placement=placement)
         spread[name] = item
     return spread

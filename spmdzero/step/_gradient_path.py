@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import torch
 
-from spmdzero.backend import Mesh, Reduction, programs
+from spmdzero.backend import Mesh, Reduction, gather, programs, store, stored_zeros
 from spmdzero.plan import Placement, Role, ShardingPlan
 from spmdzero.precision import GradientScaling, dtype_named
 
@@ -60,7 +60,7 @@ class GradientPath:
         """What waits when the step is to use exactly `whole`, `[*shape]`."""
         whole, placement = self.in_dtype(name, whole), self._waiting(name)
         if placement.kind != "partial":
-            return self.mesh.store(whole, placement)
+            return store(self.mesh, whole, placement)
         # What `final` does to the sum of the shares is undone in each.
         share = _times(whole, 1 / self.unit) / self.mesh.size
         return share.expand(self.mesh.size, *whole.shape)
@@ -79,7 +79,7 @@ class GradientPath:
         placement = tensor.placement(Role.ACCUMULATOR)
         assert placement is not None
         dtype = dtype_named(tensor.dtype(Role.ACCUMULATOR))
-        return self.mesh.stored_zeros(tensor.shape, placement, dtype)
+        return stored_zeros(self.mesh, tensor.shape, placement, dtype)
 
     def final(self, name: str, waiting: torch.Tensor | None) -> torch.Tensor:
         """The gradient as the step needs it, in its stored shape; zeros where none waits.
@@ -92,7 +92,7 @@ class GradientPath:
         assert final is not None
         if waiting is None:
             dtype = dtype_named(tensor.dtype(Role.GRADIENT))
-            return self.mesh.stored_zeros(tensor.shape, final, dtype)
+            return stored_zeros(self.mesh, tensor.shape, final, dtype)
         if self._waiting(name).kind != "partial":
             return waiting
         with programs.scope(f"zero.gradient/{name}"):
@@ -106,7 +106,7 @@ class GradientPath:
         tensor = self.plan[name]
         placement = tensor.placement(Role.GRADIENT)
         assert placement is not None
-        return self.mesh.gather(self.final(name, waiting), placement, tensor.shape)
+        return gather(self.mesh, self.final(name, waiting), placement, tensor.shape)
 
     @property
     def unit(self) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend import Mesh, PartitionSpec
+from spmdzero.backend import Mesh, PartitionSpec, store, stored_zeros
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import UpdateRule
 from spmdzero.plan import Placement, Role, ShardingPlan
@@ -135,11 +135,11 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
         state = self.state[parameter]
         master = tensor.placement(Role.MASTER)
         if master is not None:
-            state["master"] = self._mesh.store(parameter.detach().float(), master)
+            state["master"] = store(self._mesh, parameter.detach().float(), master)
         moment = tensor.placement(Role.MOMENT)
         if moment is not None:
             for slot in rule.slots:
-                zeros = self._mesh.stored_zeros(tensor.shape, moment, self._precision.moment)
+                zeros = stored_zeros(self._mesh, tensor.shape, moment, self._precision.moment)
                 value, spec = rule.initial(slot, group), self.spec(f"{slot}/{name}")
                 state[slot] = self._mesh.mark(zeros + value, spec) if value else zeros
         for scalar in rule.scalars:
@@ -231,7 +231,7 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
             self._mesh.mark(parameter)
             master, name = self.state[parameter].get("master"), self._names[parameter]
             if master is not None:
-                stored = self._mesh.store(parameter.detach().float(), self._placement(name))
+                stored = store(self._mesh, parameter.detach().float(), self._placement(name))
                 self._mesh.commit(master, stored, self.spec(f"master/{name}"))
 
     def zero_grad(self, set_to_none: bool = True) -> None:

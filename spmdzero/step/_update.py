@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from spmdzero.backend import Mesh, PartitionSpec, arrays, programs
+from spmdzero.backend import Mesh, PartitionSpec, arrays, gather, programs, store
 from spmdzero.optim import Terms, UpdateRule
 from spmdzero.plan import Placement
 
@@ -38,13 +38,13 @@ class MeshTensor:
         """The tensor `[*shape]` on every device: one all-gather in `stored`'s dtype."""
         spec = self.placement.partition_spec(self.shape, self.mesh.spec)
         # Without the mark the compiler could gather the operands of `stored` instead, in fp32.
-        return self.mesh.gather(self.mesh.mark(stored, spec), self.placement, self.shape)
+        return gather(self.mesh, self.mesh.mark(stored, spec), self.placement, self.shape)
 
     def store(self, tensor: torch.Tensor) -> torch.Tensor:
         """`[*shape]` in the form of the shards: each device keeps its own part."""
         # Without the mark the compiler spreads what made `tensor` over the devices, and each of
         # Muon's matrix products becomes an all-reduce.
-        return self.mesh.store(self.mesh.mark(arrays.fresh(tensor)), self.placement)
+        return store(self.mesh, self.mesh.mark(arrays.fresh(tensor)), self.placement)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,7 +152,7 @@ class GroupUpdate:
     ) -> list[torch.Tensor]:
         mesh, rule, placement, spec = self.mesh, self.rule, member.placement, member.spec(self.mesh)
         master = state.get("master")
-        weights = master if master is not None else mesh.store(parameter.detach(), placement)
+        weights = master if master is not None else store(mesh, parameter.detach(), placement)
         # bf16 masters and states are updated in fp32 and rounded.
         weights = weights.float()
         held = {slot: state[slot].float() for slot in (*rule.slots, *rule.scalars)}
@@ -169,5 +169,5 @@ class GroupUpdate:
         # The cast and the mark come first: the gather would otherwise move fp32.
         stored = mesh.mark(new_weights.to(member.dtype), spec)
         with programs.scope(f"zero.parameter/{member.name}"):
-            gathered = mesh.gather(stored, placement, member.shape)
+            gathered = gather(mesh, stored, placement, member.shape)
         return [gathered, *(new[slot].to(state[slot].dtype) for slot in member.slots)]

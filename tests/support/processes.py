@@ -9,8 +9,12 @@ from pathlib import Path
 from tests.support.warm import run_warm
 
 ROOT = Path(__file__).parents[2]
-# By torch_xla, and by `init_distributed` in a lone process.
-_LEFT = ("XLA_USE_SPMD", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# By torch_xla, by `init_distributed` in a lone process, and by pytest: its variable is another one
+# in each test, and would make each test start a process of its own to fork from, of half a GiB.
+_LEFT = (
+    "XLA_USE_SPMD", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+    "PYTEST_CURRENT_TEST",
+)  # fmt: skip
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch_xla.debug.metrics as met
 
+from spmdzero.backend import gather, store
 from spmdzero.backend.torch_xla import (
     DeviceMesh,
     counters,
@@ -132,7 +133,7 @@ def test_store_holds_what_the_placement_says_and_gather_gives_the_tensor_back(
 ) -> None:
     placement, n = PLACEMENTS[name], any_mesh.spec.fsdp
     host = HOST[:9, :3].contiguous() if name == "flat" else HOST  # 27: 8 and 4 don't divide it
-    stored = any_mesh.store(any_mesh.place(host), placement)
+    stored = store(any_mesh, any_mesh.place(host), placement)
     expected = {
         "replicate": (16, 24),
         "shard 0": (16 // n, 24),
@@ -141,7 +142,7 @@ def test_store_holds_what_the_placement_says_and_gather_gives_the_tensor_back(
     }[name]
     assert shapes(stored) == [expected] * 8
     updated = _updated(any_mesh, stored, placement, host)
-    whole = any_mesh.gather(updated, placement, tuple(host.shape))
+    whole = gather(any_mesh, updated, placement, tuple(host.shape))
     any_mesh.mark(whole)
     assert shapes(whole) == [tuple(host.shape)] * 8
     assert torch.equal(whole.cpu(), host + 1)
@@ -158,9 +159,9 @@ def test_store_and_gather_move_nothing_to_the_host(mesh: DeviceMesh, name: str) 
     parameter, placement = mesh.place(HOST), PLACEMENTS[name]
     local_shards(parameter)
     before = transfers_from_device()
-    stored = mesh.store(parameter, placement)
+    stored = store(mesh, parameter, placement)
     runtime.sync()
-    parameter.copy_(mesh.gather(_updated(mesh, stored, placement, HOST), placement, (16, 24)))
+    parameter.copy_(gather(mesh, _updated(mesh, stored, placement, HOST), placement, (16, 24)))
     mesh.mark(parameter)
     runtime.sync()
     runtime.wait()

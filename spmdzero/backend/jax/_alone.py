@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
+from spmdzero.backend._compiler import FoldedFunction
 from spmdzero.backend.jax import _host
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._execute import Executable, compilations
-from spmdzero.backend.jax._folded import FoldedFunction
+from spmdzero.backend.jax._folded import Recorded
 from spmdzero.backend.jax._generator import generator
 from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._program import marked_spec
@@ -76,10 +77,11 @@ def compile_alone(
         state: the first so many sources outlive the program, and share no memory.
     """
     arguments = function.arguments
-    values = function.given(sources)
+    values = [*map(value_of, function.given(sources))]
     place_of = {a: place for place, a in enumerate(arguments) if isinstance(a, int)}
     given = {output: place_of[source] for output, source in donated.items() if source in place_of}
-    graph = function.graph
+    recorded: Recorded = function.body
+    graph = recorded.graph
     # JAX gives the n-th of the donated inputs of one form to the n-th output of that form.
     count = len(graph.outputs)
     order = sorted(range(count), key=lambda index: given.get(index, len(arguments)))
@@ -103,5 +105,5 @@ def compile_alone(
         forms=tuple(
             torch.empty(slot.shape, dtype=slot.dtype, device="meta") for slot in graph.outputs
         ),
-        seeds=function.seeds,
+        seeds=recorded.seeds,
     )

@@ -2,9 +2,10 @@
 
 import jax
 
-from spmdzero.backend.jax._graph import Graph, Step, slots_in, swap_slots
+from spmdzero.backend.jax._graph import Graph, Slot, Step
 from spmdzero.backend.jax._lowered import alone, refusal
 from spmdzero.backend.jax._operations import AtenOp
+from spmdzero.backend.jax._trees import found
 from spmdzero.errors import SpmdZeroRuntimeError
 
 
@@ -25,7 +26,7 @@ def blamed(graph: Graph, error: Exception) -> UnloweredError:
             continue
         forms = [(slot.shape, slot.dtype) for slot in step.made]
         try:
-            function, shapes = alone(step.op, (step.args, step.kwargs), forms, swap_slots)
+            function, shapes = alone(step.op, (step.args, step.kwargs), forms, Slot)
             jax.jit(function).lower(*shapes)
         except Exception as cause:
             at = "{}:{}: ".format(*step.place) if step.place else ""
@@ -38,6 +39,6 @@ def blamed(graph: Graph, error: Exception) -> UnloweredError:
 def _needing(graph: Graph, culprit: Step) -> tuple[int, ...]:
     needing = {slot.number for slot in culprit.made}
     for step in graph.steps:
-        if any(slot.number in needing for slot in slots_in((step.args, step.kwargs))):
+        if any(slot.number in needing for slot in found((step.args, step.kwargs), Slot)):
             needing |= {slot.number for slot in step.made}
     return tuple(n for n, slot in enumerate(graph.outputs) if slot.number in needing)

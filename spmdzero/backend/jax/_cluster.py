@@ -4,7 +4,6 @@ import atexit
 import ctypes
 import os
 import signal
-import socket
 import sys
 import warnings
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 import torch.distributed as dist
 from jax.experimental import multihost_utils
 
-from spmdzero.backend._launched import is_launched, join_launched, own_host
+from spmdzero.backend._launched import free_port, is_launched, join_launched, own_host
 from spmdzero.backend._watching import watch
 from spmdzero.errors import SpmdZeroRuntimeError
 
@@ -105,9 +104,7 @@ def _agreed_address() -> str:
 
 
 def _free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return f"{own_host()}:{probe.getsockname()[1]}"
+    return f"{own_host()}:{free_port()}"
 
 
 def rendezvous() -> str:

@@ -15,6 +15,7 @@ from spmdzero.backend.jax._functional import functional
 from spmdzero.backend.jax._lowered import made_by, require_lowering
 from spmdzero.backend.jax._operations import AtenOp, identity
 from spmdzero.backend.jax._tensor import LazyTensor, hooks, meta_of, over
+from spmdzero.backend.jax._trees import swapped
 from spmdzero.backend.jax._values import Operation, Value, record
 from spmdzero.backend.jax._views import UnwritableViewError, ViewStep, written
 from spmdzero.backend.jax.ops import UnsupportedError
@@ -275,15 +276,7 @@ def _write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _map(args: Any, kwargs: Any, kind: type, function: Callable[[Any], Any]) -> tuple[Any, Any]:
-    def visit(tree: Any) -> Any:
-        if isinstance(tree, kind):
-            return function(tree)
-        if isinstance(tree, list | tuple):
-            made = [visit(item) for item in tree]
-            return made if isinstance(tree, list) else tuple(made)
-        return tree
-
-    return tuple(visit(a) for a in args), {key: visit(value) for key, value in kwargs.items()}
+    return swapped(tuple(args), kind, function), swapped(dict(kwargs), kind, function)
 
 
 def copied(value: Value) -> Value:

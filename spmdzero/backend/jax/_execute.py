@@ -30,13 +30,11 @@ class Executable:
 
     Attributes:
         compiled: JAX's.
-        aliased: inputs whose memory it gives to outputs.
         smallest: number of the output with the fewest elements.
         numbers: of Python's, its last input; none for a program of which they are a part.
     """
 
     compiled: Any
-    aliased: int
     smallest: int
     numbers: np.ndarray | None = None
 
@@ -59,17 +57,13 @@ class Compilations:
 
     Attributes:
         count, seconds: programs, and the time that they took.
-        aliased: of the latest, see `Executable`.
+        aliased: inputs whose memory the latest gives to outputs.
         mesh: over which they run; all devices.
-        tracing_only: whether nothing may be started.
-        traced_for: the platform that is traced for then, None for that of the devices.
     """
 
     def __init__(self) -> None:
         self.count, self.seconds, self.aliased = 0, 0.0, 0
         self.mesh: Any = None
-        self.tracing_only = False
-        self.traced_for: str | None = None
         self._kept: OrderedDict[Any, Executable] = OrderedDict()
         # What was compiled with floats of Python's as constants, told apart by all but them.
         self._with_constants: set[Any] = set()
@@ -120,7 +114,7 @@ class Compilations:
         self.aliased = compiled.as_text().split("\n", 1)[0].count("-alias)")
         sizes = [math.prod(slot.shape) for slot in graph.outputs]
         smallest = min(range(len(sizes)), key=sizes.__getitem__, default=0)
-        self._kept[key] = Executable(compiled, self.aliased, smallest)
+        self._kept[key] = Executable(compiled, smallest)
         if len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
 

@@ -1,11 +1,12 @@
 """Functions of tensors, recorded once with stand-ins for their inputs."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
+from spmdzero.backend._compiler import FoldedFunction
 from spmdzero.backend.jax import _host
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._generator import generator
@@ -33,76 +34,27 @@ class Constant:
         return value_of(self.tensor).serial
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class FoldedFunction:
-    """A function of tensors, recorded once.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Recorded:
+    """The program of a folded function.
 
     Attributes:
         graph: what it computes.
-        constants: what it reads beside its inputs.
-        arguments: the index of an input, or a constant, for each input of the graph.
+        seeds: numbers of its inputs that are another seed each time.
     """
 
     graph: Graph
-    constants: tuple[Constant, ...]
-    arguments: tuple[int | torch.Tensor, ...]
+    seeds: frozenset[int]
 
-    @property
-    def proto(self) -> bytes:
-        """Equal for functions that compute the same."""
-        return self.graph.key
-
-    @property
-    def reads(self) -> frozenset[int]:
-        """The inputs that it depends on."""
-        return frozenset(a for a in self.arguments if isinstance(a, int))
-
-    @property
-    def arrangement(self) -> tuple[int | None, ...]:
-        """For each input of the graph the index of one of the function's; None for a constant."""
-        return tuple(a if isinstance(a, int) else None for a in self.arguments)
-
-    def renumbered(self, moved: Mapping[int, int]) -> "FoldedFunction":
-        """The function of inputs in another order: old index -> new, for those that it reads."""
-        arguments = tuple(moved[a] if isinstance(a, int) else a for a in self.arguments)
-        return dataclasses.replace(self, arguments=arguments)
-
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What the function returns for `inputs`, pending."""
-        given = self.given(inputs)
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What it returns for a tensor for each input, pending."""
+        given = [*map(value_of, tensors)]
         if self.seeds:
             seed = _host.seed(generator.take())
             given = [seed if place in self.seeds else v for place, v in enumerate(given)]
         forms = [(slot.shape, slot.dtype) for slot in self.graph.outputs]
         outputs = record(Folded(self.graph.key, self.graph), tuple(given), {}, forms)
         return [over(value) for value in outputs]
-
-    @property
-    def seeds(self) -> frozenset[int]:
-        """The graph's inputs that are another seed each time."""
-        own = {id(constant.tensor) for constant in self.constants if constant.is_seed}
-        return frozenset(i for i, a in enumerate(self.arguments) if id(a) in own)
-
-    def given(self, inputs: Sequence[torch.Tensor]) -> list[Value]:
-        """The values of the graph's inputs."""
-        return [value_of(inputs[a] if isinstance(a, int) else a) for a in self.arguments]
-
-    def sharing(self, others: Sequence[Constant]) -> "FoldedFunction":
-        """This function, which reads one of `others` where it has an equal constant of its own."""
-        found = {
-            id(own.tensor): other
-            for own in self.constants
-            for other in others
-            if not (own.is_seed or other.is_seed) and same_value(own.tensor, other.tensor)
-        }
-        return dataclasses.replace(
-            self,
-            constants=tuple(found.get(id(own.tensor), own) for own in self.constants),
-            arguments=tuple(
-                found[id(a)].tensor if not isinstance(a, int) and id(a) in found else a
-                for a in self.arguments
-            ),
-        )
 
 
 def same_value(mine: torch.Tensor, its: torch.Tensor) -> bool:
@@ -149,8 +101,10 @@ def fold(
         for v in leaves
         if id(v) not in numbers
     }
+    seeds = frozenset(place for place, value in enumerate(leaves) if value is seed)
     return FoldedFunction(
-        graph=graph,
+        proto=graph.key,
+        body=Recorded(graph, seeds),
         constants=tuple(constants.values()),
         arguments=tuple(
             numbers[id(v)] if id(v) in numbers else constants[id(v)].tensor for v in leaves

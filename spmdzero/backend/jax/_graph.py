@@ -5,7 +5,8 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from spmdzero.backend.jax._values import Node, Space, Value, swap_values
+from spmdzero.backend.jax._trees import swapped
+from spmdzero.backend.jax._values import Node, Space, Value
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,7 +116,7 @@ class _Builder:
             if id(value) not in self._slots:
                 self._leaf(value)
         get = self._get
-        args, kwargs = swap_values(node.args, get), swap_values(dict(node.kwargs), get)
+        args, kwargs = swapped(node.args, Value, get), swapped(dict(node.kwargs), Value, get)
         if isinstance(node.op, Folded):
             made = self._inline(node.op.graph, args)
         else:
@@ -146,7 +147,7 @@ class _Builder:
             return moved[slot.number]
 
         for step in graph.steps:
-            args, kwargs = swap_slots(step.args, get), swap_slots(step.kwargs, get)
+            args, kwargs = swapped(step.args, Slot, get), swapped(step.kwargs, Slot, get)
             made = self._step(step, args, kwargs, step.made)
             moved |= {old.number: new for old, new in zip(step.made, made, strict=True)}
         return tuple([moved[slot.number] for slot in graph.outputs])
@@ -172,31 +173,6 @@ def _ordered(root: Value, known: dict[int, Slot]) -> Iterator[Node]:
                 stack.append((value.node, False))
 
 
-def slots_in(tree: Any) -> Iterator[Slot]:
-    """The slots in lists, tuples and dicts."""
-    if isinstance(tree, Slot):
-        yield tree
-    elif isinstance(tree, list | tuple):
-        for item in tree:
-            yield from slots_in(item)
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            yield from slots_in(item)
-
-
-def swap_slots(tree: Any, get: Any) -> Any:
-    """`tree` with `get(slot)` for each slot."""
-    if isinstance(tree, Slot):
-        return get(tree)
-    if isinstance(tree, tuple):
-        return tuple([swap_slots(item, get) for item in tree])
-    if isinstance(tree, list):
-        return [swap_slots(item, get) for item in tree]
-    if isinstance(tree, dict):
-        return {key: swap_slots(item, get) for key, item in tree.items()}
-    return tree
-
-
 def _frozen(tree: Any) -> Any:
     if isinstance(tree, Slot):
         return ("%", tree.number)
@@ -220,7 +196,7 @@ def _digest(graph: Graph) -> bytes:
         number(slot)
         digest.update(repr((slot.shape, str(slot.dtype), int(slot.space))).encode())
     for step in graph.steps:
-        given = [_frozen(swap_slots(tree, number)) for tree in (step.args, step.kwargs)]
+        given = [_frozen(swapped(tree, Slot, number)) for tree in (step.args, step.kwargs)]
         digest.update(repr((step.op.key, given)).encode())
         for slot in step.made:
             number(slot)

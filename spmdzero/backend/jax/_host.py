@@ -8,14 +8,15 @@ import numpy as np
 import torch
 from jax.experimental.multihost_utils import process_allgather
 
-from spmdzero._user_line import user_line
+from spmdzero.backend._traced import traced
 from spmdzero.backend._watching import waiting
 from spmdzero.backend.jax._cells import pending_values
-from spmdzero.backend.jax._execute import compilations, start
+from spmdzero.backend.jax._execute import start
 from spmdzero.backend.jax._generator import generator
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
-from spmdzero.errors import ReplicaRegionError, SpmdZeroRuntimeError
+from spmdzero.backend.replica import refuse_read_without_data
+from spmdzero.errors import SpmdZeroRuntimeError
 
 # torch dtypes that numpy doesn't know, by the integers of their size.
 _BITS = {torch.bfloat16: torch.int16}
@@ -103,11 +104,8 @@ def fetched(value: Value) -> torch.Tensor:
 
 def refuse_placeholder(value: Value) -> None:
     """Raises ReplicaRegionError for what is computed from a placeholder, which has no data."""
-    if value.stand_in and compilations.tracing_only:
-        raise ReplicaRegionError(
-            f"{user_line()}: Python reads a value here, and a model on the meta device is "
-            "explained without any. Use torch.where, or explain a smaller model with data"
-        )
+    if value.stand_in and traced.only:
+        refuse_read_without_data()
 
 
 def compute(value: Value) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.jax._graph import Graph, Slot, Step, slots_in
+from spmdzero.backend.jax._graph import Graph, Slot, Step
+from spmdzero.backend.jax._trees import found
 
 _KINDS = (("bfloat", "bf"), ("float", "f"), ("complex", "c"), ("uint", "u"), ("int", "s"))
 # Operations that take a part of a tensor are slices of one kind or another.
@@ -24,7 +25,7 @@ def listing(graph: Graph) -> str:
 def _line(step: Step) -> str:
     made = ", ".join(_made(slot) for slot in step.made[:1]) or "%nothing.0 = ()"
     operands = ", ".join(
-        f"{_form(slot)} %v.{slot.number}" for slot in slots_in([step.args, step.kwargs])
+        f"{_form(slot)} %v.{slot.number}" for slot in found([step.args, step.kwargs], Slot)
     )
     said = ", ".join(_said([*step.args, *dict(step.kwargs).values()]))
     line = f"  {made} {_operation(step.op.key)}({operands}), with={{{said}}}"

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import torch
 
+from spmdzero.backend._compiler import FoldedFunction
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._factories import OwnFactories
-from spmdzero.backend.jax._folded import FoldedFunction
 from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._program import run_steps
 from spmdzero.backend.jax._quirks import JaxQuirks
@@ -77,7 +77,7 @@ def _run(
     made: tuple[Form, ...],
 ) -> list[torch.Tensor]:
     op = LoopOp(
-        graph=function.graph,
+        graph=function.body.graph,
         times=times,
         backwards=backwards,
         arrangement=arrangement,

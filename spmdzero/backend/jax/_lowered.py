@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import torch
 
 from spmdzero._user_line import user_line
-from spmdzero.backend.jax._values import Value, swap_values
+from spmdzero.backend.jax._trees import swapped
+from spmdzero.backend.jax._values import Value
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax.ops import UnsupportedError, jax_dtype, torch_dtype
 from spmdzero.errors import SpmdZeroRuntimeError
@@ -67,7 +68,7 @@ def made_by(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[
     """
     try:
         with wide_numbers():
-            function, shapes = alone(op, (args, dict(kwargs)), None, swap_values)
+            function, shapes = alone(op, (args, dict(kwargs)), None, Value)
             made = jax.eval_shape(function, *shapes)
     except UnsupportedError:
         raise
@@ -96,7 +97,7 @@ def require_lowering(
         return
     try:
         with wide_numbers():
-            function, shapes = alone(op, (args, dict(kwargs)), forms, swap_values)
+            function, shapes = alone(op, (args, dict(kwargs)), forms, Value)
             jax.eval_shape(function, *shapes)
     except Exception as error:
         raise SpmdZeroRuntimeError(f"{user_line()}: {refusal(op, error)}") from error
@@ -113,7 +114,7 @@ def refusal(op: Any, error: Exception) -> str:
 
 
 def alone(
-    op: Any, given: Any, forms: Sequence[Form] | None, swap: Callable[[Any, Any], Any]
+    op: Any, given: Any, forms: Sequence[Form] | None, kind: type
 ) -> tuple[Callable[..., list[Any]], list[Any]]:
     """A function of arrays that computes an operation, and the forms of the arrays.
 
@@ -121,7 +122,7 @@ def alone(
         op: the operation.
         given: its arguments, and those by name.
         forms: as of `lowered`.
-        swap: puts something in the place of each tensor in `given`.
+        kind: of what stands for tensors in `given`.
     """
     shapes: list[Any] = []
 
@@ -129,10 +130,10 @@ def alone(
         shapes.append(jax.ShapeDtypeStruct(tensor.shape, jax_dtype(tensor.dtype)))
         return _Place(len(shapes) - 1)
 
-    places = swap(given, hold)
+    places = swapped(given, kind, hold)
 
     def function(*arrays: Any) -> list[Any]:
-        args, kwargs = _filled(places, arrays)
+        args, kwargs = swapped(places, _Place, arrays.__getitem__)
         return lowered(op, args, kwargs, forms)
 
     return function, shapes
@@ -140,17 +141,6 @@ def alone(
 
 class _Place(int):
     """The number of an array among those that are traced."""
-
-
-def _filled(tree: Any, arrays: Sequence[Any]) -> Any:
-    if isinstance(tree, _Place):
-        return arrays[tree]
-    if isinstance(tree, list | tuple):
-        made = [_filled(item, arrays) for item in tree]
-        return made if isinstance(tree, list) else tuple(made)
-    if isinstance(tree, dict):
-        return {key: _filled(item, arrays) for key, item in tree.items()}
-    return tree
 
 
 def _signature(tree: Any) -> Any:

@@ -12,6 +12,7 @@ import torch
 
 from spmdzero.backend.jax._graph import Graph, Slot, Step
 from spmdzero.backend.jax._operations import MeshOp
+from spmdzero.backend.jax._trees import swapped
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax.ops import Number
 
@@ -43,20 +44,16 @@ def with_numbers(graph: Graph) -> tuple[Graph, np.ndarray]:
     first = 1 + max((s.number for step in graph.steps for s in step.made), default=0)
     first = max(first, 1 + max((slot.number for slot in graph.inputs), default=0))
 
-    def opened(tree: Any) -> Any:
-        if isinstance(tree, float):
-            found.append(tree)
-            return NumberSlot(first + len(found), (), torch.float64, Space.NEUTRAL)
-        if isinstance(tree, tuple):
-            return tuple([opened(item) for item in tree])
-        if isinstance(tree, list):
-            return [opened(item) for item in tree]
-        if isinstance(tree, dict):
-            return {key: opened(item) for key, item in tree.items()}
-        return tree
+    def opened(number: float) -> NumberSlot:
+        found.append(number)
+        return NumberSlot(first + len(found), (), torch.float64, Space.NEUTRAL)
 
     steps = [
-        dataclasses.replace(step, args=opened(step.args), kwargs=opened(step.kwargs))
+        dataclasses.replace(
+            step,
+            args=swapped(step.args, float, opened),
+            kwargs=swapped(step.kwargs, float, opened),
+        )
         if step.op.key in _TAKE_THEM
         else step
         for step in graph.steps

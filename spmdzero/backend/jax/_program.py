@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from spmdzero.backend.jax._graph import Graph, Slot, Step, slots_in, swap_slots
+from spmdzero.backend.jax._graph import Graph, Slot, Step
 from spmdzero.backend.jax._lowered import lowered
 from spmdzero.backend.jax._numbers import as_taken
+from spmdzero.backend.jax._trees import found, swapped
 from spmdzero.backend.jax._values import Space
 
 
@@ -57,9 +58,9 @@ def _phases(graph: Graph) -> dict[int, int]:
     of_slot = {s.number: int(s.space is Space.REPLICA) for s in graph.inputs}
     phases = {}
     for step in graph.steps:
-        found = max((of_slot[s.number] for s in _slots(step)), default=0)
+        latest = max((of_slot[s.number] for s in _slots(step)), default=0)
         inside = _inside(step)
-        phase = found if found % 2 == inside else found + 1
+        phase = latest if latest % 2 == inside else latest + 1
         phases[id(step)] = phase
         # What leaves is global from the next phase on.
         after = phase + 1 if _leaves(step) else phase
@@ -76,7 +77,7 @@ def _inside(step: Step) -> bool:
 
 
 def _slots(step: Step) -> Iterator[Slot]:
-    return slots_in((step.args, step.kwargs))
+    return found((step.args, step.kwargs), Slot)
 
 
 def _needed_later(graph: Graph, phases: dict[int, int]) -> dict[int, set[int]]:
@@ -95,8 +96,8 @@ def _needed_later(graph: Graph, phases: dict[int, int]) -> dict[int, set[int]]:
 
 
 def _run(step: Step, known: dict[int, Any]) -> None:
-    args = swap_slots(step.args, lambda slot: as_taken(slot, known[slot.number]))
-    kwargs = swap_slots(step.kwargs, lambda slot: as_taken(slot, known[slot.number]))
+    args = swapped(step.args, Slot, lambda slot: as_taken(slot, known[slot.number]))
+    kwargs = swapped(step.kwargs, Slot, lambda slot: as_taken(slot, known[slot.number]))
     with contextlib.ExitStack() as names:
         for name in step.scope:
             names.enter_context(jax.named_scope(name))

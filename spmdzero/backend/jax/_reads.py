@@ -4,9 +4,9 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from spmdzero._user_line import user_line
+from spmdzero.backend._traced import traced
 from spmdzero.backend.jax import _host
 from spmdzero.backend.jax._dispatch import fetch, value_of
-from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._tensor import LazyTensor, hooks
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax.mesh import DeviceMesh
@@ -17,6 +17,7 @@ from spmdzero.backend.replica import (
     read_stacked,
     reads_are_global,
     shown_values,
+    text_without_data,
 )
 from spmdzero.errors import ReplicaRegionError
 
@@ -59,11 +60,8 @@ def _read(tensor: torch.Tensor) -> torch.Tensor | None:
 def _text(tensor: LazyTensor) -> str:
     """`repr(tensor)`: reads a global one, shows what each replica has of another."""
     with torch.no_grad(), _disable_current_modes():
-        if value_of(tensor).stand_in and compilations.tracing_only:
-            return (
-                f"tensor without data (shape={list(tensor.shape)}, dtype={tensor.dtype}, "
-                f"device={str(tensor.device)!r})"
-            )
+        if value_of(tensor).stand_in and traced.only:
+            return text_without_data(tensor)
         values = _values(tensor)
         if values is not None:
             return shown_values(tensor, values, repr)

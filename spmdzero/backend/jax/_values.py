@@ -3,12 +3,13 @@
 import dataclasses
 import enum
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from spmdzero._user_line import user_place
+from spmdzero.backend.jax._trees import found
 
 
 class Space(enum.IntEnum):
@@ -113,31 +114,6 @@ class Node:
     outputs: tuple[Value, ...] = ()
 
 
-def values_in(tree: Any) -> Iterator[Value]:
-    """The values in lists, tuples and dicts."""
-    if isinstance(tree, Value):
-        yield tree
-    elif isinstance(tree, list | tuple):
-        for item in tree:
-            yield from values_in(item)
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            yield from values_in(item)
-
-
-def swap_values(tree: Any, get: Any) -> Any:
-    """`tree` with `get(value)` for each value."""
-    if isinstance(tree, Value):
-        return get(tree)
-    if isinstance(tree, tuple):
-        return tuple([swap_values(item, get) for item in tree])
-    if isinstance(tree, list):
-        return [swap_values(item, get) for item in tree]
-    if isinstance(tree, dict):
-        return {key: swap_values(item, get) for key, item in tree.items()}
-    return tree
-
-
 _scopes: list[str] = []
 
 
@@ -190,7 +166,7 @@ def record(
         args, kwargs: its inputs; values stand for tensors.
         forms: shape and dtype of each result.
     """
-    values = (*values_in(args), *values_in(dict(kwargs)))
+    values = (*found(args, Value), *found(dict(kwargs), Value))
     space = op.makes
     if space is None:
         space = max((value.space for value in values), default=Space.NEUTRAL)

@@ -1,21 +1,19 @@
 """Python made programs: see `spmdzero.backend.Compiler`."""
 
 import contextlib
-import gc
-import traceback
-import types
+import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
-from spmdzero.backend._compiler import StandInKeptError
+from spmdzero.backend._stand_ins import nothing_outlives
 from spmdzero.backend.jax import _host, runtime
 from spmdzero.backend.jax._alone import compile_alone
 from spmdzero.backend.jax._cells import cells
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._folded import Constant, fold, same_value, stand_in
-from spmdzero.backend.jax._tensor import LazyTensor
-from spmdzero.backend.jax._values import latest_serial
+from spmdzero.backend.jax._tensor import DEVICE
+from spmdzero.backend.jax._values import Value, latest_serial
 
 __all__ = [
     "compile_alone",
@@ -29,58 +27,38 @@ __all__ = [
 ]
 
 
-@contextlib.contextmanager
-def no_stand_in_left() -> Iterator[None]:
+def no_stand_in_left() -> contextlib.AbstractContextManager[None]:
     """Around code that calls `fold`: nothing that was computed from a stand-in outlives it.
 
     Raises:
         StandInKeptError: something had to be taken from somebody who kept it.
     """
-    since = latest_serial()
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    except BaseException as error:
-        # Whoever keeps the error, as Jupyter does, would keep the frames that it came through.
-        for frame, _ in traceback.walk_tb(error.__traceback__):
-            _empty(frame)
-        _let_go(since)
-        raise
-    else:
-        if _let_go(since):
-            raise StandInKeptError
-    finally:
-        if collects:
-            gc.enable()
+    return nothing_outlives(lambda: _Kept(latest_serial()))
 
 
-def _kept(since: int) -> bool:
-    return any(cell.value.stand_in and cell.value.serial > since for cell in cells())
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    """What live tensors hold of stand-ins, and of what is computed from them.
 
+    Attributes:
+        since: serials of what is meant are higher.
+    """
 
-def _let_go(since: int) -> bool:
-    if not _kept(since):
-        return False
-    gc.collect()
-    if not _kept(since):
-        return False
-    for found in gc.get_objects():
-        if not issubclass(type(found), LazyTensor):
-            continue
-        value = found.cell.value
-        if value.stand_in and value.serial > since:
-            found.cell.value = value_of(torch.zeros(value.shape, dtype=value.dtype, device="xla"))
-    return True
+    since: int
 
+    def _is_meant(self, value: Value) -> bool:
+        return value.stand_in and value.serial > self.since
 
-def _empty(frame: types.FrameType) -> None:
-    try:
-        frame.clear()
-    except RuntimeError:
-        return  # running
-    # Read once, the locals of a frame are kept as a dict, which reading them again empties.
-    _ = frame.f_locals
+    def is_any(self) -> bool:
+        """Whether they hold any."""
+        return any(self._is_meant(cell.value) for cell in cells())
+
+    def replace(self) -> None:
+        """Puts zeros in its place."""
+        for cell in cells():
+            value = cell.value
+            if self._is_meant(value):
+                cell.value = value_of(torch.zeros(value.shape, dtype=value.dtype, device=DEVICE))
 
 
 class Uploads(set[int]):

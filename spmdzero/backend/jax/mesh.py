@@ -10,19 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as JaxSpec
 
 from spmdzero.backend._mesh import PartitionSpec
 from spmdzero.backend.jax import _host
-from spmdzero.backend.jax._dispatch import copied, value_of, write
+from spmdzero.backend.jax._dispatch import value_of, write
 from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._operations import MeshOp
 from spmdzero.backend.jax._tensor import LazyTensor, over
 from spmdzero.backend.jax._values import Space, Value, record
 from spmdzero.backend.jax._versions import wide_numbers
-from spmdzero.plan import MeshSpec, Placement
+from spmdzero.plan import MeshSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,20 +163,6 @@ class DeviceMesh:
         shape = tuple(partial.shape[1:])
         return over(record(op, (value_of(partial),), {}, [(shape, partial.dtype)])[0])
 
-    def let_go_of_whole(self, gradient: torch.Tensor, placement: Placement) -> torch.Tensor:
-        """A reduced gradient, number for number, of which devices keep their shards only.
-
-        XLA's CPU compiler would keep all whole gradients until the update: torch_xla's mesh says
-        why, and why a division by 1 is the way out.
-        """
-        if (
-            not placement.is_sharded
-            or (compilations.traced_for or jax.default_backend().upper()) != "CPU"
-        ):
-            return gradient
-        one = (gradient == gradient) | (gradient != gradient)
-        return gradient / one.to(gradient.dtype)
-
     def place(self, host: torch.Tensor, spec: PartitionSpec | None = None) -> torch.Tensor:
         """Uploads a CPU tensor: each device receives only its own shard.
 
@@ -228,30 +213,6 @@ class DeviceMesh:
     ) -> torch.Tensor:
         """Zeros that are born as shards: no device ever holds the whole tensor."""
         return self.mark(torch.zeros(shape, dtype=dtype, device="xla"), spec)
-
-    def store(self, tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
-        """A copy of a whole tensor in the form that `placement` stores: padded flat, or a shard."""
-        shape = tuple(tensor.shape)
-        stored = placement.stored_shape(shape, self.spec)
-        if placement.kind == "flat":
-            tensor = F.pad(tensor.reshape(-1), (0, stored[0] - tensor.numel()))
-        else:
-            tensor = over(copied(value_of(tensor)))
-        return self.mark(tensor, placement.partition_spec(shape, self.spec))
-
-    def gather(
-        self, stored: torch.Tensor, placement: Placement, shape: tuple[int, ...]
-    ) -> torch.Tensor:
-        """The whole tensor of `shape` that `store` made `stored` from, replicated."""
-        whole = self.mark(over(copied(value_of(stored))))
-        return whole[: math.prod(shape)].reshape(shape) if placement.kind == "flat" else whole
-
-    def stored_zeros(
-        self, shape: tuple[int, ...], placement: Placement, dtype: torch.dtype
-    ) -> torch.Tensor:
-        """Zeros in the form in which `placement` stores a tensor of `shape`."""
-        stored = placement.stored_shape(shape, self.spec)
-        return self.zeros(stored, dtype, placement.partition_spec(shape, self.spec))
 
 
 def ordered_shards(array: jax.Array) -> list[Any]:

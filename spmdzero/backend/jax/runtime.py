@@ -11,10 +11,10 @@ import jax
 import torch
 
 from spmdzero.backend._torus import Torus
+from spmdzero.backend._traced import is_tracing_only, on_torus, traced, tracing_only
 from spmdzero.backend._watching import waiting
 from spmdzero.backend.jax import _cluster
 from spmdzero.backend.jax._cells import cells, pending_values
-from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._execute import start as start_values
 from spmdzero.backend.jax._factories import register
 from spmdzero.backend.jax._generator import generator
@@ -22,6 +22,8 @@ from spmdzero.backend.jax._tensor import DEVICE
 from spmdzero.backend.jax.mesh import DeviceMesh
 from spmdzero.errors import SpmdZeroRuntimeError
 from spmdzero.plan import MeshSpec
+
+__all__ = ["is_tracing_only", "on_torus", "tracing_only"]
 
 
 def start() -> None:
@@ -111,7 +113,7 @@ def has_tpu_chips() -> bool:
 
 def sync() -> None:
     """Starts what is recorded and hasn't been started."""
-    if not compilations.tracing_only:
+    if not traced.only:
         start_values(pending_values())
         generator.advance()
 
@@ -142,45 +144,11 @@ def seed(value: int) -> None:
     generator.seed(value)
 
 
-_torus: Torus | None = None
-
-
 def program_platform() -> str:
     """The platform that the program being traced is for, as `platform` names it."""
-    return compilations.traced_for or platform()
+    return traced.platform or platform()
 
 
 def program_torus() -> Torus | None:
     """How the chips are joined that the program being traced is for."""
-    return _torus
-
-
-@contextlib.contextmanager
-def on_torus(torus: Torus | None) -> Iterator[None]:
-    """Inside, `program_torus` says `torus`; None leaves it."""
-    global _torus
-    before, _torus = _torus, torus or _torus
-    try:
-        yield
-    finally:
-        _torus = before
-
-
-@contextlib.contextmanager
-def tracing_only(*, platform: str | None = None) -> Iterator[None]:
-    """Inside, `sync` starts nothing, and models may be on the meta device.
-
-    Args:
-        platform: what `program_platform` says inside; None leaves it.
-    """
-    before = compilations.tracing_only, compilations.traced_for
-    compilations.tracing_only, compilations.traced_for = True, platform or compilations.traced_for
-    try:
-        yield
-    finally:
-        compilations.tracing_only, compilations.traced_for = before
-
-
-def is_tracing_only() -> bool:
-    """Whether `tracing_only` is in force."""
-    return compilations.tracing_only
+    return traced.torus

@@ -20,7 +20,9 @@ from spmdzero.backend.replica._readers import (
     in_region,
     reads_are_global,
     reads_by,
+    refuse_read_without_data,
     shown_values,
+    text_without_data,
 )
 from spmdzero.backend.replica._recompute import recomputed
 from spmdzero.backend.replica._recomputed_blocks import RecomputedBlocks
@@ -51,6 +53,8 @@ __all__ = [
     "reads_by",
     "recomputed",
     "refuse_leak",
+    "refuse_read_without_data",
     "shown_values",
     "stream_of",
+    "text_without_data",
 ]

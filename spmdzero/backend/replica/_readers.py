@@ -9,9 +9,11 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 import torch
 
+from spmdzero._user_line import user_line
 from spmdzero.errors import ReplicaRegionError
 
 # Replicas whose values `repr` shows.
@@ -85,6 +87,22 @@ def common_value(values: torch.Tensor, line: Callable[[], str]) -> torch.Tensor:
 def current_reader() -> Reader | None:
     """The innermost region's of this thread; None outside, and where what is read is global."""
     return _thread.readers[-1] if _thread.readers else None
+
+
+def refuse_read_without_data() -> NoReturn:
+    """Raises ReplicaRegionError: what Python reads has no data, as nothing is run."""
+    raise ReplicaRegionError(
+        f"{user_line()}: Python reads a value here, and a model on the meta device is explained "
+        "without any. Use torch.where, or explain a smaller model with data"
+    )
+
+
+def text_without_data(tensor: torch.Tensor) -> str:
+    """What `print` shows of a tensor that has no data."""
+    return (
+        f"tensor without data (shape={list(tensor.shape)}, dtype={tensor.dtype}, "
+        f"device={str(tensor.device)!r})"
+    )
 
 
 def shown_values(

@@ -1,7 +1,6 @@
 """Which modules of a model run again in the backward pass, and what of them is kept."""
 
 import contextlib
-import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from spmdzero._user_line import user_line
 from spmdzero.backend._region import Recompute
 from spmdzero.backend.replica._anchors import Anchors, is_hooked
 from spmdzero.backend.replica._candidates import candidates
+from spmdzero.backend.replica._class_calls import taken_over
 from spmdzero.backend.replica._plain import flatten
 from spmdzero.backend.replica._recompute import recomputed, recomputed_but_dots
 from spmdzero.backend.replica._refused import NotALoopError
@@ -59,32 +59,20 @@ class RecomputedBlocks:
         """Inside, a call of one of them keeps only what its policy says."""
         with contextlib.ExitStack() as stack:
             for kind in self._kinds:
-                stack.enter_context(self._watched(kind))
+                stack.enter_context(taken_over(kind, self._watched))
             yield
 
-    @contextlib.contextmanager
-    def _watched(self, kind: type[nn.Module]) -> Iterator[None]:
-        own, call = "__call__" in vars(kind), kind.__call__
-
-        @functools.wraps(call)
-        def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            policy = self._policies.get(id(module), "nothing")
-            if policy == "nothing" or not torch.is_grad_enabled():
-                return call(module, *args, **kwargs)
-            if policy == "dots" and _is_loop_body():
-                # A loop keeps its products anyway, and computes the rest again.
-                return call(module, *args, **kwargs)
-            self._refuse_what_runs_once(module, args, kwargs)
-            return _WAYS[policy](call, module, *args, **kwargs)
-
-        kind.__call__ = watched
-        try:
-            yield
-        finally:
-            if own:
-                kind.__call__ = call
-            else:
-                del kind.__call__
+    def _watched(
+        self, call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any
+    ) -> Any:
+        policy = self._policies.get(id(module), "nothing")
+        if policy == "nothing" or not torch.is_grad_enabled():
+            return call(module, *args, **kwargs)
+        if policy == "dots" and _is_loop_body():
+            # A loop keeps its products anyway, and computes the rest again.
+            return call(module, *args, **kwargs)
+        self._refuse_what_runs_once(module, args, kwargs)
+        return _WAYS[policy](call, module, *args, **kwargs)
 
     def _refuse_what_runs_once(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if is_hooked() or getattr(module, "gradient_checkpointing", False):

@@ -82,8 +82,19 @@ class GradientReduction:
         return self.mesh.leave(moved.to(local.dtype), placed, stored)
 
     def let_go_of_whole(self, gradient: torch.Tensor, placement: Placement) -> torch.Tensor:
-        """See `Mesh`."""
-        return self.mesh.let_go_of_whole(gradient, placement)
+        """A reduced gradient, the same number for number, of which devices keep their shards only.
+
+        XLA's CPU compiler makes an all-reduce of the sum, and of the shard a slice that each of
+        its readers takes anew, because that is cheap: the norm when the gradient is there, the
+        update at the end of the step. So every device held every gradient whole until then. A
+        division counts as dear: it is done once, and its result is all that is kept. It is by 1,
+        whatever the gradient is; that is seen, and the division left out, only when machine code
+        is made. `spmdzero.explain` takes it out of what it compiles for TPUs.
+        """
+        if not placement.is_sharded or runtime.program_platform() != "CPU":
+            return gradient
+        one = (gradient == gradient) | (gradient != gradient)
+        return gradient / one.to(gradient.dtype)
 
     def reduce_partial(
         self, partial: torch.Tensor, placement: Placement, *, dtype: torch.dtype | None = None
@@ -114,4 +125,4 @@ class GradientReduction:
             moved = F.pad(moved, (0, padded - moved.shape[1]))
         # The sum is marked before the cast: GSPMD would otherwise reduce in the wider dtype.
         total = self.mesh.mark(self.mesh.sum_partial(moved), placement.partition_spec(shape, spec))
-        return self.mesh.let_go_of_whole(total, placement).to(partial.dtype)
+        return self.let_go_of_whole(total, placement).to(partial.dtype)

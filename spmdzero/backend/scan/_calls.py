@@ -1,7 +1,6 @@
 """Watches calls of blocks while a forward is traced."""
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -16,6 +15,7 @@ from spmdzero.backend.replica._candidates import (
     candidates,
     has_hooks,
 )
+from spmdzero.backend.replica._class_calls import taken_over
 from spmdzero.backend.replica._plain import flatten
 from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.backend.replica._refused import NotALoopError
@@ -52,8 +52,9 @@ def equal_blocks_as_loops(
     classes = {type(part) for part in model.modules() if id(part) in found}
     calls = _Calls(found, loops, random=random, upload=upload, enter=enter)
     with contextlib.ExitStack() as stack:
+        stack.callback(calls.let_go)
         for kind in classes:
-            stack.enter_context(calls.of(kind))
+            stack.enter_context(taken_over(kind, calls.watched))
         yield
 
 
@@ -65,28 +66,18 @@ class _Calls:
         self._unrolled: set[int] = set()
         self._tracing = False
 
-    @contextlib.contextmanager
-    def of(self, kind: type[nn.Module]) -> Iterator[None]:
-        """Inside, calls of this class come here."""
-        own = "__call__" in vars(kind)
-        call = kind.__call__
+    def watched(
+        self, call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Answers a call of a module of a block's class."""
+        candidate = self._found.get(id(module))
+        if candidate is None or self._tracing or candidate.series in self._unrolled:
+            return call(module, *args, **kwargs)
+        return self._call(candidate, call, module, args, kwargs)
 
-        @functools.wraps(call)
-        def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            candidate = self._found.get(id(module))
-            if candidate is None or self._tracing or candidate.series in self._unrolled:
-                return call(module, *args, **kwargs)
-            return self._call(candidate, call, module, args, kwargs)
-
-        kind.__call__ = watched
-        try:
-            yield
-        finally:
-            if own:
-                kind.__call__ = call
-            else:
-                del kind.__call__
-            self._chain = None
+    def let_go(self) -> None:
+        """Forgets the latest chain, which holds tensors."""
+        self._chain = None
 
     def _call(
         self,

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from spmdzero.backend._compiler import FoldedFunction
 from spmdzero.backend.scan import Loops
 from spmdzero.backend.torch_xla import _private
 from spmdzero.backend.torch_xla._private.loops import loop
 from spmdzero.backend.torch_xla._quirks import TorchXlaQuirks
-from spmdzero.backend.torch_xla.folding import FoldedFunction
 
 
 def _run(

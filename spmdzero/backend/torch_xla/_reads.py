@@ -19,13 +19,14 @@ from spmdzero.backend.replica import (
     in_region,
     read_stacked,
     reads_are_global,
+    refuse_read_without_data,
     shown_values,
+    text_without_data,
 )
 from spmdzero.backend.torch_xla import _private, runtime
 from spmdzero.backend.torch_xla.arrays import local_shards
 from spmdzero.backend.torch_xla.kernels import watch_copies_to_host
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
-from spmdzero.errors import ReplicaRegionError
 
 _meshes: list[DeviceMesh] = []
 
@@ -47,10 +48,7 @@ def shown(tensor: torch.Tensor, plain: Callable[[torch.Tensor], str]) -> str | N
     """
     with torch.no_grad(), _disable_current_modes():
         if _lacks_data(tensor):
-            return (
-                f"tensor without data (shape={list(tensor.shape)}, dtype={tensor.dtype}, "
-                f"device={str(tensor.device)!r})"
-            )
+            return text_without_data(tensor)
         values = _values(tensor)
     if values is None:
         return None
@@ -65,10 +63,7 @@ def _lacks_data(tensor: torch.Tensor) -> bool:
 def _values(tensor: torch.Tensor) -> torch.Tensor | None:
     """The values of all replicas, None where `tensor` is global."""
     if _lacks_data(tensor):
-        raise ReplicaRegionError(
-            f"{user_line()}: Python reads a value here, and a model on the meta device is "
-            "explained without any. Use torch.where, or explain a smaller model with data"
-        )
+        refuse_read_without_data()
     if in_region():
         reader = current_reader()
         return reader.values(tensor) if reader is not None else None

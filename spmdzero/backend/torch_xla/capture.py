@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from spmdzero.backend._compiler import FoldedFunction
 from spmdzero.backend.torch_xla import _private, runtime
-from spmdzero.backend.torch_xla.folding import FoldedFunction
 from spmdzero.backend.torch_xla.strangers import ProgramInput
 
 

@@ -7,76 +7,17 @@ a program, so that annotations and collectives inside are those of the traced fu
 
 import contextlib
 import dataclasses
+import functools
 import gc
-import traceback
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from spmdzero.backend._compiler import StandInKeptError
+from spmdzero.backend._compiler import FoldedFunction
+from spmdzero.backend._stand_ins import nothing_outlives
 from spmdzero.backend.torch_xla import _private, runtime
 from spmdzero.backend.torch_xla.mesh import fresh
 from spmdzero.backend.torch_xla.strangers import ProgramInput
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class FoldedFunction:
-    """A function of tensors, lowered.
-
-    Attributes:
-        proto: its HLO module, serialised.
-        constants: tensors that it reads beside its inputs, the same at each call.
-    """
-
-    proto: bytes
-    constants: tuple[ProgramInput, ...]
-    _computation: Any
-    # It holds the index of an input, or a constant, for each parameter of the computation.
-    _arguments: tuple[int | torch.Tensor, ...]
-
-    @property
-    def reads(self) -> frozenset[int]:
-        """The inputs that it depends on."""
-        return frozenset(a for a in self._arguments if isinstance(a, int))
-
-    @property
-    def arrangement(self) -> tuple[int | None, ...]:
-        """For each parameter of the computation the index of an input; None for a constant."""
-        return tuple(a if isinstance(a, int) else None for a in self._arguments)
-
-    def renumbered(self, moved: Mapping[int, int]) -> "FoldedFunction":
-        """The function of inputs in another order: old index -> new, for those that it reads."""
-        arguments = tuple(moved[a] if isinstance(a, int) else a for a in self._arguments)
-        return dataclasses.replace(self, _arguments=arguments)
-
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What the function returns for `inputs`, pending."""
-        return _private.call(
-            self._computation,
-            [inputs[a] if isinstance(a, int) else a for a in self._arguments],
-        )
-
-    def sharing(self, others: Sequence[ProgramInput]) -> "FoldedFunction":
-        """This function, which reads one of `others` where it has an equal constant of its own.
-
-        The compiler finds operations of two functions to be the same only if they read the same.
-        """
-        found = {
-            id(own.tensor): other
-            for own in self.constants
-            for other in others
-            if same_value(own.tensor, other.tensor)
-        }
-        return dataclasses.replace(
-            self,
-            constants=tuple(found.get(id(own.tensor), own) for own in self.constants),
-            _arguments=tuple(
-                found[id(a)].tensor if not isinstance(a, int) and id(a) in found else a
-                for a in self._arguments
-            ),
-        )
 
 
 def same_value(mine: torch.Tensor, its: torch.Tensor) -> bool:
@@ -124,8 +65,8 @@ def fold(
     return FoldedFunction(
         proto=proto,
         constants=tuple(constants.values()),
-        _computation=_private.computation(proto),
-        _arguments=tuple(
+        body=functools.partial(_private.call, _private.computation(proto)),
+        arguments=tuple(
             constants[number].tensor if number in constants else by_number[number]
             for number in range(len(read))
         ),
@@ -145,48 +86,38 @@ def no_stand_in_left() -> Iterator[None]:
     # Inside of another trace there are stand-ins that are wanted: what is older than this one.
     since = _private.latest_tensor_id() if _guards else 0
     _guards.append(None)
-    collects = gc.isenabled()
-    # What it would let go of meanwhile would be missing from the count.
-    gc.disable()
-    before = _private.count_pending(device)
     try:
-        yield
-    except BaseException as error:
-        # Whoever keeps the error, as Jupyter does, would keep the frames that it came through.
-        for frame, _ in traceback.walk_tb(error.__traceback__):
-            _empty(frame)
-        _let_go(device, before, since)
-        raise
-    else:
-        if _let_go(device, before, since):
-            raise StandInKeptError
+        with nothing_outlives(lambda: _Pending(device, _private.count_pending(device), since)):
+            yield
     finally:
         _guards.pop()
-        if collects:
-            gc.enable()
 
 
 _guards: list[None] = []
 
 
-def _let_go(device: torch.device, before: int, since: int) -> bool:
-    if _private.count_pending(device) <= before:
-        return False
-    gc.collect()
-    if _private.count_pending(device) <= before:
-        return False
-    for found in gc.get_objects():
-        if not issubclass(type(found), torch.Tensor) or not _private.needs_placeholder(found):
-            continue
-        if _private.tensor_id(found) > since:
-            _private.replace(found, torch.zeros_like(found))
-    return True
+@dataclasses.dataclass(frozen=True)
+class _Pending:
+    """What is pending on a device.
 
+    Attributes:
+        device: where.
+        before: how much was pending before.
+        since: ids of tensors that were made since are higher.
+    """
 
-def _empty(frame: types.FrameType) -> None:
-    try:
-        frame.clear()
-    except RuntimeError:
-        return  # running
-    # Read once, the locals of a frame are kept as a dict, which reading them again empties.
-    _ = frame.f_locals
+    device: torch.device
+    before: int
+    since: int
+
+    def is_any(self) -> bool:
+        """Whether more is."""
+        return _private.count_pending(self.device) > self.before
+
+    def replace(self) -> None:
+        """Puts zeros in the place of what was computed from stand-ins."""
+        for found in gc.get_objects():
+            if not issubclass(type(found), torch.Tensor) or not _private.needs_placeholder(found):
+                continue
+            if _private.tensor_id(found) > self.since:
+                _private.replace(found, torch.zeros_like(found))

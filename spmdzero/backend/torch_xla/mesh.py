@@ -2,13 +2,11 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
 
@@ -16,7 +14,7 @@ from spmdzero.backend._mesh import PartitionSpec
 from spmdzero.backend.torch_xla import _private, runtime
 from spmdzero.backend.torch_xla.arrays import fresh
 from spmdzero.backend.torch_xla.strangers import note_upload
-from spmdzero.plan import MeshSpec, Placement
+from spmdzero.plan import MeshSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,21 +95,6 @@ class DeviceMesh:
         """The sum over dim 0 of a Partial `[n, *shape]`, in its dtype, which crosses the wire."""
         return partial.sum(0)
 
-    def let_go_of_whole(self, gradient: torch.Tensor, placement: Placement) -> torch.Tensor:
-        """A reduced gradient, the same number for number, of which devices keep their shards only.
-
-        XLA's CPU compiler makes an all-reduce of the sum, and of the shard a slice that each of
-        its readers takes anew, because that is cheap: the norm when the gradient is there, the
-        update at the end of the step. So every device held every gradient whole until then. A
-        division counts as dear: it is done once, and its result is all that is kept. It is by 1,
-        whatever the gradient is; that is seen, and the division left out, only when machine code
-        is made. `spmdzero.explain` takes it out of what it compiles for TPUs.
-        """
-        if not placement.is_sharded or runtime.program_platform() != "CPU":
-            return gradient
-        one = (gradient == gradient) | (gradient != gradient)
-        return gradient / one.to(gradient.dtype)
-
     def place(self, host: torch.Tensor, spec: PartitionSpec | None = None) -> torch.Tensor:
         """Uploads a CPU tensor: each device receives only its own shard.
 
@@ -162,30 +145,6 @@ class DeviceMesh:
     ) -> torch.Tensor:
         """Zeros that are born as shards: no device ever holds the whole tensor."""
         return self.mark(torch.zeros(shape, dtype=dtype, device=runtime.device()), spec)
-
-    def store(self, tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
-        """A copy of a whole tensor in the form that `placement` stores: padded flat, or a shard."""
-        shape = tuple(tensor.shape)
-        stored = placement.stored_shape(shape, self.spec)
-        if placement.kind == "flat":
-            tensor = F.pad(tensor.reshape(-1), (0, stored[0] - tensor.numel()))
-        else:
-            tensor = fresh(tensor)
-        return self.mark(tensor, placement.partition_spec(shape, self.spec))
-
-    def gather(
-        self, stored: torch.Tensor, placement: Placement, shape: tuple[int, ...]
-    ) -> torch.Tensor:
-        """The whole tensor of `shape` that `store` made `stored` from, replicated."""
-        whole = self.mark(fresh(stored))
-        return whole[: math.prod(shape)].reshape(shape) if placement.kind == "flat" else whole
-
-    def stored_zeros(
-        self, shape: tuple[int, ...], placement: Placement, dtype: torch.dtype
-    ) -> torch.Tensor:
-        """Zeros in the form in which `placement` stores a tensor of `shape`."""
-        stored = placement.stored_shape(shape, self.spec)
-        return self.zeros(stored, dtype, placement.partition_spec(shape, self.spec))
 
     def groups(self, axis: str, steps: tuple[int, ...] = ()) -> list[list[list[int]]]:
         """Device ids that differ only in their place on `axis`, in one step or in several.

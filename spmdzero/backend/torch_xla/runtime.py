@@ -1,14 +1,12 @@
 """Devices and processes: SPMD switched on in time, counts, synchronisation."""
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 
 from spmdzero.backend._torus import Torus
+from spmdzero.backend._traced import is_tracing_only, on_torus, traced, tracing_only
 from spmdzero.backend.torch_xla import _private, memory_maps
 from spmdzero.backend.torch_xla._cpu_flags import in_force as cpu_flags
 from spmdzero.backend.torch_xla._cpu_flags import start_as_torch_computes
@@ -17,7 +15,14 @@ from spmdzero.backend.torch_xla._torus import torus_of
 from spmdzero.backend.torch_xla.counters import aliased_inputs
 from spmdzero.errors import SpmdZeroRuntimeError
 
-__all__ = ["aliased_inputs", "cpu_flags", "has_tpu_chips"]
+__all__ = [
+    "aliased_inputs",
+    "cpu_flags",
+    "has_tpu_chips",
+    "is_tracing_only",
+    "on_torus",
+    "tracing_only",
+]
 
 
 def start() -> None:
@@ -110,59 +115,19 @@ def platform() -> str:
 
 def program_platform() -> str:
     """The platform that the program being traced is for: `platform`, or what is only traced for."""
-    return _traced_for or platform()
+    return traced.platform or platform()
 
 
 def program_torus() -> Torus | None:
     """How the chips are joined that the program being traced is for; None where nothing tells."""
-    if _torus is not None or platform() != "TPU":
-        return _torus
+    if traced.torus is not None or platform() != "TPU":
+        return traced.torus
     return torus_of(xr.global_runtime_device_attributes())
-
-
-_torus: Torus | None = None
-
-
-@contextlib.contextmanager
-def on_torus(torus: Torus | None) -> Iterator[None]:
-    """Inside, `program_torus` says `torus`; None leaves it."""
-    global _torus
-    before, _torus = _torus, torus or _torus
-    try:
-        yield
-    finally:
-        _torus = before
-
-
-_tracing_only = False
-_traced_for: str | None = None
-
-
-@contextlib.contextmanager
-def tracing_only(*, platform: str | None = None) -> Iterator[None]:
-    """Inside, `sync` starts nothing, and models may be on the meta device: see `Placeholders`.
-
-    Args:
-        platform: what `program_platform` says inside; None leaves it. The program may hold what
-            only that platform can run.
-    """
-    global _tracing_only, _traced_for
-    before = _tracing_only, _traced_for
-    _tracing_only, _traced_for = True, platform or _traced_for
-    try:
-        yield
-    finally:
-        _tracing_only, _traced_for = before
-
-
-def is_tracing_only() -> bool:
-    """Whether `tracing_only` is in force."""
-    return _tracing_only
 
 
 def sync() -> None:
     """Compiles what is pending (or finds it compiled) and starts it on the devices."""
-    if not _tracing_only:
+    if not traced.only:
         torch_xla.sync()
 
 

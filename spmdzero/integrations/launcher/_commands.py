@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import shlex
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -115,10 +114,3 @@ def exported_variables() -> dict[str, str]:
                 raise SpmdZeroUsageError(f"{file}: {line!r}: write NAME=VALUE")
             found[name] = text
     return found
-
-
-def free_port() -> int:
-    """A port of this machine that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]

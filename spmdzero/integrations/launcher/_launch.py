@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from spmdzero.backend.processes import free_port
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations.launcher._commands import (
     Remote,
-    free_port,
     on_this_machine,
     over_ssh,
 )

@@ -27,7 +27,6 @@ _TO_JAX = {
     if hasattr(torch, theirs) and hasattr(jnp, ours)
 }
 _TO_TORCH = {ours: theirs for theirs, ours in _TO_JAX.items()}
-_REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 _COMPLEX = {torch.float64: torch.complex128}
 
 
@@ -120,11 +119,6 @@ def math_dtype(dtype: torch.dtype) -> torch.dtype:
 def float_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype, or torch's default one for integers and bools."""
     return dtype if is_inexact(dtype) else torch.get_default_dtype()
-
-
-def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the parts of a complex one; any other as it is."""
-    return _REAL.get(dtype, dtype)
 
 
 def cast(x: Any, dtype: torch.dtype | None) -> Any:

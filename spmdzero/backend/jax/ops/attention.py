@@ -11,7 +11,6 @@ from jax import lax
 
 from spmdzero.backend.jax.ops._dtypes import wide
 from spmdzero.backend.jax.ops._table import UnsupportedError, lowers
-from spmdzero.backend.jax.ops.reductions import vector_norm
 
 
 def _attention(
@@ -74,51 +73,6 @@ def attention_backward(
 
     _, pull = jax.vjp(forward, wide(query), wide(key), wide(value))
     return pull(wide(grad_out))
-
-
-def _apart(x1: Any, x2: Any) -> Any:
-    return x1[..., :, None, :] - x2[..., None, :, :]
-
-
-@lowers("_cdist_forward")
-def cdist(x1: Any, x2: Any, p: float, compute_mode: int | None) -> Any:
-    """The distance of each row of the one from each row of the other."""
-    size = jnp.abs(_apart(wide(x1), wide(x2)))
-    if p == 0:
-        return jnp.sum(size != 0, -1).astype(size.dtype)
-    if p == math.inf:
-        return jnp.max(size, -1, initial=0)
-    if p == 1:
-        return jnp.sum(size, -1)
-    if p == 2:
-        return jnp.sqrt(jnp.sum(size * size, -1))
-    return jnp.sum(size**p, -1) ** (1 / p)
-
-
-@lowers("_cdist_backward")
-def cdist_backward(grad: Any, x1: Any, x2: Any, p: float, cdist: Any) -> Any:
-    """The gradient of the first rows: of rows that are no distance apart 0."""
-    apart = _apart(wide(x1), wide(x2))
-    grad, far = wide(grad)[..., None], wide(cdist)[..., None]
-    if p == 0:
-        return jnp.zeros_like(apart).sum(-2)
-    if p == 1:
-        each = grad * jnp.sign(apart)
-    elif p == math.inf:
-        each = jnp.where(jnp.abs(apart) == far, grad * jnp.sign(apart), 0)
-    else:
-        safe = jnp.where(far == 0, 1, far)
-        size = jnp.where(apart == 0, 1, jnp.abs(apart))
-        each = jnp.where(
-            (far == 0) | (apart == 0), 0, apart * size ** (p - 2) * grad / safe ** (p - 1)
-        )
-    return jnp.sum(each, -2)
-
-
-@lowers("dist")
-def dist(self: Any, other: Any, p: float = 2) -> Any:
-    """The norm of the difference."""
-    return vector_norm(wide(self) - wide(other), p)
 
 
 @lowers("_trilinear")

@@ -146,7 +146,7 @@ def vector_norm(
     x, dims = wide_float(cast(self, dtype)), axes(dim, self.ndim)
     size = jnp.abs(x)
     if ord == math.inf:
-        return jnp.max(size, dims, keepdims=keepdim)
+        return jnp.max(size, dims, keepdims=keepdim, initial=0)
     if ord == -math.inf:
         return jnp.min(size, dims, keepdims=keepdim)
     if ord == 0:

@@ -1,4 +1,4 @@
-"""Distances between a matrix's own rows; what a mask's elements are, of a fixed number."""
+"""What a mask's elements are, of a fixed number; how many fall into each bin."""
 
 from __future__ import annotations
 
@@ -6,47 +6,8 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
-from spmdzero.backend.jax.ops._dtypes import wide
 from spmdzero.backend.jax.ops._table import lowers
-
-
-def _pairs(count: int) -> tuple[Any, Any]:
-    return np.triu_indices(count, 1)
-
-
-@lowers("_pdist_forward")
-def pdist(self: Any, p: float = 2) -> Any:
-    """The distance of each two rows."""
-    one, other = _pairs(self.shape[0])
-    size = jnp.abs(wide(self)[one] - wide(self)[other])
-    if p == 0:
-        return jnp.sum(size != 0, -1).astype(size.dtype)
-    if p == math.inf:
-        return jnp.max(size, -1, initial=0)
-    if p == 1:
-        return jnp.sum(size, -1)
-    return jnp.sqrt(jnp.sum(size * size, -1)) if p == 2 else jnp.sum(size**p, -1) ** (1 / p)
-
-
-@lowers("_pdist_backward")
-def pdist_backward(grad: Any, self: Any, p: float, pdist: Any) -> Any:
-    """The gradient of the rows: of two that are no distance apart 0."""
-    one, other = _pairs(self.shape[0])
-    x = wide(self)
-    apart, given, far = x[one] - x[other], wide(grad)[:, None], wide(pdist)[:, None]
-    if p == 0:
-        return jnp.zeros_like(x)
-    if p == 1:
-        each = given * jnp.sign(apart)
-    elif p == math.inf:
-        each = jnp.where(jnp.abs(apart) == far, given * jnp.sign(apart), 0)
-    else:
-        safe, size = jnp.where(far == 0, 1, far), jnp.where(apart == 0, 1, jnp.abs(apart))
-        each = apart * size ** (p - 2) * given / safe ** (p - 1)
-        each = jnp.where((far == 0) | (apart == 0), 0, each)
-    return jnp.zeros_like(x).at[one].add(each).at[other].add(-each)
 
 
 @lowers("nonzero_static")

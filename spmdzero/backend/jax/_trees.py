@@ -1,0 +1,31 @@
+"""What stands in lists, tuples and dicts: of values, of slots, of tensors."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+Leaf = TypeVar("Leaf")
+
+
+def found(tree: Any, kind: type[Leaf]) -> Iterator[Leaf]:
+    """Those of `kind`, in order."""
+    if isinstance(tree, kind):
+        yield tree
+    elif isinstance(tree, list | tuple):
+        for item in tree:
+            yield from found(item, kind)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from found(item, kind)
+
+
+def swapped(tree: Any, kind: type[Leaf], get: Callable[[Leaf], Any]) -> Any:
+    """`tree` with `get(leaf)` for each of `kind`; a tuple of any class becomes a plain one."""
+    if isinstance(tree, kind):
+        return get(tree)
+    if isinstance(tree, tuple):
+        return tuple([swapped(item, kind, get) for item in tree])
+    if isinstance(tree, list):
+        return [swapped(item, kind, get) for item in tree]
+    if isinstance(tree, dict):
+        return {key: swapped(item, kind, get) for key, item in tree.items()}
+    return tree
