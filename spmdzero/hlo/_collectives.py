@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.hlo._groups import group_size, sent_by_a_host
 from spmdzero.hlo._module import Instruction, Module, Shape
 from spmdzero.hlo._tags import ELEMENTWISE, gradient_by_use, tag_of, traced_as
 
@@ -27,6 +28,8 @@ class Collective:
         bytes: size of that shape, bytes per device.
         wire_bytes: what one device sends in a ring of N, rounded down, bytes per device:
             ``bytes`` times 2(N-1)/N for an all-reduce, 1 for a permute, (N-1)/N for the others.
+        host_bytes: what one host sends to others, bytes per host, where a ring leaves each host
+            once; 0 on one host.
         group_size: N, the number of devices that take part together.
         scattered: each device keeps only its part of the sum: a reduce-scatter, or an all-reduce
             that is read only through the slice that the device's own index selects.
@@ -44,6 +47,7 @@ class Collective:
     shape: tuple[int, ...]
     bytes: int
     wire_bytes: int
+    host_bytes: int
     group_size: int
     scattered: bool
     asynchronous: bool
@@ -65,7 +69,7 @@ class Collective:
 
 
 def read_collectives(
-    module: Module, *, outputs: Sequence[str] = ()
+    module: Module, *, outputs: Sequence[str] = (), hosts: int = 1
 ) -> Iterator[tuple[Instruction, Collective]]:
     """Each collective in the text's order; a combined one has an entry for each of its tensors.
 
@@ -73,6 +77,7 @@ def read_collectives(
         module: optimised and partitioned.
         outputs: the program's outputs in order, such as ``"parameter/wte.weight"``: they name
             collectives of which the compiler kept no name.
+        hosts: over which the program's devices are spread evenly, one host's after another's.
 
     Raises:
         SpmdZeroUsageError: the text does not say how many devices a collective spans.
@@ -81,7 +86,7 @@ def read_collectives(
     for instruction in module.instructions():
         kind = instruction.opcode.removesuffix("-start")
         if kind in _KINDS and not _goes_on(module, instruction):
-            for collective in _of_each_operand(module, instruction, outputs, ends):
+            for collective in _of_each_operand(module, instruction, outputs, ends, hosts):
                 yield instruction, collective
 
 
@@ -110,11 +115,12 @@ def _of_each_operand(
     instruction: Instruction,
     outputs: Sequence[str],
     ends: Mapping[str, Instruction],
+    hosts: int,
 ) -> Iterator[Collective]:
     kind = instruction.opcode.removesuffix("-start")
     # libtpu prints a reduce-scatter as a fusion that calls %all-reduce-scatter.<number>.
     fused = instruction.computation.startswith("all-reduce-scatter")
-    size = module.group_size(instruction)
+    size = group_size(module, instruction)
     operands = module.operands(instruction)
     # Of a chain of fusions the last has the result, and the name under which it was traced.
     held = instruction
@@ -133,12 +139,16 @@ def _of_each_operand(
         role, tensor = tag_of(module, held, traced, operand, element, outputs)
         if not traced.op_name and kind in _SUMS and math.prod(payload.dims) > 1:
             role, tensor = gradient_by_use(module, held, element) or (role, tensor)
+        wire = _wire_bytes(shown, payload.bytes, size)
         yield Collective(
             kind=shown,
             dtype=payload.dtype,
             shape=payload.dims,
             bytes=payload.bytes,
-            wire_bytes=_wire_bytes(shown, payload.bytes, size),
+            wire_bytes=wire,
+            host_bytes=sent_by_a_host(
+                module, instruction, kind=shown, payload=payload.bytes, wire=wire, hosts=hosts
+            ),
             group_size=size,
             scattered=scattered,
             asynchronous=module.asynchronous(instruction),

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from spmdzero.errors import SpmdZeroUsageError
-
 _CALLED = re.compile(
     r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=%([\w.\-]+)"
     r"|\b(?:branch_computations|called_computations)=\{([^}]*)\}"
@@ -227,26 +225,6 @@ class Module:
         return any(
             'custom_call_target="AsyncCollectiveStart"' in user.attributes
             for user, _ in self._users.get(instruction.key, ())
-        )
-
-    def group_size(self, collective: Instruction) -> int:
-        """Devices in one group: ``{{0,1},{2,3}}``, ``[groups,size]<=[...]``, or all if empty.
-
-        Raises:
-            SpmdZeroUsageError: all devices take part and the header doesn't count them.
-        """
-        attributes = collective.attributes
-        if pairs := re.search(r"\bsource_target_pairs=\{(.*?)\}\}", attributes):
-            return len(set(re.findall(r"\d+", pairs[1])))
-        if groups := re.search(r"\breplica_groups=\{\{([\d,]+)\}", attributes):
-            return groups[1].count(",") + 1
-        if groups := re.search(r"\breplica_groups=\[\d+,(\d+)\]", attributes):
-            return int(groups[1])
-        if found := re.search(r"\bnum_partitions=(\d+)", self.header):
-            return int(found[1])
-        raise SpmdZeroUsageError(
-            f"the HLO does not say how many devices %{collective.name} spans: it has no replica "
-            "groups and the header no num_partitions. Pass the SPMD-partitioned module."
         )
 
     def in_loop(self, computation: str) -> bool:

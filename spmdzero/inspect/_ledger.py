@@ -1,5 +1,6 @@
 """The collective ledger: which bytes one compiled step moves, and for which tensor."""
 
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -19,16 +20,23 @@ class CollectiveLedger(Shown):
         aliased: number of inputs whose buffer an output reuses (donated inputs); None: unknown.
         parameters: number of inputs of the compiled step.
         named: whether the HLO carries op_name metadata at all; without it no role is known.
+        hosts: over which the devices are spread.
     """
 
     collectives: tuple[Collective, ...]
     aliased: int | None
     parameters: int
     named: bool
+    hosts: int = 1
 
     @classmethod
     def from_hlo(
-        cls, text: str, *, aliased: int | None = None, outputs: Sequence[str] = ()
+        cls,
+        text: str,
+        *,
+        aliased: int | None = None,
+        outputs: Sequence[str] = (),
+        hosts: int = 1,
     ) -> "CollectiveLedger":
         """The ledger of one optimised, SPMD-partitioned HLO module.
 
@@ -38,14 +46,17 @@ class CollectiveLedger(Shown):
                 out; by default it is read from the text's ``input_output_alias``.
             outputs: the program's outputs in order, such as ``"parameter/wte.weight"``: they name
                 collectives of which the compiler kept no name.
+            hosts: over which the program's devices are spread evenly, one host's after another's.
 
         Raises:
             SpmdZeroUsageError: ``text`` is not one HLO module, or does not say how many devices
                 a collective spans.
         """
         module = parse(text)
-        found = (collective for _, collective in read_collectives(module, outputs=outputs))
-        return cls.of(module, found, aliased=aliased)
+        found = (
+            collective for _, collective in read_collectives(module, outputs=outputs, hosts=hosts)
+        )
+        return dataclasses.replace(cls.of(module, found, aliased=aliased), hosts=hosts)
 
     @classmethod
     def of(
@@ -88,6 +99,11 @@ class CollectiveLedger(Shown):
         """Sum of ``Collective.wire_bytes``, bytes per device; a loop's collectives count once."""
         return sum(c.wire_bytes for c in self.collectives)
 
+    @property
+    def host_bytes(self) -> int:
+        """Sum of ``Collective.host_bytes``, bytes per host; a loop's collectives count once."""
+        return sum(c.host_bytes for c in self.collectives)
+
     def of_role(self, role: str) -> tuple[Collective, ...]:
         """The collectives tagged with this role."""
         return tuple(c for c in self.collectives if c.role == role)
@@ -107,9 +123,10 @@ class CollectiveLedger(Shown):
     def summary(self) -> str:
         """How much moves, in one line."""
         donated = "?" if self.aliased is None else self.aliased
+        over = f" {self.host_bytes:,} between hosts, per host;" if self.hosts > 1 else ""
         return (
             f"collectives: {len(self.collectives)}, {self.bytes:,} bytes, "
-            f"{self.wire_bytes:,} on the wire, per device; "
+            f"{self.wire_bytes:,} on the wire, per device;{over} "
             f"{donated} of {self.parameters} inputs donated"
         )
 

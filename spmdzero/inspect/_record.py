@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 
+from spmdzero.backend import runtime
 from spmdzero.engine import Engine, StepGraph
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.inspect._ledger import CollectiveLedger
@@ -55,6 +56,6 @@ def record_ledgers(engine: Engine) -> Iterator[StepLedgers]:
         yield ledgers
     for kind, (text, outputs) in texts.items():
         # Compiling for the text leaves donation out; the engine counted it when it first ran.
-        ledger = CollectiveLedger.from_hlo(text, outputs=outputs)
+        ledger = CollectiveLedger.from_hlo(text, outputs=outputs, hosts=runtime.process_count())
         donated = engine.donated_inputs.get(kind)
         ledgers.by_kind[kind] = dataclasses.replace(ledger, aliased=donated)

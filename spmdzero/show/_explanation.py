@@ -8,7 +8,7 @@ from spmdzero.explain import Explanation, Moves
 from spmdzero.inspect import Collective
 from spmdzero.plan import Role
 from spmdzero.show._audit import findings
-from spmdzero.show._ledger import grouped, yes_no
+from spmdzero.show._ledger import grouped, sums, yes_no
 from spmdzero.show._page import Lines, Page, Part, Table
 from spmdzero.show._time import time_parts
 
@@ -107,9 +107,9 @@ def _moves_table(moves: Moves) -> Table:
         return role, c.kind_and_slice, c.dtype, yes_no(c.in_loop), yes_no(c.asynchronous)
 
     rows = [
-        (f"{program.kind} x{program.runs}", *kind, *sums, loop, overlapped)
+        (f"{program.kind} x{program.runs}", *kind, *sums(moved), loop, overlapped)
         for program in moves.programs
-        for (*kind, loop, overlapped), sums in grouped(program.ledger.collectives, key)
+        for (*kind, loop, overlapped), moved in grouped(program.ledger.collectives, key)
     ]
     notes = [
         f"a device sends {moves.wire_bytes:,} bytes a step: {moves.wire_elements:,} elements, "

@@ -1,11 +1,14 @@
 """Ledgers of collectives."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from spmdzero._display import page_of
 from spmdzero.inspect import Collective, CollectiveLedger, LedgerDetails
 from spmdzero.show._page import Page, Table
+
+_Cell = TypeVar("_Cell", str, int)
 
 
 @page_of.register
@@ -13,15 +16,24 @@ def ledger_page(ledger: CollectiveLedger) -> Page:
     """One row for each role and kind."""
     return _page(
         ledger,
-        headers=("role", "collective", "dtype", "tensors", "bytes", "wire bytes", "in loop"),
+        headers=(
+            *("role", "collective", "dtype", "tensors", "bytes", "wire bytes"),
+            *_over_hosts(ledger, "between hosts"),
+            "in loop",
+        ),
         rows=[
-            (*key, *sums, loop)
-            for (*key, loop), sums in grouped(
+            (
+                *key,
+                *sums(of_key),
+                *_over_hosts(ledger, f"{sum(c.host_bytes for c in of_key):,}"),
+                loop,
+            )
+            for (*key, loop), of_key in grouped(
                 ledger.collectives,
                 lambda c: (_role(ledger, c), c.kind_and_slice, c.dtype, yes_no(c.in_loop)),
             )
         ],
-        numbers=(3, 4, 5),
+        numbers=(3, 4, 5, *_over_hosts(ledger, 6)),
     )
 
 
@@ -31,28 +43,36 @@ def details_page(details: LedgerDetails) -> Page:
     ledger = details.ledger
     return _page(
         ledger,
-        headers=("role", "tensor", "collective", "dtype", "shape", "bytes", "wire bytes"),
+        headers=(
+            *("role", "tensor", "collective", "dtype", "shape", "bytes", "wire bytes"),
+            *_over_hosts(ledger, "between hosts"),
+        ),
         rows=[
             (
                 *(_role(ledger, c), c.tensor, c.kind_and_slice, c.dtype, str(list(c.shape))),
                 *(f"{c.bytes:,}", f"{c.wire_bytes:,}"),
+                *_over_hosts(ledger, f"{c.host_bytes:,}"),
             )
             for c in ledger.collectives
         ],
-        numbers=(5, 6),
+        numbers=(5, 6, *_over_hosts(ledger, 7)),
     )
 
 
 def grouped(
     collectives: Iterable[Collective], key: Callable[[Collective], tuple[str, ...]]
-) -> Iterator[tuple[tuple[str, ...], tuple[str, str, str]]]:
-    """Each key, sorted, with the number, the bytes and the wire bytes of its collectives."""
+) -> list[tuple[tuple[str, ...], list[Collective]]]:
+    """Each key, sorted, with its collectives."""
     groups: dict[tuple[str, ...], list[Collective]] = defaultdict(list)
     for collective in collectives:
         groups[key(collective)].append(collective)
-    for each, members in sorted(groups.items()):
-        total, wire = sum(c.bytes for c in members), sum(c.wire_bytes for c in members)
-        yield each, (str(len(members)), f"{total:,}", f"{wire:,}")
+    return sorted(groups.items())
+
+
+def sums(collectives: Sequence[Collective]) -> tuple[str, str, str]:
+    """The number, the bytes and the wire bytes."""
+    total, wire = sum(c.bytes for c in collectives), sum(c.wire_bytes for c in collectives)
+    return str(len(collectives)), f"{total:,}", f"{wire:,}"
 
 
 def yes_no(flag: bool) -> str:
@@ -81,3 +101,8 @@ def _role(ledger: CollectiveLedger, collective: Collective) -> str:
     if collective.role:
         return collective.role
     return "unknown" if not ledger.named else "scalar" if collective.is_scalar else "untagged"
+
+
+def _over_hosts(ledger: CollectiveLedger, cell: _Cell) -> tuple[_Cell, ...]:
+    """The cell of the column that tells hosts apart, where there are several."""
+    return (cell,) if ledger.hosts > 1 else ()

@@ -34,9 +34,9 @@ def plan(stage: int, *, devices: int = 8, micro_batches: int = 1) -> ShardingPla
 def reduction(tensor: str, shape: tuple[int, ...], kind: str = "all-reduce") -> Collective:
     size = 2 * math.prod(shape)
     return Collective(
-        kind=kind, dtype="bf16", shape=shape, bytes=size, wire_bytes=size, group_size=8,
-        scattered=True, asynchronous=False, in_loop=False, role="gradient", tensor=tensor,
-        op_name="", source="",
+        kind=kind, dtype="bf16", shape=shape, bytes=size, wire_bytes=size, host_bytes=0,
+        group_size=8, scattered=True, asynchronous=False, in_loop=False, role="gradient",
+        tensor=tensor, op_name="", source="",
     )  # fmt: skip
 
 

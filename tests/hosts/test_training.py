@@ -44,6 +44,17 @@ def test_two_hosts_train_as_one(name: str) -> None:
     assert_one_training(2, QUICK, name)
 
 
+def test_only_sums_of_shards_cross_hosts_where_an_axis_is_theirs() -> None:
+    """Two hosts, each of which is one place of `data`: its four devices are `fsdp`."""
+    moved: dict[str, set[tuple[int, int]]] = {"gradient": set(), "parameter": set()}
+    for role, _, size, wire, between in trained(2, QUICK)[0]["two axes"]["moved"]:
+        if role in moved:
+            moved[role].add((size, between // wire))
+    # Each of a host's devices sums its shard with one of the other host; what stays whole goes
+    # in one ring over all.
+    assert moved == {"gradient": {(4, 0), (2, 4), (8, 1)}, "parameter": {(4, 0)}}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("hosts", [2, 4, 8])
 @pytest.mark.parametrize("name", CASES)

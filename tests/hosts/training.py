@@ -117,7 +117,18 @@ def result_of(case: dict[str, Any]) -> dict[str, Any]:
     weights = {
         name: p.detach().cpu().double().sum().item() for name, p in engine.module.named_parameters()
     }
-    return {"losses": losses, "weights": weights, "world": engine.dp_world_size}
+    moved = moved_by(engine, case) if "mesh" in case.get("config", {}).get("spmd", {}) else []
+    return {"losses": losses, "weights": weights, "world": engine.dp_world_size, "moved": moved}
+
+
+def moved_by(engine: spmdzero.Engine, case: dict[str, Any]) -> list[list[Any]]:
+    """What one more step sends: role, kind, devices of a group, of a device, between hosts."""
+    with spmdzero.record_ledgers(engine) as ledgers:
+        step_of(engine, case["steps"], case)
+    return [
+        [c.role, c.kind_and_slice, c.group_size, c.wire_bytes, c.host_bytes]
+        for c in ledgers.boundary.collectives
+    ]
 
 
 def main() -> None:

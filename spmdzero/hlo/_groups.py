@@ -1,0 +1,107 @@
+"""Which devices take part in a collective together, and what leaves their hosts."""
+
+import functools
+import math
+import re
+from collections import Counter
+
+import numpy as np
+
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.hlo._module import Instruction, Module
+
+_LISTED = re.compile(r"\breplica_groups=\{(\{[\d,{}\s]*\})\}")
+# An array of all devices in order, brought into a shape, transposed, and cut into groups.
+_COUNTED = re.compile(r"\breplica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_PAIRS = re.compile(r"\bsource_target_pairs=\{(.*?)\}\}")
+_PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+def groups_of(module: Module, collective: Instruction) -> Groups:
+    """The devices of each group, by their places in the program's own order.
+
+    Of a ``collective-permute`` the pairs of source and target.
+
+    Raises:
+        SpmdZeroUsageError: all devices take part and the header doesn't count them.
+    """
+    attributes = collective.attributes
+    if pairs := _PAIRS.search(attributes):
+        return _listed(pairs[1] + "}")
+    if groups := _LISTED.search(attributes):
+        return _listed(groups[1])
+    if groups := _COUNTED.search(attributes):
+        return _counted(*groups.groups())
+    return (tuple(range(_devices(module, collective))),)
+
+
+def group_size(module: Module, collective: Instruction) -> int:
+    """How many devices take part together; all that are in a pair of a ``collective-permute``.
+
+    Raises:
+        SpmdZeroUsageError: as `groups_of`.
+    """
+    groups = groups_of(module, collective)
+    if collective.opcode.startswith("collective-permute"):
+        return len({device for pair in groups for device in pair})
+    return len(groups[0])
+
+
+def _devices(module: Module, collective: Instruction) -> int:
+    if found := _PARTITIONS.search(module.header):
+        return int(found[1])
+    raise SpmdZeroUsageError(
+        f"the HLO does not say how many devices %{collective.name} spans: it has no replica "
+        "groups and the header no num_partitions. Pass the SPMD-partitioned module."
+    )
+
+
+def sent_by_a_host(
+    module: Module, collective: Instruction, *, kind: str, payload: int, wire: int, hosts: int
+) -> int:
+    """What the host that sends most of a collective sends to other hosts, bytes.
+
+    A ring visits one host after another, so of each group one of a host's devices sends to
+    another host, whatever a device of that ring sends. In an all-to-all each device sends each
+    other one its part.
+
+    Args:
+        kind: of the collective.
+        payload: `Collective.bytes`.
+        wire: `Collective.wire_bytes`.
+        hosts: over which the devices are spread evenly, one host's after another's.
+    """
+    if hosts == 1:
+        return 0
+    each = _devices(module, collective) // hosts
+    sent: Counter[int] = Counter()
+    for group in groups_of(module, collective):
+        members = Counter(device // each for device in group)
+        if kind == "collective-permute":
+            source, target = (device // each for device in group)
+            sent[source] += payload if source != target else 0
+            continue
+        for host, mine in members.items():
+            others = len(group) - mine
+            part = mine * others * payload // len(group) if kind == "all-to-all" else wire
+            sent[host] += part if others else 0
+    return max(sent.values(), default=0)
+
+
+@functools.lru_cache(maxsize=256)
+def _listed(text: str) -> Groups:
+    return tuple(
+        tuple(int(device) for device in group.split(","))
+        for group in re.findall(r"\{([\d,]+)\}", text.replace(" ", ""))
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _counted(count: str, size: str, dims: str, order: str | None) -> Groups:
+    shape = [int(dim) for dim in dims.split(",")]
+    devices = np.arange(math.prod(shape)).reshape(shape)
+    if order is not None:
+        devices = devices.transpose([int(dim) for dim in order.split(",")])
+    return tuple(map(tuple, devices.reshape(int(count), int(size)).tolist()))

@@ -1,0 +1,62 @@
+"""What a collective sends from host to host, by the groups that the compiler prints."""
+
+import pytest
+
+from spmdzero.inspect import CollectiveLedger
+
+# On eight devices; each form names the groups in its own way.
+ONE = """\
+HloModule one, num_partitions=8
+
+%add (x: f32[], y: f32[]) -> f32[] {{
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %sum = f32[] add(%x, %y)
+}}
+
+ENTRY %main (g: f32[16]) -> f32[16] {{
+  %g = f32[16]{{0}} parameter(0)
+  ROOT %moved = f32[16]{{0}} {kind}(%g), {groups}{more}
+}}
+"""
+SUM = ", to_apply=%add"
+PAYLOAD = 64
+
+
+@pytest.mark.parametrize(
+    ("groups", "size", "of_two", "of_four"),
+    [
+        # One ring over all: one device of each host sends to the next host.
+        ("replica_groups={}", 8, 1, 1),
+        ("replica_groups={{0,1,2,3,4,5,6,7}}", 8, 1, 1),
+        ("replica_groups=[1,8]<=[8]", 8, 1, 1),
+        # Within two hosts; four hosts have two devices each, so that a group spans two of them.
+        ("replica_groups={{0,1,2,3},{4,5,6,7}}", 4, 0, 1),
+        ("replica_groups=[2,4]<=[8]", 4, 0, 1),
+        # Across: each of a host's devices has a ring of its own.
+        ("replica_groups={{0,4},{1,5},{2,6},{3,7}}", 2, 4, 2),
+        ("replica_groups=[4,2]<=[2,4]T(1,0)", 2, 4, 2),
+        ("replica_groups=[4,2]<=[4,2]", 2, 0, 0),
+    ],
+)
+def test_each_ring_leaves_a_host_once(groups: str, size: int, of_two: int, of_four: int) -> None:
+    text = ONE.format(kind="all-reduce", groups=groups, more=SUM)
+    sent = PAYLOAD * (size - 1) * 2 // size
+    for hosts, rings in ((1, 0), (2, of_two), (4, of_four)):
+        (moved,) = CollectiveLedger.from_hlo(text, hosts=hosts).collectives
+        assert (moved.group_size, moved.wire_bytes) == (size, sent)
+        assert moved.host_bytes == rings * sent
+
+
+def test_pairs_and_parts_go_from_device_to_device() -> None:
+    pairs = ONE.format(
+        kind="collective-permute", groups="source_target_pairs={{0,1},{3,4},{2,6},{5,0}}", more=""
+    )
+    ledger = CollectiveLedger.from_hlo(pairs, hosts=2)
+    # 3 to 4 and 2 to 6 leave the first host, 5 to 0 the second.
+    assert ledger.host_bytes == 2 * PAYLOAD
+    parts = ONE.format(
+        kind="all-to-all", groups="replica_groups=[1,8]<=[8]", more=", dimensions={0}"
+    )
+    # Each of four devices sends an eighth of its tensor to each of the other host's four.
+    assert CollectiveLedger.from_hlo(parts, hosts=2).host_bytes == 4 * 4 * PAYLOAD // 8
