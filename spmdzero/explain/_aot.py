@@ -26,6 +26,7 @@ _CHILD = Path(__file__).with_name("_aot_child.py")
 _LEAN: Mapping[str, str] = {"xla_tpu_enable_deduplicated_calls": "true"}
 # What libtpu says of a program that doesn't fit, such as "Used 120.51G of 95.74G hbm".
 _USED = re.compile(r"Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm")
+_RAISED = re.compile(r"[\w.]*Error: ")
 _TIMEOUT = 1800  # seconds
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _ENVIRONMENT = {
@@ -164,7 +165,10 @@ def _read(folder: Path, *, name: str) -> Compiled:
             "fewer layers shows the same collectives"
         )
     if done["status"] != 0:
-        last = "\n".join(done["said"].strip().splitlines()[-8:])
+        lines = done["said"].strip().splitlines()
+        # Of an error in a kernel the whole kernel follows.
+        raised = [place for place, line in enumerate(lines) if _RAISED.match(line)]
+        last = "\n".join(lines[raised[-1] if raised else -8 :][:8])
         raise SpmdZeroRuntimeError(
             f"the TPU compiler failed for {name} (status {done['status']}):\n{last}"
         )

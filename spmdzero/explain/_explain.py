@@ -30,6 +30,7 @@ from spmdzero.explain._trace import Batch, TracedProgram, trace_audited, trace_s
 from spmdzero.explain._twin import ForTpu, engine_for_tpu, on_each_torus, traced_for_tpu, twin_or
 from spmdzero.explain._without_data import (
     bring_to_devices,
+    check_runs_here,
     is_without_data,
     trace_without_data,
     with_values,
@@ -68,18 +69,14 @@ def explain(
 
     Raises:
         SpmdZeroUsageError: a topology that is unknown, or of another number of chips; a model on
-            the meta device without any.
+            the meta device without any; more devices than a process's CPU can be.
         SpmdZeroRuntimeError: jax or libtpu is missing, or the compiler failed.
         SpmdZeroError: whatever `initialize` raises.
     """
     settings, batch = load_config(config), with_values(batch)
     choose(settings.spmd.backend)
     topologies = _topologies(tpu)
-    if is_without_data(model) and not topologies:
-        raise SpmdZeroUsageError(
-            "a model on the meta device is explained for a TPU, since nothing of it runs: name "
-            'one, tpu=["v5p:4x4x4"], or build the model on the CPU'
-        )
+    check_runs_here(model, named=bool(topologies))
     own, flags = settings.zero_optimization.stage, settings.spmd.xla_flags
     order = (own, *sorted(set(stages) - {own}))
     compiled: dict[int, list[Target]] = {}

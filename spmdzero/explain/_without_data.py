@@ -8,8 +8,13 @@ from torch import nn
 
 from spmdzero.backend import Placeholders, Replicated, map_tensors, programs, runtime
 from spmdzero.engine import Engine, StepGraph, find_loss, inputs_of
+from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.explain._trace import Batch, TracedProgram
 from spmdzero.profiling import backward_scopes, module_scopes
+
+# XLA's client of the CPU numbers devices by process, and takes a device of a higher number for one
+# of another process.
+_MOST_ON_CPU = 2048
 
 
 def made_up(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -41,6 +46,30 @@ class _StepTracedError(BaseException):
 def is_without_data(model: nn.Module) -> bool:
     """Whether any parameter of `model` is on the meta device."""
     return any(parameter.is_meta for parameter in model.parameters())
+
+
+def check_runs_here(model: nn.Module, *, named: bool) -> None:
+    """Refuses what neither runs on this process's devices nor is traced alone.
+
+    Args:
+        named: whether the TPU topologies are named that it is to be compiled for.
+
+    Raises:
+        SpmdZeroUsageError: as said.
+    """
+    if is_without_data(model):
+        if not named:
+            raise SpmdZeroUsageError(
+                "a model on the meta device is explained for a TPU, since nothing of it runs: name "
+                'one, tpu=["v5p:4x4x4"], or build the model on the CPU'
+            )
+    elif runtime.device_count() > _MOST_ON_CPU and runtime.platform() == "CPU":
+        raise SpmdZeroUsageError(
+            f"{runtime.device_count():,} devices can't be virtual ones of this machine's CPU: XLA "
+            f"runs at most {_MOST_ON_CPU:,}, and a model that has values is trained on them. Build "
+            'it under torch.device("meta"), on the command line `spmdzero explain ... --meta`: it '
+            "is then only traced and compiled"
+        )
 
 
 def bring_to_devices(model: nn.Module) -> None:

@@ -1,5 +1,6 @@
 """Programs for TPUs: attention is a kernel there, and the CPU's own program stays plain."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from torch import nn
 
 import spmdzero
 from spmdzero import Explanation
-from spmdzero.backend.torch_xla import DeviceMesh
+from spmdzero.backend import Mesh
+from spmdzero.errors import SpmdZeroRuntimeError
 from spmdzero.explain import _aot
 
 LENGTH, WIDTH, HEADS = 256, 128, 2
@@ -77,7 +79,7 @@ def traffic(explanation: Explanation, target: str) -> tuple[int, int]:
 
 
 def test_the_tpus_program_has_kernels_and_moves_and_donates_what_it_did(
-    mesh: DeviceMesh, texts: dict[str, str]
+    mesh: Mesh, texts: dict[str, str]
 ) -> None:
     explanation = spmdzero.explain(Model(), CONFIG, tokens(), tpu=["v5e:2x4"], stages=())
     assert_is_a_kernel(texts["v5e:2x4"])
@@ -98,7 +100,7 @@ def test_the_tpus_program_has_kernels_and_moves_and_donates_what_it_did(
 
 @pytest.mark.slow
 def test_an_engine_is_explained_for_a_tpu_and_trains_on_unharmed(
-    mesh: DeviceMesh, texts: dict[str, str]
+    mesh: Mesh, texts: dict[str, str]
 ) -> None:
     def engine() -> Any:
         torch.manual_seed(3)
@@ -127,7 +129,7 @@ def test_an_engine_is_explained_for_a_tpu_and_trains_on_unharmed(
 
 @pytest.mark.slow
 def test_a_model_that_reads_its_weights_is_explained_by_the_cpus_program(
-    mesh: DeviceMesh, texts: dict[str, str]
+    mesh: Mesh, texts: dict[str, str]
 ) -> None:
     model = Model(reads=True)
     explanation = spmdzero.explain(model, CONFIG, tokens(), tpu=["v5e:2x4"], stages=())
@@ -141,7 +143,7 @@ def test_a_model_that_reads_its_weights_is_explained_by_the_cpus_program(
 @pytest.mark.parametrize("masked", [False, True], ids=["no mask", "padding"])
 @pytest.mark.parametrize("name", ["GPT2", "Llama"])
 def test_transformers_models_reach_the_kernels(
-    mesh: DeviceMesh, texts: dict[str, str], name: str, masked: bool
+    mesh: Mesh, texts: dict[str, str], name: str, masked: bool
 ) -> None:
     import transformers
 
@@ -165,3 +167,12 @@ def test_transformers_models_reach_the_kernels(
     # A mask's backward is two kernels: the query's, and that of key and value.
     assert found == ["forward", "backward", "backward"] if masked else ["forward", "backward"]
     assert traffic(explanation, "v5e:2x4") == (0, 0)
+
+
+def test_a_failure_in_a_kernel_is_said_before_the_kernel(tmp_path: Path) -> None:
+    kernel = "\n".join(f"  operation {number}" for number in range(500))
+    said = f"Traceback:\n  line 1\njaxlib.XlaRuntimeError: INTERNAL: expected <= 7\n{kernel}"
+    (tmp_path / "status").write_text(json.dumps({"status": 1, "said": said}))
+    with pytest.raises(SpmdZeroRuntimeError, match=r"for v5e:2x4.*\n.*expected <= 7") as failure:
+        _aot._read(tmp_path, name="v5e:2x4")
+    assert len(str(failure.value).splitlines()) < 10

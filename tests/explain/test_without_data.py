@@ -193,6 +193,35 @@ def test_one_layer_of_a_7b_model_is_explained_for_64_chips_without_being_materia
     assert progress.count("explain: compiled for v5p:4x4x4") == 1
 
 
+MANY = """
+import torch, spmdzero
+class Squares(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x).square().mean()
+try:
+    spmdzero.explain(Squares(4, 4), {"train_micro_batch_size_per_gpu": 1}, torch.ones(4096, 4))
+except spmdzero.SpmdZeroError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.slow
+def test_more_devices_than_a_cpu_can_be_are_traced_only() -> None:
+    # JAX's answer was "Multiprocess computations aren't implemented on the CPU backend".
+    refused = run_python("-c", MANY, devices=4096)
+    assert refused.startswith("SpmdZeroUsageError 4,096 devices can't be virtual ones")
+    explanation, _ = explained(
+        "examples.llama:llama_7b_of_1_layer", "examples/llama_7b.json", "--meta", "--own-stage",
+        *(f"--batch={name}={{devices}}x2048:int64" for name in ("tokens", "labels")),
+        "--tpu", "v5p:16x16x16",
+    )  # fmt: skip
+    fit, moves = explanation.fit_at(2), explanation.moves_on("v5p:16x16x16")
+    (memory,) = fit.compiled
+    assert (explanation.devices, memory.fits) == (4096, True)
+    assert memory.memory.arguments == pytest.approx(fit.states, rel=0.03)
+    assert moves.activations == ()
+
+
 def test_the_example_has_7_billion_parameters() -> None:
     sys.path.insert(0, str(ROOT))
     try:

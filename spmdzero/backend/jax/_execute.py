@@ -18,7 +18,7 @@ from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._numbers import with_numbers
 from spmdzero.backend.jax._program import function_of, marked_spec
 from spmdzero.backend.jax._values import Value
-from spmdzero.backend.jax._versions import wide_numbers
+from spmdzero.backend.jax._versions import lowered_for, wide_numbers
 
 # Programs that are kept; each holds memory of the compiler's.
 _KEPT = 512
@@ -130,7 +130,7 @@ class Compilations:
         """The program, not yet compiled.
 
         Args:
-            platform: whose it is, such as ``"TPU"``; None for that of the devices.
+            platform: of devices that need not be here, ``"TPU"``; None for those that are.
 
         Raises:
             SpmdZeroRuntimeError: JAX can't lower it; names the operation.
@@ -140,9 +140,9 @@ class Compilations:
             jitted = jax.jit(
                 function, donate_argnums=donated, out_shardings=list(shardings), keep_unused=True
             )
-            platforms = None if platform is None else (platform.lower(),)
             try:
-                return jitted.trace(*arrays).lower(lowering_platforms=platforms)
+                traced = jitted.trace(*arrays)
+                return traced.lower() if platform is None else lowered_for(traced, platform.lower())
             except Exception as error:
                 raise blamed(graph, error) from error
 

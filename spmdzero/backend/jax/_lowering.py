@@ -19,12 +19,13 @@ def lowered(tensors: Sequence[torch.Tensor]) -> Any:
     graph, leaves = Graph.of([value_of(tensors[place]) for place in returned(tensors)])
     shardings = marked_spec(graph, compilations.mesh)
     donated = donated_inputs(graph, leaves, shardings)
+    platform = runtime.program_platform()
     return compilations.lower(
         graph,
         [leaf.array for leaf in leaves],
         donated=donated,
         shardings=shardings,
-        platform=runtime.program_platform(),
+        platform=None if platform == runtime.platform() else platform,
     )
 
 
