@@ -108,6 +108,8 @@ class DeferredTensor(torch.Tensor):
             # A collective over processes, which may write into any of its tensors.
             return _on_host(func, args, kwargs, written=_tensors((args, kwargs)))
         written = _written(func, args, kwargs)
+        if torch.Tag.inplace_view in func.tags:
+            _refuse_new_shape(func)
         if _reads(func, args, kwargs) or not all(isinstance(t, cls) for t in written):
             return _on_host(func, args, kwargs, written=written)
         with _views_alias():
@@ -125,10 +127,10 @@ class DeferredTensor(torch.Tensor):
     def read(self) -> torch.Tensor:
         """The value on the CPU; waits for the devices."""
         if self._computes:
-            return self._value.cpu()
+            return arrays.read(self._value)
         # From now on it is a tensor on the CPU: what is written into it stays.
         if arrays.is_mine(self._value):
-            self._value = self._value.cpu()
+            self._value = arrays.read(self._value)
         return self._value
 
 
@@ -240,10 +242,14 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 def _refuse_new_shapes(func: Any, written: Iterable[DeferredTensor]) -> None:
     for tensor in written:
         if tensor._value.shape != tensor.shape:
-            raise SpmdZeroUsageError(
-                f"{func} changes the shape of a tensor that stands for one on the devices, in "
-                "place. Take the operation that returns a new one, or read it first: tensor.cpu()"
-            )
+            _refuse_new_shape(func)
+
+
+def _refuse_new_shape(func: Any) -> None:
+    raise SpmdZeroUsageError(
+        f"{func} changes the shape of a tensor that stands for one on the devices, in "
+        "place. Take the operation that returns a new one, or read it first: tensor.cpu()"
+    )
 
 
 def _read(tree: Any) -> Any:

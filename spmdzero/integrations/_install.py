@@ -55,13 +55,14 @@ def follow_clients() -> None:
     """Tells clients, as they are imported, what they can't find out here."""
     _trainer.follow_imports()
     _accelerate.follow_imports()
-    after_import("lightning", _name_the_strategies)
+    after_import("lightning", _tell_lightning)
 
 
-def _name_the_strategies(_: ModuleType) -> None:
-    from spmdzero.integrations._lightning_registry import register_strategies
+def _tell_lightning(_: ModuleType) -> None:
+    from spmdzero.integrations import _lightning_registry
 
-    register_strategies()
+    _lightning_registry.count_no_tpus()
+    _lightning_registry.register_strategies()
 
 
 def take_the_name(module: ModuleType) -> None:

@@ -1,13 +1,15 @@
 """What is refused at the user's line when it is recorded; `as_strided`, which sees storages."""
 
+import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from spmdzero.backend import Mesh
+from spmdzero.backend import Mesh, current
 from spmdzero.backend.jax._operations import AtenOp
 from spmdzero.errors import SpmdZeroRuntimeError
+from spmdzero.plan import MeshSpec
 
 DEVICE = torch.device("xla", 0)
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -77,6 +79,14 @@ REFUSED: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
         lambda: torch.linalg.qr(torch.ones(2, 2, device=DEVICE, dtype=torch.bfloat16))[0],
         "aten.linalg_qr.default can't .* none for bfloat16. Cast to torch.float32 first",
     ),
+    "another shape in place": (
+        lambda: torch.ones(1, 2, device=DEVICE).squeeze_(),
+        "aten.squeeze_.default gives a tensor another shape in place.* Use aten.squeeze.default",
+    ),
+    "a program's input on the CPU": (
+        lambda: current().mesh(MeshSpec((("fsdp", 8),))).enter(torch.ones(2), (None,)),
+        r"a program on the devices is given a tensor on the CPU, \[2\] torch.float32. Move it",
+    ),
     "a dtype": (
         lambda: torch.ones(2, device=DEVICE, dtype=torch.complex32),
         "can't be computed by the JAX backend: JAX has no dtype for torch.complex32",
@@ -91,6 +101,22 @@ def test_what_jax_cannot_trace_is_refused_where_it_is_recorded(mesh: Mesh, name:
     with pytest.raises(SpmdZeroRuntimeError, match=said) as caught:
         function()
     assert "test_recording.py" in str(caught.value)
+
+
+def test_an_operation_of_a_list_is_that_of_each(mesh: Mesh) -> None:
+    tensors = [torch.full((2,), float(n), device=DEVICE) for n in range(3)]
+    torch._foreach_mul_(tensors, 2.0)
+    norms = torch._foreach_norm(torch._foreach_add(tensors, tensors))
+    assert [norm.item() for norm in norms] == pytest.approx([0.0, 32**0.5, 128**0.5])
+
+
+def test_memory_is_refused_without_a_look_for_torch_xla(mesh: Mesh) -> None:
+    # torch imports it for a tensor on such a device, and then JAX is refused.
+    for take in (torch.from_dlpack, torch.Tensor.data_ptr):
+        with pytest.raises(RuntimeError, match=r"which has no memory here. Use \.cpu\(\)"):
+            take(torch.ones(2, device=DEVICE))
+    assert "torch_xla" not in sys.modules
+    assert not torch.ops.aten.is_pinned(torch.ones(2, device=DEVICE))
 
 
 def test_what_jax_lowers_too_late_names_the_line_and_spoils_no_other_value(mesh: Mesh) -> None:

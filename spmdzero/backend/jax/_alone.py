@@ -8,7 +8,7 @@ import torch
 
 from spmdzero.backend._compiler import FoldedFunction
 from spmdzero.backend.jax import _host
-from spmdzero.backend.jax._dispatch import value_of
+from spmdzero.backend.jax._dispatch import own_value, value_of
 from spmdzero.backend.jax._execute import Executable, compilations
 from spmdzero.backend.jax._folded import Recorded
 from spmdzero.backend.jax._generator import generator
@@ -41,7 +41,7 @@ class CompiledProgram:
 
     def run(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Starts the program; what was donated of `sources` is gone afterwards."""
-        values = [value_of(source) for source in sources]
+        values = [own_value(source) for source in sources]
         arrays = [values[i].array if isinstance(i, int) else i for i in self.inputs]
         for place in self.donated:
             index = self.inputs[place]

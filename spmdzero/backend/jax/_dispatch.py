@@ -2,15 +2,15 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._decomp import core_aten_decompositions
 
 from spmdzero._user_line import user_line
 from spmdzero.backend.jax import _host
 from spmdzero.backend.jax._cells import Cell
+from spmdzero.backend.jax._decompose import decomposed, kernel_of_others
 from spmdzero.backend.jax._functional import functional
 from spmdzero.backend.jax._lowered import made_by, require_lowering
 from spmdzero.backend.jax._operations import AtenOp, identity
@@ -55,8 +55,9 @@ def _answered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 f"{user_line()}: {func} draws random numbers in a way that the JAX backend doesn't "
                 f"know. Use {KNOWN_DRAWS}, or draw on the CPU and move the numbers"
             )
-        if _is_composite(func):
-            return func.decompose(*args, **kwargs)
+        kernel = kernel_of_others(func)
+        if kernel is not None:
+            return kernel(*args, **kwargs)
     if func.is_view and func not in LIFTS:
         return _view(func, args, kwargs)
     if func._schema.is_mutable:
@@ -75,6 +76,20 @@ def value_of(tensor: torch.Tensor) -> Value:
     for step in tensor.steps:
         value = _viewed(step, value)
     return value
+
+
+def own_value(tensor: torch.Tensor) -> Value:
+    """What `tensor` holds, which has to be on the devices.
+
+    Raises:
+        SpmdZeroRuntimeError: it is on the CPU, as a parameter is that was moved off the devices.
+    """
+    if not isinstance(tensor, LazyTensor):
+        raise SpmdZeroRuntimeError(
+            f"{user_line()}: a program on the devices is given a tensor on the CPU, "
+            f"{list(tensor.shape)} {tensor.dtype}. Move it to the devices first"
+        )
+    return value_of(tensor)
 
 
 def read(tensor: torch.Tensor) -> torch.Tensor:
@@ -108,7 +123,7 @@ def compute(func: Any, *args: Any, **kwargs: Any) -> Any:
     given = _map(args, kwargs, Value, over)
     op = AtenOp.of(func)
     if op is None:
-        made = _decomposed(func, *given)
+        made = decomposed(func, *given)
         return list(map(value_of, made)) if isinstance(made, list | tuple) else value_of(made)
     made = meta_result(func, *given)
     metas = made if isinstance(made, list | tuple) else [made]
@@ -126,7 +141,7 @@ def recorded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What an operation of lazy tensors returns, noted to be computed."""
     op = AtenOp.of(func)
     if op is None:
-        return _decomposed(func, args, kwargs)
+        return decomposed(func, args, kwargs)
     made = meta_result(func, args, kwargs)
     metas = made if isinstance(made, list | tuple) else [made]
     place = _mask_place(func)
@@ -146,33 +161,6 @@ def _mask_place(func: Any) -> int | None:
     """Where an operation is told which gradients to return, None where it is not."""
     names = [argument.name for argument in func._schema.arguments]
     return names.index("output_mask") if "output_mask" in names else None
-
-
-@functools.cache
-def _decompositions() -> Mapping[Any, Any]:
-    table = core_aten_decompositions()
-    # It isn't a whole dict: its `get` finds nothing.
-    return {func: table[func] for func in table}
-
-
-def _decomposed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if func.namespace == "prims":
-        # What torch's decompositions are written in.
-        return func.prim_impl_aten(*args, **kwargs)
-    known = _decompositions().get(func)
-    if known is not None:
-        return known(*args, **kwargs)
-    raise SpmdZeroRuntimeError(
-        f"{user_line()}: {func} has no entry in the JAX backend's table of operations, and torch "
-        'decomposes it into none that have. Write it with others, or set "spmd": {"backend": '
-        '"torch_xla"}'
-    )
-
-
-@functools.cache
-def _is_composite(func: Any) -> bool:
-    key = "CompositeImplicitAutograd"
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
 
 
 def meta_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -257,6 +245,11 @@ def _write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise SpmdZeroRuntimeError(
             f"{user_line()}: {func} writes in place and is not known to the JAX backend. Use its "
             "functional form"
+        )
+    if torch.Tag.inplace_view in func.tags:
+        raise SpmdZeroRuntimeError(
+            f"{user_line()}: {func} gives a tensor another shape in place, and what is recorded of "
+            f"it on the JAX backend has the one that it was made with. Use {found.func}"
         )
     names = [argument.name for argument in schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs

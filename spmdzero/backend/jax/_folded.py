@@ -8,7 +8,7 @@ import torch
 
 from spmdzero.backend._compiler import FoldedFunction
 from spmdzero.backend.jax import _host
-from spmdzero.backend.jax._dispatch import value_of
+from spmdzero.backend.jax._dispatch import own_value, value_of
 from spmdzero.backend.jax._generator import generator
 from spmdzero.backend.jax._graph import Folded, Graph
 from spmdzero.backend.jax._tensor import over
@@ -48,7 +48,7 @@ class Recorded:
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What it returns for a tensor for each input, pending."""
-        given = [*map(value_of, tensors)]
+        given = [*map(own_value, tensors)]
         if self.seeds:
             seed = _host.seed(generator.take())
             given = [seed if place in self.seeds else v for place, v in enumerate(given)]

@@ -217,7 +217,10 @@ def _no_memory(name: str) -> Answer:
     return refuse
 
 
-for _name in ("data_ptr", "untyped_storage", "storage", "share_memory_", "apply_", "map_"):
+_WITH_MEMORY = ("data_ptr", "untyped_storage", "storage", "share_memory_", "apply_", "map_")
+# For these torch would import torch_xla, which the process can't have beside JAX.
+_OF_TORCH_XLA = ("__dlpack__", "__dlpack_device__")
+for _name in (*_WITH_MEMORY, *_OF_TORCH_XLA):
     _answers[getattr(_Tensor, _name)] = _no_memory(_name)
 
 

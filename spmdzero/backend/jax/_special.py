@@ -47,6 +47,11 @@ def _scalar(tensor: torch.Tensor) -> Any:
     return read(tensor).item()
 
 
+@special(_aten.is_pinned.default)
+def _never(*_: Any, **__: Any) -> bool:
+    return False
+
+
 @special(_aten.equal.default)
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.shape != other.shape:

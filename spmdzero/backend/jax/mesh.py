@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as JaxSpec
 
 from spmdzero.backend._mesh import PartitionSpec
 from spmdzero.backend.jax import _host
-from spmdzero.backend.jax._dispatch import value_of, write
+from spmdzero.backend.jax._dispatch import own_value, value_of, write
 from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._operations import MeshOp
 from spmdzero.backend.jax._tensor import LazyTensor, over
@@ -104,7 +104,7 @@ class DeviceMesh:
             length // self._parts(axes) for length, axes in zip(tensor.shape, spec, strict=True)
         ]
         op = MeshOp(("enter", spec, *self._key), None, Space.REPLICA, spec, self.devices)
-        return over(record(op, (value_of(tensor),), {}, [(shape, tensor.dtype)])[0])
+        return over(record(op, (own_value(tensor),), {}, [(shape, tensor.dtype)])[0])
 
     def leave(
         self, tensor: torch.Tensor, spec: PartitionSpec, shape: tuple[int, ...]
@@ -112,7 +112,7 @@ class DeviceMesh:
         """The global tensor of `shape` whose shard on each device is `tensor`."""
         spec = tuple(spec)
         op = MeshOp(("leave", spec, *self._key), None, Space.GLOBAL, spec, self.devices)
-        return over(record(op, (value_of(tensor),), {}, [(shape, tensor.dtype)])[0])
+        return over(record(op, (own_value(tensor),), {}, [(shape, tensor.dtype)])[0])
 
     def _parts(self, axes: str | tuple[str, ...] | None) -> int:
         if axes is None:
@@ -142,7 +142,7 @@ class DeviceMesh:
 
         key = ("reduce_scatter", axis, dim, steps, *self._key)
         op = MeshOp(key, scattered, Space.REPLICA, mesh=self.devices)
-        return over(record(op, (value_of(local),), {}, [(shape, local.dtype)])[0])
+        return over(record(op, (own_value(local),), {}, [(shape, local.dtype)])[0])
 
     def all_reduce(self, local: torch.Tensor, *, axis: str) -> torch.Tensor:
         """The sum over an axis, in replica space."""
@@ -152,7 +152,7 @@ class DeviceMesh:
 
         key = ("all_reduce", axis, *self._key)
         op = MeshOp(key, summed, Space.REPLICA, mesh=self.devices)
-        return over(record(op, (value_of(local),), {}, [(tuple(local.shape), local.dtype)])[0])
+        return over(record(op, (own_value(local),), {}, [(tuple(local.shape), local.dtype)])[0])
 
     def sum_partial(self, partial: torch.Tensor) -> torch.Tensor:
         """The sum over dim 0 of a Partial `[n, *shape]`, in its dtype, which crosses the wire.
@@ -161,7 +161,7 @@ class DeviceMesh:
         """
         op = MeshOp(("sum_partial",), _summed)
         shape = tuple(partial.shape[1:])
-        return over(record(op, (value_of(partial),), {}, [(shape, partial.dtype)])[0])
+        return over(record(op, (own_value(partial),), {}, [(shape, partial.dtype)])[0])
 
     def place(self, host: torch.Tensor, spec: PartitionSpec | None = None) -> torch.Tensor:
         """Uploads a CPU tensor: each device receives only its own shard.

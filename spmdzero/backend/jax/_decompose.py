@@ -1,0 +1,54 @@
+"""Operations that torch makes of others, which are recorded in their place."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._decomp import core_aten_decompositions
+
+from spmdzero._user_line import user_line
+from spmdzero.errors import SpmdZeroRuntimeError
+
+# The key of torch's kernels that do an operation of a list for one tensor after the other.
+_ONE_BY_ONE = torch._C.DispatchKey.CompositeExplicitAutograd
+
+
+@functools.cache
+def kernel_of_others(func: Any) -> Callable[..., Any] | None:
+    """torch's kernel that calls other operations; None where it has none such."""
+    if _has_kernel(func, "CompositeImplicitAutograd"):
+        return func.decompose
+    if func.name().startswith("aten::_foreach_") and _has_kernel(func, _ONE_BY_ONE.name):
+        return functools.partial(func._op_dk, _ONE_BY_ONE)
+    return None
+
+
+def _has_kernel(func: Any, key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+
+
+@functools.cache
+def _decompositions() -> Mapping[Any, Any]:
+    table = core_aten_decompositions()
+    # It isn't a whole dict: its `get` finds nothing.
+    return {func: table[func] for func in table}
+
+
+def decomposed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an operation without an entry in the table returns, by torch's decomposition of it.
+
+    Raises:
+        SpmdZeroRuntimeError: torch has none.
+    """
+    if func.namespace == "prims":
+        # What torch's decompositions are written in.
+        return func.prim_impl_aten(*args, **kwargs)
+    known = _decompositions().get(func)
+    if known is not None:
+        return known(*args, **kwargs)
+    raise SpmdZeroRuntimeError(
+        f"{user_line()}: {func} has no entry in the JAX backend's table of operations, and torch "
+        'decomposes it into none that have. Write it with others, or set "spmd": {"backend": '
+        '"torch_xla"}'
+    )

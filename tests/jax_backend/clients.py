@@ -1,0 +1,199 @@
+"""Trains the same numbers by each client of spmdzero's, and prints the losses as JSON.
+
+python -m tests.jax_backend.clients hidden|there
+
+With ``hidden`` there is no torch_xla to be found, as where only JAX is installed.
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+STEPS, ROWS, LR = 6, 16, 1e-2
+
+
+class Without:
+    """A finder of modules and distributions that knows one package less.
+
+    Args:
+        finder: one of `sys.meta_path`.
+        package: the one that it doesn't know.
+    """
+
+    def __init__(self, finder: Any, package: str) -> None:
+        self._finder, self._package = finder, package
+
+    def find_spec(self, fullname: str, *more: Any) -> Any:
+        """As the finder's."""
+        if fullname.partition(".")[0] == self._package:
+            return None
+        return self._finder.find_spec(fullname, *more)
+
+    def find_distributions(self, *args: Any) -> Iterable[Any]:
+        """As the finder's."""
+        found = getattr(self._finder, "find_distributions", lambda *_: ())(*args)
+        return [d for d in found if d.metadata["Name"].replace("-", "_") != self._package]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._finder, name)
+
+
+def hide(package: str) -> None:
+    """Has neither an import nor a question for it find the package from now on."""
+    assert package not in sys.modules
+    sys.meta_path[:] = [Without(finder, package) for finder in sys.meta_path]
+    assert importlib.util.find_spec(package) is None
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return
+    raise AssertionError(f"the metadata of {package} are found")
+
+
+class Regression(nn.Module):
+    """A model that returns its loss, as transformers' do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The mean squared error, and what it is of."""
+        out = self.body(x)
+        return {"loss": nn.functional.mse_loss(out, labels), "logits": out}
+
+
+def rows() -> list[dict[str, torch.Tensor]]:
+    """The data of all steps, in their order."""
+    x = torch.randn(STEPS * ROWS, 8, generator=torch.Generator().manual_seed(1))
+    return [{"x": row, "labels": row.sum(0, keepdim=True)} for row in x]
+
+
+def _batches() -> Any:
+    return torch.utils.data.DataLoader(rows(), batch_size=ROWS)  # pyrefly: ignore[bad-argument-type]
+
+
+def plain() -> list[float]:
+    """The losses of the same in torch alone."""
+    model, losses = Regression(), []
+    adam = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0)
+    for batch in _batches():
+        loss = model(**batch)["loss"]
+        loss.backward()
+        adam.step()
+        adam.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+CONFIG = {
+    "train_micro_batch_size_per_gpu": ROWS,
+    "gradient_clipping": 0.0,
+    "zero_optimization": {"stage": 2},
+    "spmd": {"min_shard_elements": 64},
+}
+
+
+def trainer() -> list[float]:
+    """By transformers' Trainer, in the order of the rows."""
+    import tempfile
+
+    from transformers import Trainer, TrainingArguments
+
+    class InOrder(Trainer):
+        def _get_train_sampler(self, *_: Any) -> Any:
+            return torch.utils.data.SequentialSampler(rows())  # pyrefly: ignore[bad-argument-type]
+
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            output_dir=folder, deepspeed=CONFIG, per_device_train_batch_size=ROWS,
+            per_device_eval_batch_size=ROWS, max_steps=STEPS, learning_rate=LR, max_grad_norm=0.0,
+            lr_scheduler_type="constant", logging_steps=1, report_to=[],
+            save_strategy="no", disable_tqdm=True, optim="adamw_torch", remove_unused_columns=False,
+        )  # fmt: skip
+        found = InOrder(Regression(), arguments, train_dataset=rows(), eval_dataset=rows()[:27])
+        found.train()
+        assert found.evaluate()["eval_loss"] > 0
+        assert found.deepspeed.mesh.size == 8
+        found.save_model(folder)
+    return [entry["loss"] for entry in found.state.log_history if "loss" in entry]
+
+
+def accelerate() -> list[float]:
+    """By a loop of accelerate's."""
+    from accelerate import Accelerator, DeepSpeedPlugin
+    from accelerate.state import AcceleratorState
+
+    # transformers' Trainer has made one of its own, with another plugin.
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=CONFIG))
+    model, losses = Regression(), []
+    adam = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0)
+    model, adam, loader = accelerator.prepare(model, adam, _batches())
+    for batch in loader:
+        loss = model(**batch)["loss"]
+        accelerator.backward(loss)
+        adam.step()
+        adam.zero_grad()
+        losses.append(loss.item())
+    assert model.mesh.size == 8
+    return losses
+
+
+def lightning() -> list[float]:
+    """By Lightning's Trainer."""
+    import logging
+
+    import lightning
+
+    class Lit(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.losses = Regression(), list[float]()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.model(**batch)["loss"]
+
+        def on_train_batch_end(self, outputs: Any, *_: Any) -> None:
+            self.losses.append(outputs["loss"].item())
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=LR, weight_decay=0.0)
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    module = Lit()
+    trainer = lightning.Trainer(
+        accelerator="auto", strategy="spmdzero", max_epochs=1, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(module, _batches())
+    return module.losses
+
+
+def main(kind: str) -> None:
+    # The tests' own process tells clients to leave torch_xla alone. Here only install() does.
+    os.environ.pop("USE_TORCH_XLA", None)
+    if kind == "hidden":
+        hide("torch_xla")
+        # Nothing but JAX is found, and it is taken without being named.
+        os.environ.pop("SPMDZERO_BACKEND", None)
+    from spmdzero.backend import current
+    from spmdzero.integrations import install
+
+    install()
+    runs = (plain, trainer, accelerate, lightning)
+    found: dict[str, Any] = {run.__name__: run() for run in runs}
+    imported = [name for name in sys.modules if name.partition(".")[0] == "torch_xla"]
+    print(json.dumps(found | {"backend": current().name, "torch_xla": imported}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
