@@ -26,6 +26,7 @@ __all__ = [
     "connect",
     "free_port",
     "gather_objects",
+    "gather_on_first",
     "is_alone",
     "join",
     "name_newest",
@@ -141,6 +142,17 @@ def gather_objects(value: _Value) -> list[_Value]:
     note_joint("a comparison of all hosts")
     with waiting():
         dist.all_gather_object(values, value)
+    return values
+
+
+def gather_on_first(value: _Value) -> list[_Value] | None:
+    """Each process's `value` on the first, in the order of their ranks; None on the others."""
+    join()
+    first = dist.get_rank() == 0
+    values: list[_Value] | None = [value] * dist.get_world_size() if first else None
+    note_joint("a gather on the first host")
+    with waiting():
+        dist.gather_object(value, values)
     return values
 
 

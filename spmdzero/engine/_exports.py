@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spmdzero.backend import runtime
 from spmdzero.engine._accumulation import Accumulation
-from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
+from spmdzero.errors import SpmdZeroCheckpointError
 from spmdzero.formats import Conversion, TrainingState, Weights, save_torch, write_for_deepspeed
+from spmdzero.state._by_the_first_host import written_by_the_first_host
 from spmdzero.state._live_state import live_state
 from spmdzero.state._training import Training
 
@@ -36,18 +36,20 @@ class Exports:
 
         Raises:
             SpmdZeroCheckpointError: the file can't be written; one of that name is as it was.
-            SpmdZeroUsageError: there are several hosts.
+            SpmdZeroRuntimeError: of several hosts the first, which writes, could not.
         """
-        state = _whole_state(
-            self._training, "save_16bit_model", exclude_frozen=exclude_frozen_parameters
-        )
         file = Path(save_dir) / save_filename
-        try:
-            save_torch(Weights.of(state).state_dict() | dict(state.host.extra), file)
-        except OSError as error:
-            raise SpmdZeroCheckpointError(
-                file=file, reason=f"can't be written: {error.strerror or error}"
-            ) from error
+
+        def write(state: TrainingState) -> None:
+            try:
+                save_torch(Weights.of(state).state_dict() | dict(state.host.extra), file)
+            except OSError as error:
+                raise SpmdZeroCheckpointError(
+                    file=file, reason=f"can't be written: {error.strerror or error}"
+                ) from error
+
+        state = live_state(self._training, exclude_frozen=exclude_frozen_parameters)
+        written_by_the_first_host(state, write)
         return True
 
     def save_fp16_model(
@@ -80,40 +82,23 @@ class Exports:
 
         Raises:
             SpmdZeroCheckpointError: it can't be written; what was there before is as it was.
-            SpmdZeroUsageError: without an optimizer, in the middle of gradient accumulation, or on
-                several hosts.
+            SpmdZeroUsageError: without an optimizer, or in the middle of gradient accumulation.
+            SpmdZeroRuntimeError: of several hosts the first, which writes, could not.
         """
         training = self._training
         self._accumulation.refuse_inside("save_deepspeed_checkpoint")
-        state = _whole_state(training, "save_deepspeed_checkpoint", client_state=client_state)
         conversion = Conversion(
             to="universal" if universal else "deepspeed",
             ranks=ranks if ranks is not None else training.mesh.size,
             stage=training.plan.stage or 1,
         )
-        write_for_deepspeed(
-            state,
-            Path(save_dir),
-            f"global_step{training.counters.global_steps}" if tag is None else str(tag),
-            conversion,
-            config={
-                key: value for key, value in training.spmd_config.source.items() if key != "spmd"
-            },
-            latest=save_latest,
-        )
+        config = {key: value for key, value in training.spmd_config.source.items() if key != "spmd"}
+        named = f"global_step{training.counters.global_steps}" if tag is None else str(tag)
+
+        def write(state: TrainingState) -> None:
+            write_for_deepspeed(
+                state, Path(save_dir), named, conversion, config=config, latest=save_latest
+            )
+
+        written_by_the_first_host(live_state(training, client_state=client_state), write)
         return True
-
-
-def _whole_state(
-    training: Training,
-    call: str,
-    *,
-    exclude_frozen: bool = False,
-    client_state: Mapping[str, Any] | None = None,
-) -> TrainingState:
-    if runtime.process_count() > 1:
-        raise SpmdZeroUsageError(
-            f"{call}() on several hosts, of which none can read all shards: call save_checkpoint, "
-            "and convert what it wrote by `spmdzero convert`"
-        )
-    return live_state(training, exclude_frozen=exclude_frozen, client_state=client_state)

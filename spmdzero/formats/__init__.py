@@ -1,6 +1,14 @@
 """Training states as files: spmdzero's own format, DeepSpeed's, and what other programs read."""
 
-from spmdzero.formats._boxes import Box, assemble, box_shape, box_slices, flat_boxes, whole_box
+from spmdzero.formats._boxes import (
+    Box,
+    assemble,
+    box_shape,
+    box_slices,
+    flat_boxes,
+    meet,
+    whole_box,
+)
 from spmdzero.formats._convert import (
     FORMATS,
     Conversion,
@@ -51,6 +59,7 @@ __all__ = [
     "fp32_weights",
     "held_for",
     "latest_tag",
+    "meet",
     "naming_the_newest",
     "newest_complete",
     "open_state",

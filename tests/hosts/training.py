@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -114,11 +115,28 @@ def result_of(case: dict[str, Any]) -> dict[str, Any]:
         losses.append(step_of(engine, step, case))
         if step + 1 == case.get("save_after"):
             engine.save_checkpoint(case["save"])
+            export(engine, case.get("export"))
     weights = {
         name: p.detach().cpu().double().sum().item() for name, p in engine.module.named_parameters()
     }
     moved = moved_by(engine, case) if "mesh" in case.get("config", {}).get("spmd", {}) else []
     return {"losses": losses, "weights": weights, "world": engine.dp_world_size, "moved": moved}
+
+
+def export(engine: spmdzero.Engine, folder: str | None) -> None:
+    """Writes what other programs read, and what can't be written, which all must come to know."""
+    if folder is None:
+        return
+    engine.save_16bit_model(folder)
+    engine.save_deepspeed_checkpoint(folder)
+    engine.save_deepspeed_checkpoint(folder, universal=False, ranks=4)
+    file = Path(folder, "a file")
+    if runtime.process_index() == 0:
+        file.write_text("")
+    try:
+        engine.save_16bit_model(file / "no folder")
+    except spmdzero.SpmdZeroError as error:
+        Path(folder, f"refused {runtime.process_index()}").write_text(str(error))
 
 
 def moved_by(engine: spmdzero.Engine, case: dict[str, Any]) -> list[list[Any]]:
