@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from spmdzero._to_launcher import tell
+
 STATUS = 75
 """With which a process ends because another one has; sysexits.h: a failure that may pass."""
 DEFAULT_TIMEOUT = 60.0
@@ -84,6 +86,7 @@ class Watch:
         self._said: dict[int, Sign] = {}
         self._lost_store = ""
         self._suspects, self._ended = False, False
+        self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
 
     @property
@@ -93,8 +96,12 @@ class Watch:
 
     def start(self) -> None:
         """Starts both threads: the one that talks to the store may stand still with it."""
-        for target in (self._beat_on, self._judge_on):
-            threading.Thread(target=target, name="spmdzero-watch", daemon=True).start()
+        self._threads = [
+            threading.Thread(target=target, name="spmdzero-watch", daemon=True)
+            for target in (self._beat_on, self._judge_on)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def beat(self) -> None:
         """Tells how this process is, and takes down how the others are."""
@@ -200,6 +207,7 @@ class Watch:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
+        tell("blames", peer)
         # The device runtime would wait at its end for the host that is gone, and then abort.
         os._exit(STATUS)
 
@@ -226,6 +234,11 @@ class Watch:
         """At the end of the process: the others don't wait for it."""
         if os.getpid() == self._process and not self._ended and not self.failed:
             self._tell_last(Sign(_DONE))
+            self._ended = True
+            for thread in self._threads:
+                # A thread that comes back from the store while Python takes itself apart is ended
+                # in the midst of C++, which aborts the process.
+                thread.join(self.pause * 4)
 
     def _tell_last(self, sign: Sign) -> None:
         self._own = sign

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.integrations.launcher import Line, Remote
 from spmdzero.integrations.launcher import launch as launch_job
 
 
@@ -37,21 +38,30 @@ def launch(
     ] = None,
     ssh_port: Annotated[int | None, typer.Option("--ssh_port", help="of ssh")] = None,
     launcher_args: Annotated[str, typer.Option("--launcher_args", help="more words for ssh")] = "",
+    restarts: Annotated[
+        int, typer.Option(min=0, help="start again so often after a failure that may pass")
+    ] = 0,
+    elastic: Annotated[
+        bool, typer.Option("--elastic", help="start again without a host that is gone")
+    ] = False,
 ) -> None:
     """Runs a script on several hosts, one process each, and ends all when one fails."""
     words = ["-m", script] if module else [script]
     try:
         status = launch_job(
-            [*words, *(arguments or [])],
-            hosts=hosts,
-            devices=devices_per_host,
-            hostfile=hostfile,
-            include=include,
-            exclude=exclude,
-            address=master_addr,
-            port=master_port,
-            ssh_port=ssh_port,
-            ssh_options=launcher_args,
+            Line(
+                script=[*words, *(arguments or [])],
+                hosts=hosts,
+                devices=devices_per_host,
+                hostfile=hostfile,
+                include=include,
+                exclude=exclude,
+                address=master_addr,
+                port=master_port,
+                remote=Remote(port=ssh_port, options=launcher_args),
+                restarts=restarts,
+                elastic=elastic,
+            )
         )
     except SpmdZeroUsageError as error:
         typer.echo(f"spmdzero launch: {error}", err=True)

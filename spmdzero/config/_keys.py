@@ -77,8 +77,9 @@ REMOVED: dict[str, str] = {
     "curriculum_learning": "DeepSpeed removed the legacy curriculum learning in 0.19.8",
     "eigenvalue": "DeepSpeed removed the eigenvalue-based quantisation in 0.19.8",
     "elasticity": (
-        "DeepSpeed removed elastic training in 0.19.8; set train_batch_size, "
-        "train_micro_batch_size_per_gpu and gradient_accumulation_steps directly"
+        "DeepSpeed removed elastic training in 0.19.8; write train_batch_size (its "
+        "max_train_batch_size) and train_micro_batch_size_per_gpu (one of its micro_batch_sizes), "
+        "and start by `spmdzero launch --restarts 3 --elastic`, which goes on with fewer hosts"
     ),
     "graph_harvesting": "DeepSpeed removed graph harvesting in 0.19.8",
     "nebula": "DeepSpeed removed Nebula checkpointing in 0.19.8",

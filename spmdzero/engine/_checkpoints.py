@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from spmdzero._to_launcher import tell
 from spmdzero.backend import processes, runtime
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.errors import UsageValueError
@@ -108,9 +109,9 @@ class Checkpoints:
             tag = check_tag(f"global_step{step}" if tag is None else str(tag))
         order = _order(training, folder, tag, latest=save_latest)
         if training.spmd_config.checkpoint.asynchronous:
-            self._saver.start(functools.partial(save_native, held_for(order, state), order))
+            self._saver.start(functools.partial(_save, held_for(order, state), order))
         else:
-            save_native(state, order)
+            _save(state, order)
         return True
 
     def wait_checkpoint(self) -> None:
@@ -193,6 +194,12 @@ class Checkpoints:
         return tag
 
 
+def _save(state: TrainingState, order: SaveOrder) -> None:
+    save_native(state, order)
+    if order.latest:
+        tell("saved", str(order.folder / order.tag))
+
+
 def _name_newest_of(folder: Path) -> None:
     """Has a host that ends because of another say where the run can go on from."""
 
@@ -241,11 +248,3 @@ def _order(training: Training, folder: Path, tag: str, *, latest: bool) -> SaveO
         process=runtime.process_index(),
         processes=runtime.process_count(),
     )
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _VERSIONS:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found

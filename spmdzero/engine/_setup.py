@@ -28,6 +28,7 @@ from spmdzero.config import (
     resolve_batch_sizes,
 )
 from spmdzero.data._inputs import InputPlacer
+from spmdzero.engine._elastic import tell_sizes
 from spmdzero.engine._groups import Groups, Members, find_groups
 from spmdzero.engine._schedule import make_schedule
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError, UsageAssertionError
@@ -116,6 +117,7 @@ def start_backend(
     require_same_settings(settings)
     spec = MeshSpec.resolve(settings.spmd.mesh, device_count=runtime.device_count())
     batch = resolve_batch_sizes(settings, dp_world_size=spec.size)
+    tell_sizes(settings, batch)
     new = [key for key in settings.no_meaning if is_new(("without meaning", key))]
     if new:
         logger.info("config keys without effect here: %d (docs/config.md)", len(new))

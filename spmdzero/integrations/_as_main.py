@@ -24,7 +24,8 @@ def run_as_main(target: str, arguments: Sequence[str], *, module: bool) -> None:
 
     Raises:
         SpmdZeroUsageError: there is no such script or module.
-        SystemExit: with the script's own code; 1 after another exception, 130 after Ctrl-C.
+        SystemExit: with the script's own code; caused by another exception with 1, by Ctrl-C
+            with 130.
     """
     _first_on_the_path("" if module else os.path.dirname(os.path.realpath(target)))
     sys.argv = [target, *arguments]
@@ -64,4 +65,4 @@ def _exit_as_python(error: BaseException) -> NoReturn:
     while trace is not None and trace.tb_frame.f_globals.get("__name__") in _NOT_THE_SCRIPTS:
         trace = trace.tb_next
     sys.excepthook(type(error), error.with_traceback(trace), trace)
-    sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+    raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from error

@@ -2,16 +2,15 @@
 
 import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.support.processes import ROOT, environment, free_port
+from tests.support.warm import WarmProcess
+
+# Seconds, after which the system ends a process that a test has left behind.
+_LONGEST = 1800
 
 
 class Host:
@@ -19,30 +18,25 @@ class Host:
 
     Attributes:
         rank: its place.
-        process: as `subprocess` has it.
+        process: a fork of one that has imported spmdzero.
     """
 
-    def __init__(self, rank: int, command: Sequence[str], variables: dict[str, str]) -> None:
+    def __init__(
+        self, rank: int, command: Sequence[str], *, devices: int, variables: dict[str, str]
+    ) -> None:
         self.rank = rank
-        # In files: who writes into a full pipe stands still, and the others with it.
-        self._out, self._errors = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
-
-        self.process = subprocess.Popen(
-            command,
+        backend = {"SPMDZERO_BACKEND": "jax", "PJRT_DEVICE": "CPU"}
+        self.process = WarmProcess(
+            *command,
             cwd=ROOT,
-            env=environment(**variables),
-            stdout=self._out,
-            stderr=self._errors,
-            start_new_session=True,
+            environment=environment(CPU_NUM_DEVICES=str(devices), **backend),
+            variables=variables,
+            timeout=_LONGEST,
         )
 
     def said(self) -> tuple[str, str]:
         """What it has printed so far, to stdout and to stderr."""
-        texts = []
-        for file in (self._out, self._errors):
-            file.flush()
-            texts.append(os.pread(file.fileno(), 1 << 24, 0).decode(errors="replace"))
-        return texts[0], texts[1]
+        return self.process.said()
 
     def wait(self, timeout: float) -> int:
         """Its exit status."""
@@ -54,11 +48,7 @@ class Host:
 
     def end(self) -> None:
         """Ends it, whatever it does."""
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-        self._out.close()
-        self._errors.close()
+        self.process.end()
 
 
 def by_torchrun(rank: int, count: int, port: str) -> dict[str, str]:
@@ -96,16 +86,12 @@ def hosts(
 
     They find each other by `place(rank, count, port)`. Those that still run at the end are ended.
     """
-    common = {
-        "SPMDZERO_BACKEND": "jax",
-        "PJRT_DEVICE": "CPU",
-        "CPU_NUM_DEVICES": str(devices),
-        **variables,
-    }
     port = free_port()
-    command = (sys.executable, "-m", module, *arguments)
-    started = [Host(rank, command, common | place(rank, count, port)) for rank in range(count)]
+    started: list[Host] = []
     try:
+        for rank in range(count):
+            own = variables | place(rank, count, port)
+            started.append(Host(rank, ("-m", module, *arguments), devices=devices, variables=own))
         yield started
     finally:
         for host in started:

@@ -14,8 +14,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import traceback
+import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,19 +33,90 @@ def run_warm(
         cwd, environment: of the fork. Imports have seen all of the environment but the number of
             devices, so there is a process to fork from for each that is otherwise another.
     """
-    rest = tuple(sorted((k, v) for k, v in environment.items() if k != _DEVICES))
     with tempfile.TemporaryDirectory() as folder:
         printed = Path(folder, "stdout"), Path(folder, "stderr")
-        job = {
-            "arguments": arguments,
-            "cwd": str(cwd),
-            "devices": environment[_DEVICES],
-            "timeout": timeout,
-            "printed": [str(path) for path in printed],
-        }
-        code = _Server.of(rest).run(job)
+        job = _job(arguments, cwd, environment, timeout, printed)
+        code = _Server.of(_rest(environment)).run(job)
         stdout, stderr = (path.read_text() for path in printed)
     return subprocess.CompletedProcess(arguments, code, stdout, stderr)
+
+
+class WarmProcess:
+    """A fork that runs beside others: what `python` with these arguments does.
+
+    Args:
+        arguments, cwd, environment, timeout: as of `run_warm`.
+        variables: more of its environment, which no import reads.
+
+    Attributes:
+        pid: of the fork, which leads a session of its own.
+    """
+
+    def __init__(
+        self,
+        *arguments: str,
+        cwd: Path,
+        environment: dict[str, str],
+        variables: dict[str, str],
+        timeout: int,
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        files = (Path(self._folder.name, name) for name in ("stdout", "stderr", "status"))
+        *self._printed, self._status = files
+        job = _job(arguments, cwd, environment, timeout, self._printed)
+        more = {"variables": variables, "status": str(self._status)}
+        self.pid = _Server.of(_rest(environment)).run({**job, **more})
+
+    def poll(self) -> int | None:
+        """Its exit status, None while it runs."""
+        return int(self._status.read_text()) if self._status.exists() else None
+
+    def wait(self, timeout: float) -> int:
+        """Its exit status.
+
+        Raises:
+            TimeoutExpired: it still runs.
+        """
+        deadline = time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a fork", timeout)
+            time.sleep(0.02)
+        return status
+
+    def said(self) -> tuple[str, str]:
+        """What it has printed so far, to stdout and to stderr."""
+        out, errors = (path.read_text(errors="replace") for path in self._printed)
+        return out, errors
+
+    def end(self) -> None:
+        """Ends it and what it started, whatever it does."""
+        if self.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+            self.wait(60)
+        self._folder.cleanup()
+
+
+def _rest(environment: dict[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((k, v) for k, v in environment.items() if k != _DEVICES))
+
+
+def _job(
+    arguments: Sequence[str],
+    cwd: Path,
+    environment: dict[str, str],
+    timeout: int,
+    printed: Sequence[Path],
+) -> dict[str, Any]:
+    for path in printed:
+        path.touch()
+    return {
+        "arguments": arguments,
+        "cwd": str(cwd),
+        "devices": environment[_DEVICES],
+        "timeout": timeout,
+        "printed": [str(path) for path in printed],
+    }
 
 
 class _Server:
@@ -79,7 +151,7 @@ class _Server:
 
 
 def serve() -> None:
-    """Answers each job, a line of JSON, with the exit status of its fork."""
+    """Answers each job, a line of JSON: with the exit status of its fork, or at once its id."""
     sys.path[0] = sys.argv[1]
     import spmdzero.cli
 
@@ -89,11 +161,36 @@ def serve() -> None:
     # The forks share what is there, and don't look through it for what can be freed.
     gc.freeze()
     for line in sys.stdin:
+        job = json.loads(line)
         child = os.fork()
         if child == 0:
-            _become(json.loads(line))
+            _attend(job) if "status" in job else _become(job)
         _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
+        if "status" not in job:
+            print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+def _attend(job: dict[str, Any]) -> NoReturn:
+    """Forks once more, answers with the id of that process, and writes down how it ends."""
+    if os.fork():
+        # The server waits for this one only.
+        os._exit(0)
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.environ.update(job["variables"])
+        _become(job)
+    print(child, flush=True)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (sys.stdin, sys.stdout):
+        os.dup2(nothing, stream.fileno())
+    _, status = os.waitpid(child, 0)
+    file = Path(job["status"])
+    if file.parent.exists():
+        part = file.with_suffix(".part")
+        part.write_text(str(os.waitstatus_to_exitcode(status)))
+        part.rename(file)
+    os._exit(0)
 
 
 def _become(job: dict[str, Any]) -> NoReturn:
@@ -112,7 +209,8 @@ def _become(job: dict[str, Any]) -> NoReturn:
         if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
             code = error.code or 0
         else:
-            traceback.print_exc()
+            # Which may be another's by now.
+            sys.excepthook(type(error), error, error.__traceback__)
     # What Python does at the end of a program, without taking the server's modules apart.
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -93,7 +93,8 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "DeepSpeed removed elastic training in 0.19.8",
-        "Load a checkpoint on another number of devices: every checkpoint of spmdzero can be",
+        "Start by `spmdzero launch --restarts 3 --elastic`, which goes on with fewer hosts: every "
+        "checkpoint of spmdzero can be loaded on another number of devices",
         """
         elasticity
         """,

@@ -18,6 +18,33 @@ _EXPORTED = (
     "LIBTPU", "CPU_NUM_DEVICES",
 )  # fmt: skip
 _NODE = ("-u", "-m", "spmdzero.integrations.launcher.node")
+ELASTIC = "--elastic"
+"""Word for a node whose launcher may start fewer hosts after a failure."""
+RESTART = "SPMDZERO_RESTART"
+"""Variable of each process: how often the job was started before, 0 the first time."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Script:
+    """What each host runs.
+
+    Attributes:
+        words: the script and its arguments; ``-m`` before a module's name.
+        elastic: whether fewer hosts may be started after a failure.
+        restart: how often the job was started before.
+    """
+
+    words: Sequence[str]
+    elastic: bool = False
+    restart: int = 0
+
+    def command(self) -> list[str]:
+        """The command line that runs it."""
+        return [sys.executable, *_NODE, *([ELASTIC] if self.elastic else []), *self.words]
+
+    def variables(self) -> dict[str, str]:
+        """What it finds in its environment, beside its place."""
+        return {RESTART: str(self.restart)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,26 +75,27 @@ def variables_of(rank: int, *, hosts: int, address: str, port: int) -> dict[str,
 
 
 def on_this_machine(
-    script: Sequence[str], *, hosts: int, devices: int | None, port: int
+    script: Script, names: Sequence[str], *, devices: int | None, port: int
 ) -> list[Command]:
     """Processes that are hosts of a job to try, each of `devices` virtual devices of the CPU."""
     virtual = {} if devices is None else {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices)}
     return [
         Command(
-            name=f"host {rank}",
-            words=[sys.executable, *_NODE, *script],
+            name=name,
+            words=script.command(),
             variables={
                 **os.environ,
-                **variables_of(rank, hosts=hosts, address="127.0.0.1", port=port),
+                **variables_of(rank, hosts=len(names), address="127.0.0.1", port=port),
+                **script.variables(),
                 **virtual,
             },
         )
-        for rank in range(hosts)
+        for rank, name in enumerate(names)
     ]
 
 
 def over_ssh(
-    script: Sequence[str],
+    script: Script,
     slots: Mapping[str, Sequence[int]],
     *,
     address: str,
@@ -77,7 +105,7 @@ def over_ssh(
     """One process on each host, in this folder and with this Python, as DeepSpeed starts it.
 
     Args:
-        script: and its arguments.
+        script: what they run.
         slots: host -> its devices, of which a CPU has as many virtual ones.
         address, port: of the first process.
         remote: how hosts are reached.
@@ -89,10 +117,10 @@ def over_ssh(
     commands = []
     for rank, (host, devices) in enumerate(slots.items()):
         variables = exported | variables_of(rank, hosts=len(slots), address=address, port=port)
+        variables |= script.variables()
         variables["CPU_NUM_DEVICES"] = str(len(devices))
         exports = "".join(f"export {key}={shlex.quote(text)}; " for key, text in variables.items())
-        run = shlex.join([sys.executable, *_NODE, *script])
-        line = f"{exports}cd {shlex.quote(os.getcwd())}; exec {run}"
+        line = f"{exports}cd {shlex.quote(os.getcwd())}; exec {shlex.join(script.command())}"
         commands.append(Command(name=host, words=[*ssh, host, line], variables=dict(os.environ)))
     return commands
 

@@ -10,13 +10,16 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import IO
+from typing import IO, Any
 
+from spmdzero._to_launcher import heard
 from spmdzero.backend.processes import STATUS
 
 _LAST_LINES = 10
 # The others say themselves which host is gone, and then end.
 _TO_SAY_SO = 8.0
+# The one that they name may end, too.
+_TO_FOLLOW = 3.0
 _TO_END = 5.0
 _PAUSE = 0.05
 _INTERRUPTED = 130
@@ -37,17 +40,53 @@ class Command:
     variables: Mapping[str, str]
 
 
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """Why a job has failed.
+
+    Attributes:
+        host: the name of the host that the others' failures follow from.
+        status: its exit status, as a shell says it; that of another where it froze.
+        error: its exception, or the exit that its script asked for; empty where neither was.
+        repeats: whether the next start would fail by it again.
+    """
+
+    host: str
+    status: int
+    error: str
+    repeats: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """How a job has ended.
+
+    Attributes:
+        status: the failure's; 0 where all ended well, 130 after Ctrl-C.
+        failure: None in these two cases.
+        saved: the newest checkpoint that the job has completed.
+        sizes: numbers of hosts on which its batch holds, where its launcher asks for that.
+    """
+
+    status: int
+    failure: Failure | None = None
+    saved: str | None = None
+    sizes: Sequence[int] | None = None
+
+
 class Started:
     """A host's process that was started.
 
     Attributes:
         name: as in `Command`.
         last: its last lines.
+        told: what it told its launcher, the latest of each kind.
     """
 
     def __init__(self, command: Command, printing: threading.Lock) -> None:
         self.name, self._printing = command.name, printing
         self.last: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
+        self.told: dict[str, Any] = {}
         # A session of its own: Ctrl-C reaches the launcher alone, which ends all.
         self._process = subprocess.Popen(
             command.words,
@@ -67,8 +106,16 @@ class Started:
             pump.start()
 
     def _pump(self, source: IO[str], target: IO[str]) -> None:
+        with source:
+            self._pass_on(source, target)
+
+    def _pass_on(self, source: IO[str], target: IO[str]) -> None:
         for line in source:
-            text = line.rstrip("\n")
+            text, told = heard(line.rstrip("\n"))
+            if told is not None:
+                self.told.update([told])
+                if not text:
+                    continue
             with self._printing:
                 self.last.append(text)
                 print(f"{self.name}: {text}", file=target, flush=True)
@@ -94,13 +141,15 @@ class Started:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        for pump in self._pumps:
+            pump.join()
 
 
-def run_together(commands: Sequence[Command]) -> int:
+def run_together(commands: Sequence[Command]) -> Run:
     """Runs all until each has ended well, or one has not: then the others are ended.
 
-    Returns the status of the first that failed, which is described on stderr with its last lines;
-    0 where all ended well, 130 after Ctrl-C. SIGTERM ends them as Ctrl-C does.
+    A failure is described on stderr, with the last lines of the host that it comes from. SIGTERM
+    ends the hosts as Ctrl-C does.
     """
     printing = threading.Lock()
     before = signal.signal(signal.SIGTERM, _interrupt)
@@ -110,12 +159,12 @@ def run_together(commands: Sequence[Command]) -> int:
             started.append(Started(command, printing))
         failed = _first_failure(started)
         if failed is None:
-            return 0
+            return Run(0)
         _describe(*failed)
-        return failed[1]
+        return _failed_run(started, *failed)
     except KeyboardInterrupt:
         print(f"\nends all {len(started)} hosts", file=sys.stderr)
-        return _INTERRUPTED
+        return Run(_INTERRUPTED)
     finally:
         _end(started)
         signal.signal(signal.SIGTERM, before)
@@ -123,6 +172,17 @@ def run_together(commands: Sequence[Command]) -> int:
 
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def _failed_run(started: Sequence[Started], cause: Started, status: int) -> Run:
+    told = {what: value for host in reversed(started) for what, value in host.told.items()}
+    error, repeats = cause.told.get("failed", ("", False))
+    return Run(
+        status=status,
+        failure=Failure(cause.name, status, error, repeats),
+        saved=told.get("saved"),
+        sizes=told.get("sizes"),
+    )
 
 
 def _first_failure(started: Sequence[Started]) -> tuple[Started, int] | None:
@@ -139,24 +199,34 @@ def _first_failure(started: Sequence[Started]) -> tuple[Started, int] | None:
 
 def _cause(started: Sequence[Started], first: tuple[Started, int]) -> tuple[Started, int]:
     """The failure that the others follow from."""
-    deadline = time.monotonic() + _TO_SAY_SO
+    begun = time.monotonic()
     while True:
         ended = [(host, status) for host in started if (status := host.status()) is not None]
         for host, status in ended:
             if status not in (0, STATUS):
-                first = host, status
-                break
-        if len(ended) == len(started) or time.monotonic() > deadline:
-            return first
+                return host, status
+        blamed = _blamed(started)
+        # A host that is frozen never ends.
+        longest = _TO_SAY_SO if blamed is None else _TO_FOLLOW
+        if len(ended) == len(started) or time.monotonic() - begun > longest:
+            return blamed or first[0], first[1]
         time.sleep(_PAUSE)
 
 
+def _blamed(started: Sequence[Started]) -> Started | None:
+    """The host of which most of the others say that it is gone."""
+    votes = collections.Counter(host.told["blames"] for host in started if "blames" in host.told)
+    return started[votes.most_common(1)[0][0]] if votes else None
+
+
 def _describe(host: Started, status: int) -> None:
-    ended = f"with status {status}"
-    if status > 128:
+    ended = f"ended with status {status}"
+    if host.status() is None:
+        ended = "is gone, as the others say"
+    elif status > 128:
         with contextlib.suppress(ValueError):
-            ended = f"by {signal.Signals(status - 128).name}"
-    print(f"\n{host.name} ended {ended}, and so all hosts end. Its last lines:", file=sys.stderr)
+            ended = f"ended by {signal.Signals(status - 128).name}"
+    print(f"\n{host.name} {ended}, and so all hosts end. Its last lines:", file=sys.stderr)
     for line in host.last:
         print(f"    {line}", file=sys.stderr)
 

@@ -1,76 +1,115 @@
 """`spmdzero launch`: which hosts, and the job that runs on them."""
 
+import dataclasses
 from collections.abc import Sequence
 
 from spmdzero.backend.processes import free_port
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.integrations.launcher._commands import (
-    Remote,
-    on_this_machine,
-    over_ssh,
-)
+from spmdzero.integrations.launcher._again import Commands, run_with_restarts
+from spmdzero.integrations.launcher._commands import Remote, Script, on_this_machine, over_ssh
 from spmdzero.integrations.launcher._hosts import filtered, read_hostfile
-from spmdzero.integrations.launcher._job import run_together
+from spmdzero.integrations.launcher._job import Command
 
 _PORT = 29500
 
 
-def launch(
-    script: Sequence[str],
-    *,
-    hosts: int | None,
-    devices: int | None,
-    hostfile: str,
-    include: str,
-    exclude: str,
-    address: str,
-    port: int | None,
-    ssh_port: int | None,
-    ssh_options: str,
-) -> int:
-    """Runs a script in one process for each host, until all have ended or one has failed.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Line:
+    """What a line of `spmdzero launch` says.
 
-    Args:
+    Attributes:
         script: and its arguments; ``-m`` before a module's name.
         hosts: how many processes of this machine stand for hosts; None for those of `hostfile`.
         devices: virtual devices of the CPU for each of those.
         hostfile: a file of hosts that ssh reaches.
         include, exclude: which of its hosts and devices, as DeepSpeed writes it.
         address, port: of the first process; by default the first host's name, and 29500.
-        ssh_port, ssh_options: of ssh.
+        remote: how ssh reaches hosts.
+        restarts: how often the job is started again after a failure.
+        elastic: whether it goes on without a host that is gone.
+    """
 
-    Returns 0, or the status of the first that failed.
+    script: Sequence[str]
+    hosts: int | None = None
+    devices: int | None = None
+    hostfile: str = ""
+    include: str = ""
+    exclude: str = ""
+    address: str = ""
+    port: int | None = None
+    remote: Remote = dataclasses.field(default_factory=Remote)
+    restarts: int = 0
+    elastic: bool = False
+
+
+def launch(line: Line) -> int:
+    """Runs a script in one process for each host, until all have ended or one has failed for good.
+
+    Returns 0, or the status of the host from which the last failure came.
 
     Raises:
-        SpmdZeroUsageError: no hosts are named, or in two ways; or see `read_hostfile`, `filtered`.
+        SpmdZeroUsageError: no hosts are named, or in two ways; --elastic without --restarts; or see
+            `read_hostfile`, `filtered`, `run_with_restarts`.
     """
-    if hosts is not None and (hostfile or include or exclude):
+    if line.elastic and not line.restarts:
+        raise SpmdZeroUsageError(
+            "--elastic says on which hosts a job starts again: say how often, by --restarts N"
+        )
+    names, commands = _here(line) if line.hosts is not None else _elsewhere(line)
+    return run_with_restarts(
+        commands,
+        names,
+        restarts=line.restarts,
+        elastic=line.elastic,
+        by_ssh=line.hosts is None,
+    )
+
+
+def _script(line: Line, restart: int) -> Script:
+    return Script(words=line.script, elastic=line.elastic, restart=restart)
+
+
+def _here(line: Line) -> tuple[list[str], Commands]:
+    if line.hostfile or line.include or line.exclude:
         raise SpmdZeroUsageError(
             "--hosts starts processes on this machine, --hostfile, --include and --exclude name "
             "machines: leave one of them out"
         )
-    if hosts is not None:
-        if port is None:
-            port = free_port()
-        return run_together(on_this_machine(script, hosts=hosts, devices=devices, port=port))
-    if devices is not None:
+
+    def commands(names: Sequence[str], restart: int) -> list[Command]:
+        port = line.port or free_port()
+        return on_this_machine(_script(line, restart), names, devices=line.devices, port=port)
+
+    return [f"host {rank}" for rank in range(line.hosts or 1)], commands
+
+
+def _elsewhere(line: Line) -> tuple[list[str], Commands]:
+    if line.devices is not None:
         raise SpmdZeroUsageError(
             "--devices-per-host counts virtual devices of --hosts N; a hostfile says `slots=`"
         )
-    pool = read_hostfile(hostfile or "/job/hostfile")
+    pool = read_hostfile(line.hostfile or "/job/hostfile")
     if pool is None:
         raise SpmdZeroUsageError(
-            f"--hostfile {hostfile}: there is no such file"
-            if hostfile
+            f"--hostfile {line.hostfile}: there is no such file"
+            if line.hostfile
             else "name the hosts: --hostfile FILE, or --hosts N for processes on this machine"
         )
-    slots = filtered(pool, include=include, exclude=exclude)
-    return run_together(
-        over_ssh(
-            script,
-            slots,
-            address=address or next(iter(slots)),
-            port=port or _PORT,
-            remote=Remote(port=ssh_port, options=ssh_options),
+    slots = filtered(pool, include=line.include, exclude=line.exclude)
+
+    def commands(names: Sequence[str], restart: int) -> list[Command]:
+        if line.address and names[0] != next(iter(slots)):
+            raise SpmdZeroUsageError(
+                f"--elastic: the first host is {names[0]} now, and --master_addr {line.address} "
+                "that of the one that is gone. Leave --master_addr out: hosts are reached by the "
+                "names in the hostfile then"
+            )
+        return over_ssh(
+            _script(line, restart),
+            {name: slots[name] for name in names},
+            address=line.address or names[0],
+            port=line.port or _PORT,
+            remote=line.remote,
         )
-    )
+
+    return list(slots), commands

@@ -1,7 +1,7 @@
 """One host's process of a job: runs the script, and ends when its launcher does.
 
-`python -m spmdzero.integrations.launcher.node [-m] SCRIPT ...`, which `spmdzero launch` starts on
-each host. The launcher holds the other end of stdin, through ssh too.
+`python -m spmdzero.integrations.launcher.node [--elastic] [-m] SCRIPT ...`, which `spmdzero launch`
+starts on each host. The launcher holds the other end of stdin, through ssh too.
 """
 
 import os
@@ -10,12 +10,18 @@ import sys
 import threading
 import time
 
-from spmdzero.errors import SpmdZeroUsageError
+from spmdzero import _to_launcher
+from spmdzero.errors import HostsDifferError, SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.integrations import install
 from spmdzero.integrations._as_main import run_as_main
+from spmdzero.integrations.launcher._commands import ELASTIC, RESTART
 
 _MODULE = "-m"
 _TO_END = 3.0
+# Whoever starts the same script again meets the same.
+_REPEATED = (
+    SpmdZeroConfigError, SpmdZeroUsageError, HostsDifferError, ImportError, SyntaxError,
+)  # fmt: skip
 
 
 def main() -> None:
@@ -29,6 +35,9 @@ def main() -> None:
         os.dup2(nothing.fileno(), 0)
     threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
     words = sys.argv[1:]
+    elastic = words[0] == ELASTIC
+    _to_launcher.begin(elastic=elastic, restart=int(os.environ[RESTART]))
+    words = words[elastic:]
     module = words[0] == _MODULE
     script, *arguments = words[1:] if module else words
     try:
@@ -36,7 +45,20 @@ def main() -> None:
         run_as_main(script, arguments, module=module)
     except SpmdZeroUsageError as error:
         print(f"spmdzero launch: {error}", file=sys.stderr)
+        _tell_failure(error)
         sys.exit(2)
+    except SystemExit as end:
+        if end.__cause__ is not None:
+            _tell_failure(end.__cause__)
+        elif end.code:
+            _tell_failure(end)
+        raise
+
+
+def _tell_failure(error: BaseException) -> None:
+    first_line = (str(error).splitlines() or [""])[0]
+    said = f"{type(error).__name__}: {first_line}"
+    _to_launcher.tell("failed", (said, isinstance(error, _REPEATED)))
 
 
 def _end_with(launcher: int) -> None:
