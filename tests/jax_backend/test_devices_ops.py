@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from spmdzero.backend import Mesh
+import spmdzero
+from spmdzero.backend import Mesh, programs
 
 DEVICE = torch.device("xla", 0)
 IMAGE = torch.linspace(-1, 1, 2 * 3 * 5 * 6).reshape(2, 3, 5, 6).sin()
@@ -98,6 +99,28 @@ def test_what_is_asked_of_all_elements_is_answered_on_the_host(mesh: Mesh) -> No
     assert torch.allclose(x, x + 1e-9)
     assert not torch.allclose(x, x + 1)
     assert torch.equal(torch.histc(x, 4, -1, 1).cpu(), torch.histc(ROWS, 4, -1, 1))
+
+
+# What names one place in each row, of rows that the devices share.
+ROW_BY_ROW: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "cross entropy": F.cross_entropy,
+    "gather": lambda x, at: x.gather(1, at[:, None]).square().sum(),
+    "scatter": lambda x, at: x.scatter(1, at[:, None], 2.0).square().sum(),
+    "scatter_add": lambda x, at: x.scatter_add(1, at[:, None], x[:, :1]).square().sum(),
+}
+
+
+@pytest.mark.parametrize("name", ROW_BY_ROW)
+def test_devices_keep_their_rows(mesh: Mesh, name: str) -> None:
+    rows, targets = torch.linspace(-3, 3, 16 * 5).sin().reshape(16, 5), torch.arange(16) * 3 % 5
+    x = mesh.place(rows, mesh.batch_spec(2)).requires_grad_()
+    ROW_BY_ROW[name](x, mesh.place(targets, mesh.batch_spec(1))).backward()
+    assert x.grad is not None
+    ledger = spmdzero.CollectiveLedger.from_hlo(programs.optimized_hlo([x.grad]))
+    assert not [c for c in ledger.collectives if c.kind != "all-reduce"]
+    host = rows.clone().requires_grad_()
+    ROW_BY_ROW[name](host, targets).backward()
+    torch.testing.assert_close(x.grad.cpu(), host.grad)
 
 
 def test_rrelu_draws_slopes_that_its_gradient_has(mesh: Mesh) -> None:

@@ -87,6 +87,10 @@ REFUSED: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
         lambda: current().mesh(MeshSpec((("fsdp", 8),))).enter(torch.ones(2), (None,)),
         r"a program on the devices is given a tensor on the CPU, \[2\] torch.float32. Move it",
     ),
+    "a product of two dtypes": (
+        lambda: torch.ones(2, 2, device=DEVICE) @ torch.ones(2, 2, device=DEVICE).bfloat16(),
+        "aten.mm.default takes tensors of different dtypes, bfloat16 and float32. Cast the input",
+    ),
     "a dtype": (
         lambda: torch.ones(2, device=DEVICE, dtype=torch.complex32),
         "can't be computed by the JAX backend: JAX has no dtype for torch.complex32",

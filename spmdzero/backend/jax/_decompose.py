@@ -8,7 +8,7 @@ import torch
 from torch._decomp import core_aten_decompositions
 
 from spmdzero._user_line import user_line
-from spmdzero.errors import SpmdZeroRuntimeError
+from spmdzero.errors import ReplicaRegionError, SpmdZeroRuntimeError
 
 # The key of torch's kernels that do an operation of a list for one tensor after the other.
 _ONE_BY_ONE = torch._C.DispatchKey.CompositeExplicitAutograd
@@ -39,6 +39,7 @@ def decomposed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What an operation without an entry in the table returns, by torch's decomposition of it.
 
     Raises:
+        ReplicaRegionError: its shape depends on values.
         SpmdZeroRuntimeError: torch has none.
     """
     if func.namespace == "prims":
@@ -47,8 +48,18 @@ def decomposed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     known = _decompositions().get(func)
     if known is not None:
         return known(*args, **kwargs)
+    if torch.Tag.dynamic_output_shape in func.tags:
+        raise of_data(func)
     raise SpmdZeroRuntimeError(
         f"{user_line()}: {func} has no entry in the JAX backend's table of operations, and torch "
         'decomposes it into none that have. Write it with others, or set "spmd": {"backend": '
         '"torch_xla"}'
+    )
+
+
+def of_data(func: Any) -> ReplicaRegionError:
+    """What is raised of an operation whose result has a shape that depends on values."""
+    return ReplicaRegionError(
+        f"{user_line()}: {func} makes a tensor whose shape depends on data, and a compiled "
+        "program has the same shapes for any. Use torch.where or a mask of the same shape"
     )

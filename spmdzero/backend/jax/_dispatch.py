@@ -10,7 +10,7 @@ import torch
 from spmdzero._user_line import user_line
 from spmdzero.backend.jax import _host
 from spmdzero.backend.jax._cells import Cell
-from spmdzero.backend.jax._decompose import decomposed, kernel_of_others
+from spmdzero.backend.jax._decompose import decomposed, kernel_of_others, of_data
 from spmdzero.backend.jax._functional import functional
 from spmdzero.backend.jax._lowered import made_by, require_lowering
 from spmdzero.backend.jax._operations import AtenOp, identity
@@ -19,8 +19,8 @@ from spmdzero.backend.jax._trees import swapped
 from spmdzero.backend.jax._values import Operation, Value, record
 from spmdzero.backend.jax._views import UnwritableViewError, ViewStep, written
 from spmdzero.backend.jax.ops import UnsupportedError
-from spmdzero.backend.replica import KNOWN_DRAWS
-from spmdzero.errors import ReplicaRegionError, SpmdZeroRuntimeError
+from spmdzero.backend.replica import KNOWN_DRAWS, PRODUCTS, mixed_dtypes
+from spmdzero.errors import SpmdZeroRuntimeError
 
 _aten = torch.ops.aten
 # What makes a tensor of a host's numbers.
@@ -142,6 +142,9 @@ def recorded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     op = AtenOp.of(func)
     if op is None:
         return decomposed(func, args, kwargs)
+    mixed = mixed_dtypes(func, args) if func in PRODUCTS else None
+    if mixed is not None:
+        raise SpmdZeroRuntimeError(f"{user_line()}: {mixed}")
     made = meta_result(func, args, kwargs)
     metas = made if isinstance(made, list | tuple) else [made]
     place = _mask_place(func)
@@ -181,10 +184,7 @@ def meta_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
             with contextlib.suppress(UnsupportedError):
                 made = made_by(op, *_map(args, kwargs, torch.Tensor, value_of))
                 return made if len(func._schema.returns) > 1 else made[0]
-        raise ReplicaRegionError(
-            f"{user_line()}: {func} makes a tensor whose shape depends on data, and a compiled "
-            "program has the same shapes for any. Use torch.where or a mask of the same shape"
-        ) from error
+        raise of_data(func) from error
 
 
 def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,6 +1,7 @@
 """What Python calls of a lazy tensor ask of its device, which C++ takes for the CPU."""
 
 import contextlib
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ _answers: dict[Any, Answer] = {}
 # They take tensors of two devices.
 _MIXED = {
     _Tensor.copy_, _Tensor.__getitem__, _Tensor.__setitem__, torch.index_put, _Tensor.index_put,
-    _Tensor.index_put_, torch.autograd.grad, _Tensor.set_, _Tensor.type_as, torch.equal,
+    _Tensor.index_put_, _Tensor.set_, _Tensor.type_as, torch.equal,
     _Tensor.equal,
 }  # fmt: skip
 _C_CALLS = (type(torch.add), type(_Tensor.add))
@@ -170,6 +171,30 @@ def _format(tensor: torch.Tensor, spec: str) -> str:
     if tensor.dim() or (in_region() and not spec):
         return object.__format__(tensor, spec)
     return format(_item(tensor), spec)
+
+
+@_answer(_Tensor.backward)
+def _backward(
+    tensor: torch.Tensor, gradient: Any = None, retain_graph: bool | None = None,
+    create_graph: bool = False, inputs: Any = None,
+) -> None:  # fmt: skip
+    # Hooks and Functions are the user's code, whose calls are answered here too.
+    with torch._C._EnableTorchFunction():
+        torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+
+
+# Torch's own, which doesn't ask its tensors for an answer: it would be asked again and again.
+_grad_unasked = types.FunctionType(
+    torch.autograd.grad.__code__,
+    vars(torch.autograd) | {"has_torch_function": lambda _: False},
+    argdefs=torch.autograd.grad.__defaults__,
+)
+
+
+@_answer(torch.autograd.grad)
+def _grad(*args: Any, **kwargs: Any) -> Any:
+    with torch._C._EnableTorchFunction():
+        return _grad_unasked(*args, **kwargs)
 
 
 @_answer(F.scaled_dot_product_attention)

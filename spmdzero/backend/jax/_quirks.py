@@ -3,13 +3,18 @@
 from collections.abc import Callable
 from typing import Any
 
+from spmdzero.backend.replica import PRODUCTS, mixed_dtypes
+
 
 class JaxQuirks:
-    """None: the operations are torch's."""
+    """None but one: the operations are torch's, and torch's meta kernels tell their results."""
 
     def unsupported(self, func: Any, args: tuple[Any, ...]) -> str | None:
-        """None: what the table lacks is refused where it is recorded."""
-        return None
+        """Why torch refuses it where meta kernels don't.
+
+        What the table lacks is refused where it is recorded.
+        """
+        return mixed_dtypes(func, args) if func in PRODUCTS else None
 
     def batch_norm(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -5,6 +5,7 @@ from spmdzero.backend.replica._boundary import refuse_leak
 from spmdzero.backend.replica._global import GlobalForward
 from spmdzero.backend.replica._manual import leave_stacked, read_stacked
 from spmdzero.backend.replica._norm import global_norm
+from spmdzero.backend.replica._products import PRODUCTS, mixed_dtypes
 from spmdzero.backend.replica._random import (
     IN_PLACE,
     KNOWN_DRAWS,
@@ -32,6 +33,7 @@ from spmdzero.backend.replica._region import ReplicaRegion
 __all__ = [
     "IN_PLACE",
     "KNOWN_DRAWS",
+    "PRODUCTS",
     "REPLACEMENTS",
     "Around",
     "FollowError",
@@ -48,6 +50,7 @@ __all__ = [
     "global_norm",
     "in_region",
     "leave_stacked",
+    "mixed_dtypes",
     "read_stacked",
     "reads_are_global",
     "reads_by",

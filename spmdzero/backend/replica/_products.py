@@ -1,4 +1,7 @@
-"""The operations that multiply matrices."""
+"""The operations that multiply matrices, and what torch asks of them."""
+
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -14,3 +17,19 @@ PRODUCTS = {
     _aten.convolution.default,
     _aten.convolution_overrideable.default,
 }
+
+
+def mixed_dtypes(func: Any, args: Iterable[Any]) -> str | None:
+    """Why torch refuses this product (or what a backend treats alike), where dtypes differ.
+
+    torch's kernels do; its meta kernels and XLA's frontends promote, or fail much later.
+    """
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    if len(dtypes) < 2:
+        return None
+    names = " and ".join(sorted(str(d).removeprefix("torch.") for d in dtypes))
+    return (
+        f"{func} takes tensors of different dtypes, {names}. Cast the "
+        'input: under "bf16" parameters are bfloat16, and inputs stay as they are given'
+    )

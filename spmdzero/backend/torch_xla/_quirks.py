@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.replica._products import PRODUCTS
+from spmdzero.backend.replica import PRODUCTS, mixed_dtypes
 
 _aten = torch.ops.aten
 
@@ -18,14 +18,9 @@ class TorchXlaQuirks:
         """Why `func` can't be computed of these: it would end the process, or run on the CPU."""
         # torch_xla takes them, and XLA's verifier fails on the whole program later.
         if func in PRODUCTS or func is _aten.native_batch_norm.default:
-            tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-            dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
-            if len(dtypes) > 1:
-                names = " and ".join(sorted(str(d).removeprefix("torch.") for d in dtypes))
-                return (
-                    f"{func} takes tensors of different dtypes, {names}. Cast the "
-                    'input: under "bf16" parameters are bfloat16, and inputs stay as they are given'
-                )
+            mixed = mixed_dtypes(func, args)
+            if mixed is not None:
+                return mixed
         if not _has_lowering(func):
             return (
                 f"torch_xla has no lowering of {func} and would run it on the CPU, which can't be "

@@ -103,9 +103,19 @@ def scatter(self: Any, dim: int, index: Any, src: Any, *, reduce: str | None = N
         return self
     if hasattr(src, "ndim") and src.ndim:
         src = src[tuple(slice(n) for n in index.shape)]
-    target = wide(self).at[_places(dim, index)]
-    src = cast(src, dtype_of(wide(self)))
+    whole, place = wide(self), axis(dim, self.ndim)
+    src = cast(src, dtype_of(whole))
+    if reduce in (None, "add") and index.shape == _without(self.shape, place):
+        # One place in each row, as a loss's targets: compared, devices keep their rows. XLA's
+        # scatter would gather all rows' indices, and is slower on TPUs.
+        named = lax.broadcasted_iota(index.dtype, self.shape, place) == index
+        return jnp.where(named, src if reduce is None else whole + src, whole)
+    target = whole.at[_places(dim, index)]
     return target.set(src) if reduce is None else getattr(target, _UPDATES[reduce])(src)
+
+
+def _without(shape: tuple[int, ...], place: int) -> tuple[int, ...]:
+    return (*shape[:place], 1, *shape[place + 1 :])
 
 
 def _flat(src: Any) -> Any:
