@@ -22,7 +22,8 @@ from spmdzero.backend._current import (
     runtime,
 )
 from spmdzero.backend._keys import draw_keys
-from spmdzero.backend._mesh import Mesh, PartitionSpec, Reduction
+from spmdzero.backend._mesh import Across, Mesh, PartitionSpec, Reduction
+from spmdzero.backend._own_rows import keep_same, to_all_rows, to_own_rows
 from spmdzero.backend._programs import AnnotatedProgram, Placeholders, Programs
 from spmdzero.backend._region import (
     AttentionCall,
@@ -37,8 +38,10 @@ from spmdzero.backend._region import (
 from spmdzero.backend._stored import gather, store, stored_zeros
 from spmdzero.backend._torus import Torus, scatter_steps, scatters_whole
 from spmdzero.backend._tree import Batch, Replicated, device_types, map_tensors, replicated
+from spmdzero.backend._uploads import same_on_hosts
 
 __all__ = [
+    "Across",
     "AnnotatedProgram",
     "Arrays",
     "AttentionCall",
@@ -71,6 +74,7 @@ __all__ = [
     "draw_keys",
     "flags",
     "gather",
+    "keep_same",
     "map_tensors",
     "memory_maps",
     "nodes_behind",
@@ -78,8 +82,11 @@ __all__ = [
     "refuse_gradient_hooks",
     "replicated",
     "runtime",
+    "same_on_hosts",
     "scatter_steps",
     "scatters_whole",
     "store",
     "stored_zeros",
+    "to_all_rows",
+    "to_own_rows",
 ]

@@ -11,8 +11,41 @@ from spmdzero.plan import MeshSpec, Placement
 PartitionSpec: TypeAlias = tuple[str | tuple[str, ...] | None, ...]
 
 
+class Across(Protocol):
+    """Carries tensors between what each of several hosts has for itself and what all have.
+
+    What a script moves to the devices, and what is computed from it, is its host's own: of the
+    shape, and with the value, that it has there.
+    """
+
+    @property
+    def hosts(self) -> int:
+        """How many there are."""
+
+    def is_own(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` may be another on each host."""
+
+    def own_rows(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """Of all hosts' rows in `dim`, host after host, its own: `[b, ...]` to `[b/h, ...]`.
+
+        Nothing moves, and what is computed is the same tensor, where `dim` is 0.
+        """
+
+    def all_rows(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """The rows of all hosts: `[b/h, ...]` to `[b, ...]`; those of a tensor that all hosts have
+        the same count once for each.
+        """
+
+    def mean(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The mean over hosts, the same on all; the tensor itself where that is the same."""
+
+
 class Mesh(Protocol):
     """The devices of a `MeshSpec`."""
+
+    @property
+    def across(self) -> Across | None:
+        """Between the hosts; None where no tensor is another on each of them."""
 
     @property
     def spec(self) -> MeshSpec:

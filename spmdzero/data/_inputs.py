@@ -18,6 +18,7 @@ from spmdzero.backend import (
     map_tensors,
     processes,
     runtime,
+    to_all_rows,
 )
 from spmdzero.backend.agreement import require_agreement
 from spmdzero.data._batch_rows import BatchRows, Rows
@@ -40,6 +41,7 @@ class InputPlacer:
         micro_batch: rows that each device works on, `train_micro_batch_size_per_gpu`.
 
     Attributes:
+        rules: as given.
         rows: which inputs are batches.
         positional: names of the inputs that a call may give by place.
         latest: path, shape and dtype of each input of the latest call.
@@ -48,7 +50,7 @@ class InputPlacer:
     def __init__(
         self, *, mesh: Mesh, module: nn.Module, rules: RegionRules, micro_batch: int
     ) -> None:
-        self._mesh, self._rules, self.rows = mesh, rules, BatchRows(micro_batch)
+        self._mesh, self.rules, self.rows = mesh, rules, BatchRows(micro_batch)
         self._compared = False
         self.latest: tuple[tuple[str, tuple[int, ...], str], ...] = ()
         parameters = inspect.signature(module.forward).parameters.values()
@@ -92,7 +94,7 @@ class InputPlacer:
             if path not in batches:
                 return self._upload(tensor, None)
             dim = self.batch_dim(path)
-            shared = _host_rows(tensor, dim) % runtime.local_device_count() == 0
+            shared = self._host_rows(tensor, dim) % runtime.local_device_count() == 0
             return Batch(self._upload(tensor, dim if shared else None), dim, shared)
 
         placed = map_tensors(named, put)
@@ -121,7 +123,7 @@ class InputPlacer:
         def look(path: str, tensor: Any) -> Any:
             dim = self.batch_dim(path)
             if isinstance(tensor, torch.Tensor) and tensor.dim() > dim:
-                rows = _host_rows(tensor, dim)
+                rows = self._host_rows(tensor, dim)
                 found.append(Rows(path=path, shape=tuple(tensor.shape), count=rows))
             return tensor
 
@@ -168,20 +170,28 @@ class InputPlacer:
 
     def batch_dim(self, path: str) -> int:
         """The dim of the batch of the input at `path`."""
-        return self._rules.input_batch_dims.get(path.split(".")[0], self._rules.batch_dim)
+        return self.rules.input_batch_dims.get(path.split(".")[0], self.rules.batch_dim)
+
+    def _host_rows(self, tensor: torch.Tensor, dim: int) -> int:
+        """Rows of this host."""
+        rows = tensor.shape[dim]
+        # Where no tensor on the devices is a host's own, one there holds the rows of all.
+        is_own = tensor.device.type == "cpu" or self._mesh.across is not None
+        return rows if is_own else rows // runtime.process_count()
 
     def _upload(self, tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
+        across = self._mesh.across
+        if across is not None and arrays.is_mine(tensor):
+            if dim is not None:
+                return to_all_rows(tensor, dim, across)
+            if across.is_own(tensor):
+                # As one that is handed over on the CPU.
+                tensor = arrays.read(tensor)
         if tensor.device.type != "cpu":
             # A number's buffer may be that of a number in the program, a view has none yet.
             return arrays.fresh(tensor) if not tensor.dim() or tensor._is_view() else tensor
         spec = (None,) * tensor.dim() if dim is None else self._mesh.batch_spec(tensor.dim(), dim)
         return self._mesh.place(tensor, spec)
-
-
-def _host_rows(tensor: torch.Tensor, dim: int) -> int:
-    """Rows of this host: a CPU tensor holds only them, a tensor on the devices those of all."""
-    rows = tensor.shape[dim]
-    return rows if tensor.device.type == "cpu" else rows // runtime.process_count()
 
 
 def _forms(named: Mapping[str, Any]) -> dict[str, str]:

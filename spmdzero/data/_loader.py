@@ -21,10 +21,10 @@ _AHEAD = 2  # uploads run while a step does; more only costs device memory
 
 
 class ZeroDataLoader:
-    """Global micro-batches of a dataset, as tensors on the devices.
+    """Micro-batches of a dataset, as tensors on the devices, which share their rows.
 
-    Each replica gets the rows that the DeepSpeed rank of its number would get. Each host loads
-    the rows of its own devices only.
+    Each replica gets the rows that the DeepSpeed rank of its number would get. Each host loads,
+    and hands out, the rows of its own devices only.
 
     Args:
         dataset: map-style, or iterable: then each host's iterator must yield its own part.
@@ -255,7 +255,9 @@ class ZeroDataLoader:
     def _place(self, _: str, tensor: torch.Tensor, *, rows: int) -> torch.Tensor:
         dim = self._batch_dim
         if tensor.dim() > dim and tensor.shape[dim] == rows:
-            return self._mesh.place(tensor, self._mesh.batch_spec(tensor.dim(), dim))
+            placed = self._mesh.place(tensor, self._mesh.batch_spec(tensor.dim(), dim))
+            across = self._mesh.across
+            return placed if across is None else across.own_rows(placed, dim)
         return self._mesh.place(tensor)
 
 

@@ -213,7 +213,9 @@ class Accumulation:
                 if not arrays.is_mine(grad):
                     # The module was moved off the devices, and trained by plain torch since.
                     require_placed(self._training)
-                self._training.gradients.add_global(name, grad)
+                across = self._training.mesh.across
+                whole = grad if across is None else across.mean(grad)
+                self._training.gradients.add_global(name, whole)
                 set_autograd_grad(parameter, None)
                 if self._direct_calls is not None and not self.ran_forward:
                     self._direct_calls.say_gradients(self._training.module)

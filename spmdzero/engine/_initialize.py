@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from spmdzero.backend import same_on_hosts
 from spmdzero.data._loader import ZeroDataLoader
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._groups import ParameterGroups
@@ -25,6 +26,7 @@ from spmdzero.step._optimizer import ZeroOptimizer
 OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
 
 
+@same_on_hosts()
 def initialize(
     args: Any = None,
     model: nn.Module | None = None,

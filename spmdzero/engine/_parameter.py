@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from spmdzero.backend import arrays, gather, runtime, store
+from spmdzero.backend import arrays, gather, runtime, same_on_hosts, store
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import Placement, Role
@@ -139,7 +139,8 @@ class TrainedParameter:
             raise SpmdZeroUsageError(
                 f"{self.name}{what} has shape {list(shape)}, the new value {list(value.shape)}"
             )
-        return value.detach().to(runtime.device())
+        with same_on_hosts():
+            return value.detach().to(runtime.device())
 
 
 class ZeroParameter(nn.Parameter):

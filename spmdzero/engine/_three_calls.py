@@ -12,6 +12,7 @@ from spmdzero.engine._folded import FoldedCalls
 from spmdzero.engine._folded_call import keep_waiting
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._loss import check_loss
+from spmdzero.engine._outward import Outward
 from spmdzero.engine._reports import WallClock
 from spmdzero.engine._schedule import require_metrics
 from spmdzero.engine._step_end import StepEnd
@@ -42,6 +43,9 @@ class ThreeCalls:
             accumulation=accumulation.gradient_accumulation_steps,
             needs_scale=training.spmd_config.fp16.enabled and training.optimizer is not None,
         )
+        across = training.mesh.across
+        rules = None if training.region is None else training.placer.rules
+        self._outward = None if across is None else Outward(across, rules)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module on one micro-batch.
@@ -83,7 +87,8 @@ class ThreeCalls:
         records = torch.is_grad_enabled()
         self._accumulation.ran_forward |= records
         output = self._folding.forward(args, kwargs)
-        return self._watch.watch(output) if records else output
+        output = self._watch.watch(output) if records else output
+        return output if self._outward is None else self._outward(output)
 
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
@@ -111,12 +116,17 @@ class ThreeCalls:
                 scaled = self._times_loss_scale(averaged)
                 torch.autograd.backward(scaled, retain_graph=retain_graph)
             self._accumulation.collect_gradients()
-            detached = training.mesh.mark(loss.detach().reshape(()).clone())
+            detached = training.mesh.mark(self._of_all(loss.detach().reshape(())).clone())
             training.health.watch(detached, step=training.counters.global_steps)
             training.losses.append(detached)
             training.backward_done = True
             training.counters.backwards += 1
             return averaged.detach()
+
+    def _of_all(self, loss: torch.Tensor) -> torch.Tensor:
+        """The mean of the hosts' losses, which is what they report."""
+        across = self._training.mesh.across
+        return loss if across is None else across.mean(loss)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """`loss` times the loss scale, for `engine.scale(loss).backward()`.

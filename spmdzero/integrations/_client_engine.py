@@ -34,7 +34,7 @@ class ClientEngine(Engine):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._training.placer.rows.any_number = True
-        if runtime.process_count() > 1:
+        if runtime.process_count() > 1 and self._training.mesh.across is None:
             logger.warning(
                 "several hosts: an output with rows has those of all hosts, on each. What a client "
                 "gathers of it (gather_for_metrics, predict) has each row more than once"

@@ -37,6 +37,8 @@ def move_module(
         cast = _value(tensor, names, source)
         if is_parameter and tensor.is_floating_point():
             cast = cast.to(dtype)
+        if mesh.across is not None and arrays.is_mine(cast) and mesh.across.is_own(cast):
+            cast = arrays.read(cast)
         placed = mesh.place(cast) if cast.device.type == "cpu" else mesh.mark(cast.clone())
         if is_parameter:
             placed = nn.Parameter(placed, requires_grad=tensor.requires_grad)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from spmdzero.backend import Mesh, PartitionSpec, arrays, gather, programs, store
+from spmdzero.backend import Mesh, PartitionSpec, arrays, gather, programs, same_on_hosts, store
 from spmdzero.optim import Terms, UpdateRule
 from spmdzero.plan import Placement
 
@@ -160,7 +160,8 @@ class GroupUpdate:
         def keep(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
             return new if apply is None else torch.where(apply, new, old)
 
-        with programs.scope(f"zero.update/{member.name}"):
+        # A torch optimizer may make tensors of numbers.
+        with programs.scope(f"zero.update/{member.name}"), same_on_hosts():
             grad = mesh.mark(grad, spec)
             terms = Terms(factors=factors, whole=member.on(mesh), keep=keep)
             new_weights, new = rule.update(weights, grad, held, terms)

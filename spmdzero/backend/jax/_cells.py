@@ -3,7 +3,9 @@
 import weakref
 from collections.abc import Iterator
 
-from spmdzero.backend.jax._values import Value
+from spmdzero._user_line import user_line
+from spmdzero.backend.jax._values import Space, Value
+from spmdzero.errors import SpmdZeroRuntimeError
 
 _cells: "weakref.WeakSet[Cell]" = weakref.WeakSet()
 
@@ -14,12 +16,13 @@ class Cell:
     Attributes:
         writes: how often it was written.
         stride: of the storage that torch believes it to be; None for a contiguous one.
+        same: whether all hosts must have the same value, as of a parameter.
     """
 
-    __slots__ = ("__weakref__", "_value", "stride", "writes")
+    __slots__ = ("__weakref__", "_value", "same", "stride", "writes")
 
     def __init__(self, value: Value, stride: tuple[int, ...] | None = None) -> None:
-        self._value, self.writes, self.stride = value, 0, stride
+        self._value, self.writes, self.stride, self.same = value, 0, stride, False
         value.holders += 1
         _cells.add(self)
 
@@ -33,10 +36,29 @@ class Cell:
 
     @value.setter
     def value(self, new: Value) -> None:
+        if self.same:
+            require_same(new)
         new.holders += 1
         self._value.holders -= 1
         self._value = new
         self.writes += 1
+
+    def succeeded_by(self, other: "Cell") -> "Cell":
+        """`other`, which takes its place."""
+        if self.same:
+            require_same(other.value)
+            other.same = True
+        return other
+
+
+def require_same(value: Value) -> None:
+    """Raises SpmdZeroRuntimeError for what is another on each host, where all must have one."""
+    if value.space is Space.HOST:
+        raise SpmdZeroRuntimeError(
+            f"{user_line()}: a value of this host's own, such as one computed from its rows, is "
+            "written into a tensor that is the same on all hosts, such as a parameter. If all "
+            "hosts have the same value, write it from the CPU: parameter.data.copy_(value.cpu())"
+        )
 
 
 def cells() -> Iterator[Cell]:

@@ -15,8 +15,8 @@ from spmdzero.backend.jax._functional import functional
 from spmdzero.backend.jax._lowered import made_by, require_lowering
 from spmdzero.backend.jax._operations import AtenOp, identity
 from spmdzero.backend.jax._tensor import LazyTensor, hooks, meta_of, over
-from spmdzero.backend.jax._trees import swapped
-from spmdzero.backend.jax._values import Operation, Value, record
+from spmdzero.backend.jax._trees import found, swapped
+from spmdzero.backend.jax._values import Operation, Space, Value, record
 from spmdzero.backend.jax._views import UnwritableViewError, ViewStep, written
 from spmdzero.backend.jax.ops import UnsupportedError
 from spmdzero.backend.replica import KNOWN_DRAWS, PRODUCTS, mixed_dtypes
@@ -92,6 +92,15 @@ def own_value(tensor: torch.Tensor) -> Value:
     return value_of(tensor)
 
 
+def _valuing(args: tuple[Any, ...]) -> Callable[[torch.Tensor], Value]:
+    """`value_of`; beside what is another on each host, so is a tensor that is on the host."""
+    if _host.traffic.place_own is None or all(
+        tensor.cell.value.space is not Space.HOST for tensor in found(args, LazyTensor)
+    ):
+        return value_of
+    return lambda tensor: value_of(tensor) if isinstance(tensor, LazyTensor) else _host.own(tensor)
+
+
 def read(tensor: torch.Tensor) -> torch.Tensor:
     """The value of a tensor on the CPU, once the devices have computed it.
 
@@ -153,7 +162,7 @@ def recorded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         asked = args[place] if place < len(args) else kwargs["output_mask"]
         metas = [m if wanted else None for m, wanted in zip(metas, asked, strict=True)]
     present = [m for m in metas if isinstance(m, torch.Tensor)]
-    values = _map(args, kwargs, torch.Tensor, value_of)
+    values = _map(args, kwargs, torch.Tensor, _valuing(args))
     outputs = iter(_noted(op, *values, present))
     results = [over(next(outputs), m) if isinstance(m, torch.Tensor) else m for m in metas]
     return type(made)(results) if isinstance(made, list | tuple) else results[0]
@@ -238,10 +247,11 @@ def _write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if schema.name == "aten::copy_":
         if not isinstance(args[0], LazyTensor):
             return args[0].copy_(read(args[1]))
-        write(args[0], value_of(args[1]))
+        moves = not (isinstance(args[1], LazyTensor) or args[0].cell.same)
+        write(args[0], _host.moved(args[1]) if moves else value_of(args[1]))
         return args[0]
-    found = functional(func)
-    if found is None:
+    form = functional(func)
+    if form is None:
         raise SpmdZeroRuntimeError(
             f"{user_line()}: {func} writes in place and is not known to the JAX backend. Use its "
             "functional form"
@@ -249,20 +259,20 @@ def _write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if torch.Tag.inplace_view in func.tags:
         raise SpmdZeroRuntimeError(
             f"{user_line()}: {func} gives a tensor another shape in place, and what is recorded of "
-            f"it on the JAX backend has the one that it was made with. Use {found.func}"
+            f"it on the JAX backend has the one that it was made with. Use {form.func}"
         )
     names = [argument.name for argument in schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
-    targets = [given[name] for name in found.writes]
-    if found.outs:
-        kwargs = {name: value for name, value in kwargs.items() if name not in found.writes}
+    targets = [given[name] for name in form.writes]
+    if form.outs:
+        kwargs = {name: value for name, value in kwargs.items() if name not in form.writes}
         args = tuple(args[: sum(not a.is_out for a in schema.arguments)])
-    made = dispatched(found.func, args, kwargs)
+    made = dispatched(form.func, args, kwargs)
     results = list(made) if isinstance(made, list | tuple) else [made]
     for target, result in zip(targets, results[-len(targets) :], strict=True):
         if target is not None:
             write(target, value_of(result))
-    if found.outs or len(results) == len(targets):
+    if form.outs or len(results) == len(targets):
         return targets[0] if len(schema.returns) == 1 else tuple(targets)
     kept = results[: len(results) - len(targets)]
     return tuple(kept) if len(kept) > 1 else kept[0]
@@ -279,4 +289,4 @@ def copied(value: Value) -> Value:
 
 def replace(tensor: LazyTensor, value: Value) -> None:
     """Makes `tensor` alone hold `value`, of its shape and dtype."""
-    tensor.cell, tensor.steps = Cell(value, tensor.stride()), ()
+    tensor.cell, tensor.steps = tensor.cell.succeeded_by(Cell(value, tensor.stride())), ()

@@ -17,7 +17,7 @@ from spmdzero.backend.jax._blame import UnloweredError, blamed
 from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._numbers import with_numbers
 from spmdzero.backend.jax._program import function_of, marked_spec
-from spmdzero.backend.jax._values import Value
+from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import lowered_for, wide_numbers
 
 # Programs that are kept; each holds memory of the compiler's.
@@ -192,11 +192,11 @@ def donated_inputs(
     """Inputs that nobody holds, as many as there are outputs of their form."""
     room: dict[Any, int] = {}
     for slot, sharding in zip(graph.outputs, shardings, strict=True):
-        form = (slot.shape, slot.dtype, sharding)
+        form = (slot.shape, slot.dtype, slot.space is Space.HOST, sharding)
         room[form] = room.get(form, 0) + 1
     found = []
     for place, (slot, leaf) in enumerate(zip(graph.inputs, leaves, strict=True)):
-        form = (slot.shape, slot.dtype, leaf.array.sharding)
+        form = (slot.shape, slot.dtype, slot.space is Space.HOST, leaf.array.sharding)
         if leaf.holders == 0 and not leaf.uploaded and room.get(form, 0):
             room[form] -= 1
             found.append(place)

@@ -9,13 +9,15 @@ import torch
 from jax.experimental.multihost_utils import process_allgather
 
 from spmdzero.backend._traced import traced
+from spmdzero.backend._uploads import are_the_same
 from spmdzero.backend._watching import waiting
+from spmdzero.backend.jax import _own
 from spmdzero.backend.jax._cells import pending_values
 from spmdzero.backend.jax._execute import start
 from spmdzero.backend.jax._generator import generator
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
-from spmdzero.backend.replica import refuse_read_without_data
+from spmdzero.backend.replica import in_region, refuse_read_without_data
 from spmdzero.errors import SpmdZeroRuntimeError
 
 # torch dtypes that numpy doesn't know, by the integers of their size.
@@ -32,6 +34,7 @@ class Traffic:
         uploads: who takes down uploads.
         watch: what answers a read of what belongs to a replica, None for others.
         place: uploads a numpy array to every device whole.
+        place_own: uploads a numpy array of which each host has another; None with one process.
     """
 
     def __init__(self) -> None:
@@ -39,6 +42,7 @@ class Traffic:
         self.uploads: list[set[int]] = []
         self.watch: Callable[[torch.Tensor], torch.Tensor | None] = lambda _: None
         self.place: Callable[[np.ndarray], jax.Array] | None = None
+        self.place_own: Callable[[np.ndarray], jax.Array] | None = None
 
 
 traffic = Traffic()
@@ -68,6 +72,25 @@ def constant(tensor: torch.Tensor) -> Value:
     return value
 
 
+def moved(tensor: torch.Tensor) -> Value:
+    """The value of a CPU tensor that a script moves to the devices: of several hosts, its own.
+
+    What a module moves is the same on all, as it is traced once for all replicas.
+    """
+    if traffic.place_own is None or traffic.uploads or in_region() or are_the_same():
+        return constant(tensor)
+    return own(tensor)
+
+
+def own(tensor: torch.Tensor) -> Value:
+    """The value of a CPU tensor of which each host has another."""
+    assert traffic.place_own is not None
+    array = traffic.place_own(to_numpy(tensor))
+    value = Value(tensor.shape, tensor.dtype, Space.HOST, array=array)
+    value.uploaded = True
+    return value
+
+
 def seed(number: int) -> Value:
     """A seed of the devices' own generator on every device, which no later step has again."""
     return _uploaded(torch.tensor(number, dtype=torch.int32))
@@ -90,7 +113,7 @@ def note_upload(value: Value) -> None:
 
 
 def fetched(value: Value) -> torch.Tensor:
-    """A global value in the memory of this host.
+    """A global value, or this host's part of one that each has for itself, in its memory.
 
     Raises:
         ReplicaRegionError: it is of a placeholder.
@@ -99,6 +122,8 @@ def fetched(value: Value) -> torch.Tensor:
     compute(value)
     traffic.reads += 1
     with wide_numbers():
+        if value.space is Space.HOST:
+            return to_torch(_own.part_of(value.array, value.shape), value.dtype)
         return to_torch(gathered(value.array), value.dtype)
 
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from spmdzero.backend.jax import _own
 from spmdzero.backend.jax._graph import Graph, Slot, Step
 from spmdzero.backend.jax._lowered import lowered
 from spmdzero.backend.jax._numbers import as_taken
@@ -36,16 +37,25 @@ def function_of(graph: Graph, mesh: Mesh) -> Any:
     needed = _needed_later(graph, phases)
 
     def run(*arrays: Any) -> list[Any]:
-        # In it are global arrays, and a replica's with their leading dim.
-        whole = {slot.number: a for slot, a in zip(graph.inputs, arrays, strict=True)}
+        # In it are global arrays, and a replica's and a host's with their leading dim.
+        whole = {
+            slot.number: _own.stacked(a, slot.shape) if slot.space is Space.HOST else a
+            for slot, a in zip(graph.inputs, arrays, strict=True)
+        }
         for phase in range(last + 1):
             steps = by_phase.get(phase, [])
             if phase % 2 == 0:
                 for step in steps:
-                    _run(step, whole)
+                    if step.space is Space.HOST:
+                        _run_for_hosts(step, whole)
+                    else:
+                        _run(step, whole)
             elif steps:
                 _run_region(steps, whole, needed.get(phase, set()), _mesh_of(steps, mesh))
-        results = [whole[slot.number] for slot in graph.outputs]
+        results = [
+            _own.joined(whole[slot.number]) if slot.space is Space.HOST else whole[slot.number]
+            for slot in graph.outputs
+        ]
         given = {id(array) for array in arrays}
         # JAX would hand out the very buffer of an input, which may be donated later.
         return [jnp.copy(r) if id(r) in given else r for r in results]
@@ -96,14 +106,43 @@ def _needed_later(graph: Graph, phases: dict[int, int]) -> dict[int, set[int]]:
 
 
 def _run(step: Step, known: dict[int, Any]) -> None:
+    with _named(step):
+        results = _results(step, known)
+    known |= {slot.number: result for slot, result in zip(step.made, results, strict=False)}
+
+
+def _results(step: Step, known: dict[int, Any]) -> list[Any]:
     args = swapped(step.args, Slot, lambda slot: as_taken(slot, known[slot.number]))
     kwargs = swapped(step.kwargs, Slot, lambda slot: as_taken(slot, known[slot.number]))
+    forms = [(slot.shape, slot.dtype) for slot in step.made]
+    return lowered(step.op, args, kwargs, forms)
+
+
+def _run_for_hosts(step: Step, whole: dict[int, Any]) -> None:
+    """Runs an operation whose results are another on each host."""
+    slots = list(_slots(step))
+    given = [whole[slot.number] for slot in slots]
+
+    def of_one(*arrays: Any) -> list[Any]:
+        known = {slot.number: array for slot, array in zip(slots, arrays, strict=True)}
+        return _results(step, known)
+
+    with _named(step):
+        if step.op.makes is None:
+            own = [slot.space is Space.HOST for slot in slots]
+            results = _own.for_each(of_one, given, own=own)
+        else:
+            # It makes a host's values of global ones, and knows of the leading dim.
+            results = [step.op(*given)]
+    whole |= {slot.number: result for slot, result in zip(step.made, results, strict=False)}
+
+
+@contextlib.contextmanager
+def _named(step: Step) -> Iterator[None]:
     with contextlib.ExitStack() as names:
         for name in step.scope:
             names.enter_context(jax.named_scope(name))
-        forms = [(slot.shape, slot.dtype) for slot in step.made]
-        results = lowered(step.op, args, kwargs, forms)
-    known |= {slot.number: result for slot, result in zip(step.made, results, strict=False)}
+        yield
 
 
 def run_steps(graph: Graph, arrays: Sequence[Any]) -> list[Any]:
@@ -135,7 +174,8 @@ def _run_region(steps: list[Step], whole: dict[int, Any], needed: set[int], mesh
                 outer[slot.number] = slot
     enters, others = list(entering), list(outer)
     in_specs = [*entering.values()]
-    in_specs += [stacked if outer[n].space is Space.REPLICA else PartitionSpec() for n in others]
+    by_device = {n: slot.space in (Space.REPLICA, Space.HOST) for n, slot in outer.items()}
+    in_specs += [stacked if by_device[n] else PartitionSpec() for n in others]
     leaving = [step for step in steps if _leaves(step)]
     gone = {step.made[0].number for step in leaving}
     kept = sorted(needed - gone)
@@ -145,7 +185,7 @@ def _run_region(steps: list[Step], whole: dict[int, Any], needed: set[int], mesh
         at_border = dict(zip(enters, arrays, strict=False))
         known: dict[int, Any] = {}
         for number, array in zip(others, arrays[len(enters) :], strict=True):
-            known[number] = array[0] if outer[number].space is Space.REPLICA else array
+            known[number] = array[0] if by_device[number] else array
         for step in steps:
             if step.op.key[0] == "enter":
                 (slot,) = _slots(step)
@@ -162,7 +202,10 @@ def _run_region(steps: list[Step], whole: dict[int, Any], needed: set[int], mesh
     mapped: Any = jax.shard_map(
         inside, mesh=mesh, in_specs=tuple(in_specs), out_specs=out_specs, check_vma=False
     )
-    given = [whole[number] for number, _ in enters] + [whole[number] for number in others]
+    given = [whole[number] for number, _ in enters] + [
+        _own.on_each_device(whole[n], mesh) if outer[n].space is Space.HOST else whole[n]
+        for n in others
+    ]
     results = mapped(*given)
     numbers = [step.made[0].number for step in left] + kept
     whole |= dict(zip(numbers, results, strict=True))
@@ -178,6 +221,8 @@ def marked_spec(graph: Graph, mesh: Mesh) -> list[Any]:
     for slot in graph.outputs:
         if slot.space is Space.REPLICA:
             shardings.append(NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
+        elif slot.space is Space.HOST:
+            shardings.append(_own.sharding(slot.shape, mesh))
         else:
             shardings.append(said.get(slot.number))
     return shardings

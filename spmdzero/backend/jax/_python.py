@@ -261,7 +261,7 @@ def assign(tensor: LazyTensor, value: torch.Tensor) -> None:
             f"{list(value.shape)} {value.dtype}: make a new tensor instead"
         )
     if isinstance(value, LazyTensor):
-        tensor.cell, tensor.steps = value.cell, value.steps
+        tensor.cell, tensor.steps = tensor.cell.succeeded_by(value.cell), value.steps
     else:
         replace(tensor, value_of(value))
 

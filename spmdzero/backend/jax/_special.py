@@ -39,7 +39,7 @@ def _to_copy(tensor: torch.Tensor, *, device: Any = None, **kwargs: Any) -> torc
         device = None
     if isinstance(tensor, LazyTensor):
         return recorded(_aten._to_copy.default, (tensor,), kwargs)
-    return over(_host.constant(torch.ops.aten._to_copy.default(tensor, **kwargs)))
+    return over(_host.moved(torch.ops.aten._to_copy.default(tensor, **kwargs)))
 
 
 @special(_aten._local_scalar_dense.default)

@@ -16,12 +16,14 @@ class Space(enum.IntEnum):
     """Where a value lives: it decides where an operation of it is computed.
 
     A neutral value is computed from nothing, such as `torch.arange`, and is the same anywhere. A
-    replica's is another on each device, and so is what is computed from it.
+    host's is another on each host, as the rows that it has loaded, and so is what is computed from
+    it; of one process there is none. A replica's is another on each device.
     """
 
     NEUTRAL = 0
     GLOBAL = 1
-    REPLICA = 2
+    HOST = 2
+    REPLICA = 3
 
 
 class Op(Protocol):
@@ -46,11 +48,11 @@ class Value:
     """One result of a node, an array on the devices, or an input of what is being traced.
 
     Attributes:
-        shape, dtype: of the tensor; in replica space of one replica's.
+        shape, dtype: of the tensor; in replica space of one replica's, in host space of one host's.
         space: where it lives.
         node, index: what makes it, None once it is computed.
-        array: what the devices hold, None until then. A replica's has a leading dim of all devices.
-            Of a placeholder shape, dtype and sharding only.
+        array: what the devices hold, None until then. A replica's has a leading dim of all devices,
+            a host's is as `_own` says. Of a placeholder shape, dtype and sharding only.
         stand_in: whether it is an input without data; what is computed from one has it too.
         serial: later values have higher ones.
         holders: live tensors' cells that hold it.

@@ -14,7 +14,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as JaxSpec
 
 from spmdzero.backend._mesh import PartitionSpec
-from spmdzero.backend.jax import _host
+from spmdzero.backend.jax import _host, _own
+from spmdzero.backend.jax._across import JaxAcross
+from spmdzero.backend.jax._cells import require_same
 from spmdzero.backend.jax._dispatch import own_value, value_of, write
 from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._operations import MeshOp
@@ -37,6 +39,8 @@ class DeviceMesh:
     def __post_init__(self) -> None:
         compilations.mesh = self.devices
         _host.traffic.place = self._put_whole
+        if self.across is not None:
+            _host.traffic.place_own = self._put_own
 
     @functools.cached_property
     def devices(self) -> jax.sharding.Mesh:
@@ -55,6 +59,12 @@ class DeviceMesh:
         """Devices in the mesh."""
         return self.spec.size
 
+    @functools.cached_property
+    def across(self) -> JaxAcross | None:
+        """See `Mesh`."""
+        hosts = jax.process_count()
+        return JaxAcross(self.devices, hosts) if hosts > 1 else None
+
     @property
     def batch_axes(self) -> str | tuple[str, ...]:
         """The axes that a batch dim is split over: all of them."""
@@ -72,6 +82,8 @@ class DeviceMesh:
         """Annotates `tensor` in place (replicated by default) and returns it."""
         spec = tuple(spec or (None,) * tensor.dim())
         value, sharding = value_of(tensor), self.sharding(spec)
+        assert isinstance(tensor, LazyTensor)
+        self._keep_same(tensor)
         if value.array is not None and value.space is not Space.REPLICA:
             if value.array.sharding.is_equivalent_to(sharding, len(value.shape)):
                 return tensor
@@ -83,12 +95,16 @@ class DeviceMesh:
 
         op = MeshOp(("mark", spec, *self._key), constrained, Space.GLOBAL, spec, self.devices)
         (marked,) = record(op, (value,), {}, [(value.shape, value.dtype)])
-        assert isinstance(tensor, LazyTensor)
         writes = tensor.cell.writes
         write(tensor, marked)
         # An annotation changes no number.
         tensor.cell.writes = writes
         return tensor
+
+    def _keep_same(self, tensor: LazyTensor) -> None:
+        if self.across is not None:
+            require_same(tensor.cell.value)
+            tensor.cell.same = True
 
     def commit(
         self, old: torch.Tensor, new: torch.Tensor, spec: PartitionSpec | None = None
@@ -100,11 +116,13 @@ class DeviceMesh:
     def enter(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
         """This device's shard of a global tensor, in replica space."""
         spec = tuple(spec)
+        value = own_value(tensor)
+        require_same(value)
         shape = [
             length // self._parts(axes) for length, axes in zip(tensor.shape, spec, strict=True)
         ]
         op = MeshOp(("enter", spec, *self._key), None, Space.REPLICA, spec, self.devices)
-        return over(record(op, (own_value(tensor),), {}, [(shape, tensor.dtype)])[0])
+        return over(record(op, (value,), {}, [(shape, tensor.dtype)])[0])
 
     def leave(
         self, tensor: torch.Tensor, spec: PartitionSpec, shape: tuple[int, ...]
@@ -172,7 +190,9 @@ class DeviceMesh:
         array = self._put(_host.to_numpy(host), spec)
         value = Value(array.shape, host.dtype, Space.GLOBAL, array=array)
         _host.note_upload(value)
-        return over(value).requires_grad_(host.requires_grad and torch.is_grad_enabled())
+        placed = over(value)
+        self._keep_same(placed)
+        return placed.requires_grad_(host.requires_grad and torch.is_grad_enabled())
 
     def _put(self, array: np.ndarray, spec: PartitionSpec) -> jax.Array:
         sharding = self.sharding(spec)
@@ -180,6 +200,10 @@ class DeviceMesh:
             if jax.process_count() > 1:
                 return jax.make_array_from_process_local_data(sharding, array)
             return jax.device_put(array, sharding)
+
+    def _put_own(self, array: np.ndarray) -> jax.Array:
+        with wide_numbers():
+            return _own.upload(array, self.devices)
 
     def _put_whole(self, array: np.ndarray) -> jax.Array:
         return self._put(array, (None,) * array.ndim)

@@ -11,32 +11,18 @@ from typing import Any, cast
 import torch
 
 from spmdzero.backend._autograd_graph import nodes_behind
+from spmdzero.backend._crossing import Crossing, Way
 from spmdzero.backend._current import arrays
 from spmdzero.backend._mesh import Mesh
 from spmdzero.backend.replica import _manual
 from spmdzero.errors import ReplicaRegionError
 
-Way = Callable[[torch.Tensor], torch.Tensor]
 
-
-class _Crossing(torch.autograd.Function):
-    """`there(tensor)`, whose gradient goes `back`."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, there: Way, back: Way) -> torch.Tensor:
-        ctx.back = back
-        return there(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return ctx.back(*grads), None, None
-
-
-class _Entering(_Crossing):
+class _Entering(Crossing):
     pass
 
 
-class _Leaving(_Crossing):
+class _Leaving(Crossing):
     pass
 
 

@@ -19,6 +19,7 @@ from spmdzero.backend._region import (
 )
 from spmdzero.backend._region import Reader as ReadsBy
 from spmdzero.backend._tree import Batch, map_tensors
+from spmdzero.backend._uploads import same_on_hosts
 from spmdzero.backend.replica._around import Around
 from spmdzero.backend.replica._readers import Reader, reads_by
 
@@ -124,6 +125,7 @@ class GlobalForward:
                     hooks.callback(before.remove)
                     hooks.callback(after.remove)
             hooks.enter_context(self._around.global_forward())
+            hooks.enter_context(same_on_hosts())
             return module(*args, **kwargs)
 
     def _keep_split(self, tree: Any) -> Any:

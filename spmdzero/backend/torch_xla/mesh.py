@@ -42,6 +42,11 @@ class DeviceMesh:
         return self.spec.size
 
     @property
+    def across(self) -> None:
+        """None: a tensor is the same on all hosts."""
+        return None
+
+    @property
     def batch_axes(self) -> str | tuple[str, ...]:
         """The axes that a batch dim is split over: all of them."""
         return self.spec.names if len(self.spec.names) > 1 else self.spec.names[0]

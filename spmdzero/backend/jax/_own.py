@@ -1,0 +1,100 @@
+"""Values of which each host has its own: the rows that its script has loaded, a loss of them.
+
+A graph computes with such a value as with one array that has a leading dim of all hosts, by
+`jax.vmap`. Outside of graphs the hosts' values are kept one after the other in dim 0, so that the
+rows of all hosts, which a module is called with, are the very same array.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from spmdzero.backend._watching import waiting
+
+
+def sharding(shape: Sequence[int], mesh: Mesh) -> NamedSharding:
+    """How an array is kept of which each host has a part of `shape`.
+
+    The devices of a host share its rows where they can, and all of them have the part otherwise.
+    """
+    hosts = jax.process_count()
+    if shape and shape[0] and shape[0] % (mesh.size // hosts) == 0:
+        return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    by_host = Mesh(mesh.devices.reshape(hosts, -1), ("host", "device"))
+    return NamedSharding(by_host, PartitionSpec("host"))
+
+
+def kept_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of the array that is kept of parts of `shape`."""
+    hosts = jax.process_count()
+    return (hosts * shape[0], *shape[1:]) if shape else (hosts,)
+
+
+def upload(part: np.ndarray, mesh: Mesh) -> jax.Array:
+    """The array whose part on this host is `part`; called under `wide_numbers`."""
+    rows = part if part.ndim else part[None]
+    how = sharding(part.shape, mesh)
+    return jax.make_array_from_process_local_data(how, rows, kept_shape(part.shape))
+
+
+def part_of(array: jax.Array, shape: Sequence[int]) -> np.ndarray:
+    """This host's part of `shape`; the other hosts need not ask for theirs."""
+    length = shape[0] if shape else 1
+    first = jax.process_index() * length
+    part = np.empty((length, *shape[1:]), array.dtype)
+    with waiting():
+        for shard in array.addressable_shards:
+            rows = shard.index[0]
+            start = (rows.start or 0) - first
+            part[start : start + shard.data.shape[0]] = np.asarray(shard.data)
+    return part.reshape(shape)
+
+
+def stacked(array: jax.Array, shape: Sequence[int]) -> jax.Array:
+    """`array`, which is kept of parts of `shape`, as a graph has it: `[hosts, *shape]`."""
+    return array.reshape(jax.process_count(), *shape)
+
+
+def joined(array: jax.Array) -> jax.Array:
+    """`[hosts, *shape]` as it is kept."""
+    return array.reshape(kept_shape(array.shape[1:]))
+
+
+def rows_of(array: jax.Array, dim: int) -> jax.Array:
+    """Of all hosts' rows in `dim` each host's own, `[hosts, *shape]`."""
+    hosts = jax.process_count()
+    shape = list(array.shape)
+    shape[dim : dim + 1] = [hosts, shape[dim] // hosts]
+    return jnp.moveaxis(array.reshape(shape), dim, 0)
+
+
+def rows_of_all(array: jax.Array, dim: int) -> jax.Array:
+    """The rows of all hosts in `dim`, of each host's `[hosts, *shape]`."""
+    moved = jnp.moveaxis(array, 0, dim)
+    shape = list(moved.shape)
+    shape[dim : dim + 2] = [math.prod(shape[dim : dim + 2])]
+    return moved.reshape(shape)
+
+
+def on_each_device(array: jax.Array, mesh: Mesh) -> jax.Array:
+    """Of `[hosts, *shape]` what each device has, `[devices, *shape]`: its host's."""
+    times = mesh.size // jax.process_count()
+    whole = jnp.repeat(array, times, axis=0)
+    spread = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    return jax.lax.with_sharding_constraint(whole, spread)
+
+
+def mean(array: jax.Array) -> jax.Array:
+    """The mean over hosts of `[hosts, *shape]`; narrow dtypes are added up in fp32."""
+    wide = jnp.promote_types(array.dtype, jnp.float32)
+    return array.astype(wide).mean(0).astype(array.dtype)
+
+
+def for_each(function: Any, arrays: Sequence[jax.Array], *, own: Sequence[bool]) -> Any:
+    """`function` of the arrays for each host: of those that are `own`, that host's part."""
+    return jax.vmap(function, in_axes=[0 if mine else None for mine in own])(*arrays)

@@ -1,0 +1,193 @@
+"""Trains and evaluates as scripts of DeepSpeed's do: the loss is computed outside of the model.
+
+Each host computes it from its own rows and labels, and prints what it sees.
+"""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import spmdzero
+from spmdzero.backend import counters, runtime
+
+WORDS, LENGTH, WIDTH, MICRO = 19, 7, 24, 2
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclasses.dataclass
+class Output:
+    """What a model of transformers' returns."""
+
+    logits: torch.Tensor
+    balance: torch.Tensor
+
+
+class Words(nn.Module):
+    """Returns logits of each place, and a scalar, in the container that is asked for."""
+
+    def __init__(self, container: str) -> None:
+        super().__init__()
+        self.container = container
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.odd = nn.Linear(WIDTH, 61, bias=False)
+        self.last = nn.Linear(61, WORDS)
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        hidden = torch.tanh(self.odd(self.embed(ids)))
+        logits, balance = self.last(hidden), hidden.float().square().mean()
+        if self.container == "tensor":
+            return logits
+        made = {"logits": logits, "balance": balance}
+        return Output(**made) if self.container == "dataclass" else made
+
+
+def engine_of(case: dict[str, Any], **more: Any) -> tuple[spmdzero.Engine, Any]:
+    """A new engine of a case, and its loader."""
+    torch.manual_seed(0)
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": MICRO,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+        "gradient_clipping": 1.0,
+        "spmd": {"min_shard_elements": 128},
+        **case.get("config", {}),
+    }
+    model = Words(case.get("container", "tensor"))
+    engine, _, loader, _ = spmdzero.initialize(model=model, config=config, **more)
+    return engine, loader
+
+
+def rows(step: int, micro: int = MICRO) -> Batch:
+    """This host's rows and their labels; those of all are the same anywhere."""
+    generator = torch.Generator().manual_seed(step)
+    whole = micro * runtime.device_count()
+    ids = torch.randint(0, WORDS, (whole, LENGTH), generator=generator)
+    mine = ids.chunk(runtime.process_count())[runtime.process_index()]
+    return mine, (mine * 7 + 3) % WORDS
+
+
+def loss_of(case: dict[str, Any], engine: spmdzero.Engine, output: Any, labels: Any) -> Any:
+    """What the script computes outside of the model."""
+    logits = output if isinstance(output, torch.Tensor) else None
+    if logits is None:
+        named = output if isinstance(output, dict) else vars(output)
+        logits = named["logits"]
+    labels = labels.to(engine.device)
+    cut = logits[:, :-1].reshape(-1, WORDS).float(), labels[:, 1:].reshape(-1)
+    loss = F.cross_entropy(*cut, reduction=case.get("reduction", "mean"))
+    if logits is not output:
+        loss = loss + 0.1 * named["balance"]
+    if case.get("penalty"):
+        loss = loss + 1e-3 * engine.module.last.weight.square().sum()
+    return loss
+
+
+def train(case: dict[str, Any]) -> dict[str, Any]:
+    """Losses of this host by step, weights, and how the steps were compiled."""
+    engine, _ = engine_of(case)
+    losses, compiled = [], []
+    for step in range(case["steps"]):
+        loss = trained_on(case, engine, rows(step))
+        losses.append(loss.item())
+        compiled.append(counters.compiled()[0])
+    return {
+        "losses": losses,
+        "weights": [p.detach().cpu().double().sum().item() for p in engine.module.parameters()],
+        "compiled": compiled,
+        "folded": engine.folding.folded,
+    }
+
+
+def trained_on(case: dict[str, Any], engine: spmdzero.Engine, batch: Batch) -> torch.Tensor:
+    """The loss of a micro-batch that was trained on."""
+    ids, labels = batch
+    output = engine(ids.to(engine.device) if case.get("moved") else ids)
+    loss = loss_of(case, engine, output, labels)
+    if case.get("plain"):
+        loss.backward()
+    else:
+        engine.backward(loss)
+    engine.step()
+    return loss
+
+
+def loaded(case: dict[str, Any]) -> dict[str, Any]:
+    """Losses of two epochs of the engine's own loader, whose last micro-batch lacks rows."""
+    generator = torch.Generator().manual_seed(9)
+    ids = torch.randint(0, WORDS, (44, LENGTH), generator=generator)
+    data = TensorDataset(ids, (ids * 7 + 3) % WORDS)
+    engine, loader = engine_of(case, training_data=data)
+    losses = []
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        losses += [trained_on(case, engine, batch).item() for batch in loader]
+    return {"losses": losses}
+
+
+def batches_to_evaluate() -> Iterator[Batch]:
+    """The last one is smaller."""
+    yield rows(100)
+    yield rows(101)
+    yield rows(102, MICRO // 2)
+
+
+def evaluate(case: dict[str, Any]) -> dict[str, Any]:
+    """Metrics of this host's rows, after some steps: on the devices, and as numbers."""
+    engine, _ = engine_of(case)
+    for step in range(case["steps"]):
+        trained_on(case, engine, rows(step))
+    engine.eval()
+    right = torch.zeros((), dtype=torch.int64, device=engine.device)
+    seen, loss, shown = 0, 0.0, ""
+    with torch.no_grad():
+        for ids, labels in batches_to_evaluate():
+            logits = engine(ids)
+            guessed = logits.argmax(-1)
+            right += (guessed == labels.to(engine.device)).sum()
+            seen += guessed.numel()
+            loss += loss_of(case, engine, logits, labels).item() * len(guessed)
+            shown = str(guessed[0].tolist())
+    found = {"right": right.item(), "seen": seen, "loss": loss, "first": shown}
+    total = right.clone()
+    spmdzero.comm.all_reduce(total)
+    return found | {"by comm": int(total), "text": f"{right}"}
+
+
+def refuse(case: dict[str, Any]) -> dict[str, Any]:
+    """What is said of a value of this host's that would become one of all hosts."""
+    engine, _ = engine_of(case)
+    ids, labels = rows(0)
+    loss = loss_of(case, engine, engine(ids), labels)
+    bias, said = engine.module.last.bias, {}
+
+    def assign() -> None:
+        bias.data = bias.data + loss.detach()
+
+    ways = {"add": lambda: bias.data.add_(loss.detach()), "assign": assign}
+    ways["copy"] = lambda: bias.data.copy_(torch.ones(WORDS).to(engine.device))
+    for name, write in ways.items():
+        try:
+            write()
+            said[name] = ""
+        except spmdzero.SpmdZeroError as error:
+            said[name] = str(error)
+    bias.data.copy_(torch.full((WORDS,), 2.0))
+    return {"said": said, "written": bias.sum().item()}
+
+
+WAYS = {"train": train, "load": loaded, "evaluate": evaluate, "refuse": refuse}
+
+
+def main() -> None:
+    cases = json.loads(sys.argv[1])
+    print(json.dumps({name: WAYS[case["way"]](case) for name, case in cases.items()}))
+
+
+if __name__ == "__main__":
+    main()
