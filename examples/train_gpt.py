@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader, Subset
 from tqdm import tqdm
 
 import spmdzero
+from spmdzero.backend import runtime
 
 HERE = Path(__file__).parent
 SIZES = {
@@ -66,7 +67,7 @@ def main() -> None:
     megabytes_of_text = text.bytes_in(text.trained) / 1e6
     say(
         f"A GPT of {parameters / 1e6:.1f} M parameters on {megabytes_of_text:.1f} MB of Python: "
-        f"ZeRO stage {plan.stage} on {plan.mesh.size} {os.environ['PJRT_DEVICE']} devices. The "
+        f"ZeRO stage {plan.stage} on {plan.mesh.size} {runtime.platform()} devices. The "
         "first steps compile and take longer."
     )
     before = validation_loss(engine, validation, text)

@@ -213,9 +213,31 @@ def test_no_collective_serves_an_activation(name: str) -> None:
     assert {c.role for c in ledger.collectives} <= roles
 
 
-def test_propagation_does_gather_activations() -> None:
+class Contrastive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = self.layer(x)
+        return F.cross_entropy(z @ z.T, torch.arange(len(z), device=z.device))
+
+
+@pytest.mark.parametrize(
+    ("model", "loss_of"),
+    [
+        # JAX's layer norm keeps rows apart.
+        pytest.param(make_model, gpt_loss, marks=pytest.mark.torch_xla_only, id="layer norm"),
+        pytest.param(
+            Contrastive, lambda engine, _: engine(torch.randn(ROWS, 16)), id="rows that mix"
+        ),
+    ],
+)
+def test_propagation_does_gather_activations(
+    model: Callable[[], nn.Module], loss_of: Callable[..., torch.Tensor]
+) -> None:
     """Why the region exists; and a proof that the ledger would see a leak."""
-    _, ledgers = ledgers_of(make_model(), gpt_loss, config(2, forward="global"))
+    _, ledgers = ledgers_of(model(), loss_of, config(2, forward="global"))
     assert "all-gather" in {c.kind for c in ledgers.boundary.activations}
 
 

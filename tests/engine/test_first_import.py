@@ -8,18 +8,26 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from spmdzero.backend import current
 from tests.support.processes import ROOT, environment
 
-# Set by torch_xla for itself while it is imported.
-TORCH_XLAS = {
-    "GRPC_VERBOSITY",
-    "PJRT_DYNAMIC_PLUGINS",
-    "PTXLA_TPU_LIBRARY_PATH",
-    "TPU_LIBRARY_PATH",
-    "XLA_FLAGS",
-}
+# Set by torch_xla or JAX for itself while it is imported.
+THEIRS = {
+    "torch_xla": {
+        *("GRPC_VERBOSITY", "PJRT_DYNAMIC_PLUGINS", "PTXLA_TPU_LIBRARY_PATH"),
+        *("TPU_LIBRARY_PATH", "XLA_FLAGS"),
+    },
+    "jax": {"TPU_LIBRARY_PATH", "TPU_SKIP_MDS_QUERY"},
+}[current().name]
+# The device that torch_xla would guess with a warning, and its level of messages, one higher; that
+# JAX doesn't look for a TPU's metadata, for minutes, and its level of messages.
+OURS = {
+    "torch_xla": {"PJRT_DEVICE", "TF_CPP_MIN_LOG_LEVEL"},
+    "jax": {"JAX_PLATFORMS", "TF_CPP_MIN_LOG_LEVEL"},
+}[current().name]
 PLACE = {
-    "XLA_USE_SPMD": "1",  # torch_xla's, of `use_spmd`
+    # torch_xla's, of `use_spmd`
+    **({"XLA_USE_SPMD": "1"} if current().name == "torch_xla" else {}),
     "RANK": "0",
     "LOCAL_RANK": "0",
     "WORLD_SIZE": "1",
@@ -67,15 +75,16 @@ def test_importing_and_starting_change_no_state_of_the_process(first: First) -> 
     assert first.found["sum"] == 4
 
 
-def test_the_environment_of_child_processes_is_torch_xlas_not_ours(first: First) -> None:
+def test_the_environment_of_child_processes_is_the_backends_not_ours(first: First) -> None:
     assert first.found["variables at import"] == {}
     changed = first.found["variables at the start"]
     # A lone process's place has a test of its own.
-    # The device that torch_xla would guess with a warning, and its level of messages, one higher.
-    assert changed.keys() - PLACE.keys() <= TORCH_XLAS | {"PJRT_DEVICE", "TF_CPP_MIN_LOG_LEVEL"}
-    assert changed["PJRT_DEVICE"] == "CPU"
-    assert "xnnpack" not in changed["XLA_FLAGS"]
-    assert "min_max" not in changed["XLA_FLAGS"]
+    assert changed.keys() - PLACE.keys() <= THEIRS | OURS
+    # JAX's is inherited where this process has JAX.
+    assert current().name == "jax" or changed["PJRT_DEVICE"] == "CPU"
+    flags = changed.get("XLA_FLAGS", "")
+    assert "xnnpack" not in flags
+    assert "min_max" not in flags
 
 
 def test_a_lone_process_reads_its_place_from_the_environment_as_with_deepspeed(

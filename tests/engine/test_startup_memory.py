@@ -53,9 +53,9 @@ with open("/proc/self/clear_refs", "w") as reset:
 engine, *_ = spmdzero.initialize(
     model=model, config=config, weights=source if device == "meta" else None
 )
-spmdzero.backend.torch_xla.runtime.wait()
+spmdzero.backend.runtime.wait()
 peak = status("VmHWM")
-on_devices = spmdzero.backend.torch_xla.runtime.device_count() * spmdzero.measure(engine).total
+on_devices = spmdzero.backend.runtime.device_count() * spmdzero.measure(engine).total
 print(peak - before - on_devices)
 """
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from spmdzero.backend import current
 from tests.notebooks.deepspeed_losses import recorded, under_deepspeed
 from tests.notebooks.execute import NOTEBOOKS
 from tests.support.processes import ROOT, run_python
@@ -30,6 +31,17 @@ def kinds(cell: nbformat.NotebookNode) -> list[object]:
     ]
 
 
+def is_checked(cell: nbformat.NotebookNode) -> bool:
+    """Whether a cell's outputs are the committed ones; tagged `torch_xla`, with that backend."""
+    tags = cell.metadata.get("tags", ())
+    return "checked" in tags and ("torch_xla" not in tags or current().name == "torch_xla")
+
+
+def alike(texts: list[str]) -> list[str]:
+    """Without the number of a program's inputs: torch_xla's has some that JAX's holds itself."""
+    return [re.sub(r"of \d+ inputs donated", "of its inputs donated", text) for text in texts]
+
+
 def shown(cell: nbformat.NotebookNode) -> list[str]:
     """The text and HTML of a cell's outputs."""
     found = []
@@ -49,8 +61,9 @@ def test_a_notebook_runs_and_shows_what_it_was_committed_with(path: Path, tmp_pa
     fresh, committed = code_cells(read(tmp_path / path.name)), code_cells(read(path))
     for now, then in zip(fresh, committed, strict=True):
         assert kinds(now) == kinds(then), now.source
-        if "checked" in now.metadata.get("tags", ()):
-            assert shown(now) == shown(then), now.source
+        if is_checked(now):
+            same = shown if current().name == "torch_xla" else lambda cell: alike(shown(cell))
+            assert same(now) == same(then), now.source
 
 
 @pytest.mark.slow

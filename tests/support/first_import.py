@@ -80,8 +80,8 @@ def main() -> None:
         spmdzero.explain(torch.nn.Identity(), {}, (), tpu=["v5e:8x8"])
     spmdzero.init_distributed()
     spmdzero.comm.new_group([0])
-    x = torch.ones(2, device=spmdzero.backend.torch_xla.runtime.device()) + 1
-    spmdzero.backend.torch_xla.runtime.sync()
+    x = torch.ones(2, device=spmdzero.backend.runtime.device()) + 1
+    spmdzero.backend.runtime.sync()
     found = {
         "at import": changed(before, imported),
         "variables at import": changed(variables, with_it),

@@ -1,5 +1,7 @@
 """What the compilers are started with: see `spmdzero.backend.Flags`."""
 
+import functools
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +15,10 @@ FLAG_SETS: Mapping[str, tuple[XlaFlag, ...]] = {"none": ()}
 # As torch_xla does. On v5e:8x8 libtpu 0.0.21 makes all-reduces of the parameters' all-gathers
 # without it, and a step moves 1.50 times the floor (1.00 with it).
 ALWAYS: Mapping[str, str] = {"xla_tpu_prefer_async_allgather_to_allreduce": "true"}
+
+# With it matrix products were wrong on an AMD EPYC (family 25, model 1) with jaxlib 0.7.1: from the
+# second run of a program on, gradients of a GPT of 10 M parameters. JAX leaves it on.
+_WRONG_ON_CPU = "xla_cpu_use_xnnpack"
 
 
 def flags_for(name: str, *, chip: str | None = None) -> Mapping[str, str]:
@@ -44,8 +50,8 @@ def in_force() -> dict[str, str]:
 
 
 def cpu_flags() -> list[str]:
-    """None of ours."""
-    return []
+    """What XLA on the CPU is told by spmdzero."""
+    return [f"--{name}={str(value).lower()}" for name, value in _of_cpu().items()]
 
 
 def use_cache(path: str) -> None:
@@ -56,4 +62,20 @@ def use_cache(path: str) -> None:
 
 def of_devices() -> dict[str, Any] | None:
     """What the compiler of this process's devices is handed with each program, None for nothing."""
-    return dict(ALWAYS) if jax.default_backend() == "tpu" else None
+    if jax.default_backend() == "tpu":
+        return dict(ALWAYS)
+    return dict(_of_cpu()) if jax.default_backend() == "cpu" else None
+
+
+@functools.cache
+def _of_cpu() -> Mapping[str, bool]:
+    """By program, not by XLA_FLAGS: JAX may have started before, and child processes inherit it."""
+    if _WRONG_ON_CPU in os.environ.get("XLA_FLAGS", ""):
+        return {}
+    options = {_WRONG_ON_CPU: False}
+    try:
+        jax.jit(lambda: 0).lower().compile(compiler_options=options)
+    except jax.errors.JaxRuntimeError:
+        # A newer XLA has no such option.
+        return {}
+    return options
