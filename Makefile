@@ -46,11 +46,17 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile
 SHARED := $(addprefix tests/unit/test_,attention_kernels.py random.py region_answers.py \
 	region_buffers.py region_checkpointing.py region_gradients.py region_outputs.py region_reads.py \
 	region_reduction.py region_transformers.py) $(addprefix tests/engine/test_,attention.py \
-	optimizers.py) tests/explain/test_explain.py tests/comm
+	first_import.py optimizers.py reads.py wrong_input.py) tests/explain/test_explain.py \
+	tests/comm tests/notebooks
 # What takes longer there.
 SHARED_ALL := $(SHARED) tests/surface tests/unit/test_region_scan.py tests/explain/test_time.py \
-	$(addprefix tests/engine/test_,captured.py captured_changes.py captured_traced.py \
-	fixed_reads.py folded.py folded_changes.py scan.py)
+	$(addprefix tests/engine/test_,accumulation.py agreement.py captured.py captured_changes.py \
+	captured_state.py captured_traced.py comms_logger.py compiled_program.py compiling_steps.py \
+	direct_calls.py embedding_accumulation.py engine.py failed_steps.py fixed_reads.py \
+	flops_profiler.py folded.py folded_changes.py folded_surroundings.py fused_loss.py loader.py \
+	loading.py multi_output.py overflow_tables.py placement.py profile.py recompute.py reports.py \
+	scan.py short_batches.py skipped_steps.py startup.py two_engines.py users_optimizers.py \
+	waiting_gradients.py whole_batch.py)
 
 test: lint
 	$(PYTEST) -m "not slow"

@@ -68,11 +68,11 @@ def of_devices() -> dict[str, Any] | None:
 
 
 @functools.cache
-def _of_cpu() -> Mapping[str, bool]:
+def _of_cpu() -> Mapping[str, bool | str]:
     """By program, not by XLA_FLAGS: JAX may have started before, and child processes inherit it."""
     if _WRONG_ON_CPU in os.environ.get("XLA_FLAGS", ""):
         return {}
-    options = {_WRONG_ON_CPU: False}
+    options: dict[str, bool | str] = {_WRONG_ON_CPU: False}
     try:
         jax.jit(lambda: 0).lower().compile(compiler_options=options)
     except jax.errors.JaxRuntimeError:
