@@ -65,6 +65,8 @@ heard: list[str] = []
 
 
 def test_what_forward_prints_of_a_tensor_is_printed_at_each_step() -> None:
+    # With other numbers Adam's steps may leave the mean where it is, to four digits.
+    torch.manual_seed(1)
     engine = start(Talkative())
     x = torch.randn(engine.mesh.size, 4)
     steps = 6

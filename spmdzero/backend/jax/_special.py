@@ -27,8 +27,9 @@ def _clone(tensor: torch.Tensor, *, memory_format: Any = None) -> torch.Tensor:
     return over(copied(value_of(tensor)), made)
 
 
-@special(*LIFTS)
-def _lift(tensor: torch.Tensor) -> torch.Tensor:
+# In inference mode the second arrives here: there is no gradient to detach from.
+@special(*LIFTS, _aten.detach_.default)
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
