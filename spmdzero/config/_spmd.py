@@ -49,7 +49,7 @@ class SpmdConfig(Section):
         xla_flags: the TPU compiler flags with a measured effect on this generation's collectives:
             those of the chip that is here, or that is explained ("auto"), of another, or none.
         compile_cache: a folder for compiled programs, which later processes read; "" keeps none.
-            Without effect on the CPU, whose programs can't be read back.
+            Without effect on torch_xla's CPU, whose programs can't be read back.
         check_finite: whether a non-finite loss or gradient raises before the update; under a
             dynamic loss scale, whose overflows are expected, only a loss.
         capture: whether `engine.train_batch` replays its compiled programs, without tracing them

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,38 @@ def test_gradients_of_accumulated_micro_batches_are_programs_of_two_kinds() -> N
     assert (micro.kind, micro.runs, boundary.kind, boundary.runs) == ("micro", 3, "boundary", 1)
     assert all(program.ledger.of_role("gradient") for program in (micro, boundary))
     assert {c.role for c in micro.ledger.collectives} == {"gradient", "output"}
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(INNER, INNER) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x.pow(2).mean()
+
+
+def test_the_sets_flags_hide_the_wire_of_what_jax_lowered() -> None:
+    waited, kinds = {}, {}
+    for flag_set in ("none", "auto"):
+        config = CONFIG | {"train_micro_batch_size_per_gpu": 32, "spmd": {"xla_flags": flag_set}}
+        x = torch.randn(256, INNER, dtype=torch.bfloat16)
+        with torch.device("meta"):
+            model = Wide()
+        explanation = spmdzero.explain(model, config, x, tpu=["v5e:2x4"], stages=())
+        (program,) = explanation.moves_on("v5e:2x4").programs
+        kinds[flag_set] = Counter(
+            (c.kind, c.asynchronous) for c in program.ledger.collectives if c.kind != "all-reduce"
+        )
+        waited[flag_set] = explanation.time_on("v5e:2x4").exposed
+        flag = "xla_enable_async_reduce_scatter_fusion=true"
+        assert (flag in explanation.xla_flags) is (flag_set == "auto")
+    # One of each kind for each matrix; with the flags they start and end around compute.
+    assert kinds["none"] == {("reduce-scatter", False): 4, ("all-gather", False): 4}
+    assert kinds["auto"] == {("reduce-scatter", True): 4, ("all-gather", True): 4}
+    assert waited["auto"] < waited["none"] / 2
 
 
 def test_the_process_trains_on_after_it_explained() -> None:

@@ -1,6 +1,7 @@
 """Training on JAX: DeepSpeed's recorded numbers, shards, collectives, programs, refusals."""
 
 import copy
+import logging
 
 import pytest
 import torch
@@ -8,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import spmdzero
-from spmdzero.backend import arrays, counters, current
-from spmdzero.errors import ReplicaRegionError, SpmdZeroUsageError
+from spmdzero.backend import arrays, counters, current, flags
+from spmdzero.errors import ReplicaRegionError
 from spmdzero.hlo import parse
 from tests.engine.test_trajectories import CASES, assert_follows
 from tests.support.trajectory import case_of, recording, run
@@ -192,9 +193,16 @@ def test_autocast_is_on_by_the_tensors_device_and_off_where_a_model_turns_it_off
     assert found[:3] == [True, torch.bfloat16, torch.float32]
 
 
-def test_what_is_not_there_is_refused_in_words() -> None:
-    with pytest.raises(SpmdZeroUsageError, match=r"xla_flags"):
-        engine_of(Regression(), spmd={"xla_flags": "auto"})
+def test_on_the_cpu_a_set_of_flags_is_said_once_to_change_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, "spmdzero"):
+        # Of the TPU compiler's flags libtpu alone knows the names: XLA for the CPU would raise.
+        engine = engine_of(Regression(), spmd={"xla_flags": "v5e"})
+        engine.train_batch(iter([batch(0)]))
+    (said,) = (line for line in caplog.messages if "xla_flags" in line)
+    assert "has no effect here" in said
+    assert flags.in_force() == {}
 
 
 def test_replicas_that_disagree_on_a_value_that_python_reads_are_refused() -> None:

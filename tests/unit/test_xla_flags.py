@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import spmdzero
-from spmdzero.backend.torch_xla import DeviceMesh, _environment, flags
+from spmdzero.backend import _chips
+from spmdzero.backend.torch_xla import DeviceMesh, flags
 from tests.support.processes import environment
 
 HIDES = {
@@ -63,8 +64,8 @@ def test_the_generation_is_read_from_the_pci_bus(
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "vendor").write_text(f"{vendor}\n")
         (tmp_path / str(number) / "device").write_text(f"{device}\n")
-    monkeypatch.setattr(_environment, "_PCI", tmp_path)
-    assert _environment.tpu_generation() == generation
+    monkeypatch.setattr(_chips, "_PCI", tmp_path)
+    assert _chips.tpu_generation() == generation
 
 
 def test_every_flag_says_what_it_does_and_who_measured_it() -> None:

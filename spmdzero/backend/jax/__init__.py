@@ -4,8 +4,10 @@ import os
 
 import numpy as np
 
+from spmdzero.backend._chips import has_tpu_chips
+
 # libtpu asks for a TPU's metadata, for minutes, where there is none.
-if not (os.path.exists("/dev/accel0") or os.path.exists("/dev/vfio/0")):
+if not has_tpu_chips():
     os.environ.setdefault("JAX_PLATFORMS", "cuda,cpu" if os.path.exists("/dev/nvidia0") else "cpu")
 
 # What JAX imports draws from NumPy's generator, whose next numbers are the user's.

@@ -12,10 +12,11 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from spmdzero.backend._watching import note_started, waiting
-from spmdzero.backend.jax import flags
 from spmdzero.backend.jax._blame import UnloweredError, blamed
 from spmdzero.backend.jax._graph import Graph
+from spmdzero.backend.jax._kept import KeptPrograms
 from spmdzero.backend.jax._numbers import with_numbers
+from spmdzero.backend.jax._options import chosen, of_devices
 from spmdzero.backend.jax._program import function_of, marked_spec
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import lowered_for, wide_numbers
@@ -57,13 +58,17 @@ class Compilations:
 
     Attributes:
         count, seconds: programs, and the time that they took.
+        lowered, loaded: programs that JAX lowered, and that were read from `folder` instead.
         aliased: inputs whose memory the latest gives to outputs.
         mesh: over which they run; all devices.
+        folder: of programs that other processes compiled, None for none.
     """
 
     def __init__(self) -> None:
         self.count, self.seconds, self.aliased = 0, 0.0, 0
+        self.lowered = self.loaded = 0
         self.mesh: Any = None
+        self.folder: KeptPrograms | None = None
         self._kept: OrderedDict[Any, Executable] = OrderedDict()
         # What was compiled with floats of Python's as constants, told apart by all but them.
         self._with_constants: set[Any] = set()
@@ -80,7 +85,7 @@ class Compilations:
             shardings: of each output, None for the compiler's choice.
         """
         forms = tuple([(array.sharding, array.shape) for array in arrays])
-        among = (forms, donated, tuple(shardings))
+        among = (forms, donated, tuple(shardings), chosen.name)
         if (graph.key, among) in self._kept:
             self._kept.move_to_end((graph.key, among))
             return self._kept[graph.key, among]
@@ -106,12 +111,23 @@ class Compilations:
         donated: tuple[int, ...],
         shardings: Any,
     ) -> None:
-        begun = time.perf_counter()
-        lowered = self.lower(graph, arrays, donated=donated, shardings=shardings)
-        compiled = lowered.compile(compiler_options=flags.of_devices())
-        self.seconds += time.perf_counter() - begun
-        self.count += 1
-        self.aliased = compiled.as_text().split("\n", 1)[0].count("-alias)")
+        folder, name = self.folder, None
+        if folder is not None:
+            name = folder.key(graph, arrays, donated=donated, shardings=shardings)
+        ready = folder.load(name) if folder and name else None
+        if ready is not None:
+            compiled, self.aliased = ready.compiled, ready.aliased
+            self.loaded += 1
+        else:
+            begun = time.perf_counter()
+            lowered = self.lower(graph, arrays, donated=donated, shardings=shardings)
+            compiled = lowered.compile(compiler_options=of_devices())
+            self.seconds += time.perf_counter() - begun
+            self.count += 1
+            self.aliased = compiled.as_text().split("\n", 1)[0].count("-alias)")
+            if folder and name:
+                sizes = {"inputs": len(arrays), "outputs": len(graph.outputs)}
+                folder.save(name, compiled, aliased=self.aliased, **sizes)
         sizes = [math.prod(slot.shape) for slot in graph.outputs]
         smallest = min(range(len(sizes)), key=sizes.__getitem__, default=0)
         self._kept[key] = Executable(compiled, smallest)
@@ -135,6 +151,7 @@ class Compilations:
         Raises:
             SpmdZeroRuntimeError: JAX can't lower it; names the operation.
         """
+        self.lowered += 1
         function = function_of(graph, self.mesh)
         with wide_numbers(), jax.default_matmul_precision("highest"):
             jitted = jax.jit(

@@ -8,11 +8,12 @@ from typing import Any
 import jax
 import torch
 
-from spmdzero.backend.jax import arrays, flags
+from spmdzero.backend.jax import arrays
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._listing import listing
 from spmdzero.backend.jax._lowering import annotated, lowered, returned
+from spmdzero.backend.jax._options import of_devices
 from spmdzero.backend.jax._values import Scoped
 from spmdzero.backend.jax.placeholders import Placeholders
 from spmdzero.errors import SpmdZeroUsageError
@@ -42,7 +43,7 @@ def record_scopes(enabled: bool, *, by: Any) -> None:
 
 def optimized_hlo(tensors: Sequence[torch.Tensor]) -> str:
     """The optimised, partitioned HLO of the program that computes `tensors`."""
-    return lowered(tensors).compile(compiler_options=flags.of_devices()).as_text()
+    return lowered(tensors).compile(compiler_options=of_devices()).as_text()
 
 
 def text(tensors: Sequence[torch.Tensor]) -> str:

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import glob
 import os
 import sys
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 import jax
 import torch
 
+from spmdzero.backend._chips import has_tpu_chips
 from spmdzero.backend._torus import Torus
 from spmdzero.backend._traced import is_tracing_only, on_torus, traced, tracing_only
 from spmdzero.backend._watching import waiting
@@ -23,7 +23,7 @@ from spmdzero.backend.jax.mesh import DeviceMesh
 from spmdzero.errors import SpmdZeroRuntimeError
 from spmdzero.plan import MeshSpec
 
-__all__ = ["is_tracing_only", "on_torus", "tracing_only"]
+__all__ = ["has_tpu_chips", "is_tracing_only", "on_torus", "tracing_only"]
 
 
 def start() -> None:
@@ -104,11 +104,6 @@ def platform() -> str:
     """``"CPU"``, ``"TPU"``, ..."""
     start()
     return {"gpu": "CUDA"}.get(jax.default_backend(), jax.default_backend().upper())
-
-
-def has_tpu_chips() -> bool:
-    """Whether this machine has TPU chips, used or not."""
-    return os.path.exists("/dev/accel0") or bool(glob.glob("/dev/vfio/[0-9]*"))
 
 
 def sync() -> None:

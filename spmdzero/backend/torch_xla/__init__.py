@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 
-from spmdzero.backend.torch_xla._environment import has_tpu_chips
+from spmdzero.backend._chips import has_tpu_chips
 
 if "torch_xla" not in sys.modules:
     # torch_xla chooses while it is imported, and warns when it has to guess.

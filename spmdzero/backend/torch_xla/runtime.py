@@ -5,12 +5,12 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 
+from spmdzero.backend._chips import has_tpu_chips
 from spmdzero.backend._torus import Torus
 from spmdzero.backend._traced import is_tracing_only, on_torus, traced, tracing_only
 from spmdzero.backend.torch_xla import _private, memory_maps
 from spmdzero.backend.torch_xla._cpu_flags import in_force as cpu_flags
 from spmdzero.backend.torch_xla._cpu_flags import start_as_torch_computes
-from spmdzero.backend.torch_xla._environment import has_tpu_chips
 from spmdzero.backend.torch_xla._torus import torus_of
 from spmdzero.backend.torch_xla.counters import aliased_inputs
 from spmdzero.errors import SpmdZeroRuntimeError

@@ -1,0 +1,71 @@
+"""A folder of compiled programs: whole files or none, whoever writes and whoever is killed."""
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+from spmdzero._logging import log_once
+
+_FIRST = b"spmdzero program 1\n"
+_SUM = hashlib.sha256().digest_size
+
+
+@dataclasses.dataclass(frozen=True)
+class Folder:
+    """Bytes by key on disk.
+
+    Attributes:
+        path: of the folder, made when something is written.
+    """
+
+    path: Path
+
+    def _file(self, key: str) -> Path:
+        return self.path / f"{key}.program"
+
+    def read(self, key: str) -> bytes | None:
+        """What was written under `key`; None where nothing was, or it is no longer that."""
+        file = self._file(key)
+        try:
+            data = file.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self.ignore(key, str(error))
+            return None
+        head, body = data[: len(_FIRST) + _SUM], data[len(_FIRST) + _SUM :]
+        # The key is in the sum: a file under another's name is damaged too.
+        if head != _FIRST + _sum(key, body):
+            self.ignore(key, "it is damaged, or no file of this version of spmdzero")
+            return None
+        return body
+
+    def ignore(self, key: str, why: str) -> None:
+        """Says that a file is not used, and will be replaced."""
+        log_once(
+            f"the compiled program {self._file(key)} is ignored, compiled anew and replaced: {why}"
+        )
+
+    def write(self, key: str, body: bytes) -> None:
+        """Keeps `body`; where it can't be written, says so and goes on."""
+        name = ""
+        try:
+            # It is machine code: nobody else may put some there.
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self.path, suffix=".part")
+            with os.fdopen(handle, "wb") as file:
+                file.write(_FIRST + _sum(key, body) + body)
+            os.replace(name, self._file(key))
+        except OSError as error:
+            log_once(f'"spmd": {{"compile_cache": "{self.path}"}} keeps nothing: {error}')
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+
+
+def _sum(key: str, body: bytes) -> bytes:
+    digest = hashlib.sha256(key.encode())
+    digest.update(body)
+    return digest.digest()

@@ -1,0 +1,71 @@
+"""What the compiler is handed with each program."""
+
+import functools
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from spmdzero._logging import log_once
+from spmdzero.backend._chips import tpu_generation
+from spmdzero.backend._flag_sets import ALWAYS, flags_of, given_to_libtpu, no_effect_here
+
+
+class Chosen:
+    """What the latest engine's config says.
+
+    Attributes:
+        name: of the set of flags.
+    """
+
+    name = "none"
+
+
+chosen = Chosen()
+
+# With it matrix products were wrong on an AMD EPYC (family 25, model 1) with jaxlib 0.7.1: from the
+# second run of a program on, gradients of a GPT of 10 M parameters. JAX leaves it on.
+_WRONG_ON_CPU = "xla_cpu_use_xnnpack"
+
+
+def flags_for(name: str, *, chip: str | None = None) -> Mapping[str, str]:
+    """See `flags_of`; by default of this machine's chip.
+
+    Raises:
+        SpmdZeroUsageError: there is no such set.
+    """
+    if name == "auto" and chip is None and jax.default_backend() == "tpu":
+        chip = tpu_generation()
+    return flags_of(name, chip=chip)
+
+
+def of_devices() -> dict[str, Any] | None:
+    """What the compiler of this process's devices is handed, None for nothing."""
+    platform = jax.default_backend()
+    if platform != "tpu" and chosen.name != "none":
+        log_once(no_effect_here(chosen.name))
+    return of_tpu() if platform == "tpu" else dict(of_cpu()) if platform == "cpu" else None
+
+
+def of_tpu() -> dict[str, str]:
+    """What the TPU's is, where there is one; what the environment says of a flag stays."""
+    if jax.default_backend() != "tpu":
+        return {}
+    known = given_to_libtpu()
+    wanted = {**ALWAYS, **flags_for(chosen.name)}
+    return {name: value for name, value in wanted.items() if name not in known}
+
+
+@functools.cache
+def of_cpu() -> Mapping[str, bool | str]:
+    """By program, not by XLA_FLAGS: JAX may have started before, and child processes inherit it."""
+    if _WRONG_ON_CPU in os.environ.get("XLA_FLAGS", ""):
+        return {}
+    options: dict[str, bool | str] = {_WRONG_ON_CPU: False}
+    try:
+        jax.jit(lambda: 0).lower().compile(compiler_options=options)
+    except jax.errors.JaxRuntimeError:
+        # A newer XLA has no such option.
+        return {}
+    return options
