@@ -57,8 +57,8 @@ class ThreeCalls:
                 tensor goes to each device whole (`spmdzero.replicated(t)` says so of one that
                 only looks like a batch). Tensors may be on the CPU or on `engine.device`.
 
-        Returns what the module returns, as global tensors: batches with all rows, floating
-        scalars as their mean over the devices.
+        Returns what the module returns, as global tensors: batches with all rows, of several
+        hosts each its own, floating scalars as their mean over the devices.
 
         Raises:
             SpmdZeroUsageError: there are tensors, and none has the rows of a whole micro-batch, or
@@ -96,7 +96,8 @@ class ThreeCalls:
         """Accumulates the gradients of `loss`.
 
         Args:
-            loss: a scalar that depends on what `engine(...)` returned.
+            loss: a scalar that depends on what `engine(...)` returned. Of several hosts each has
+                its own, and the gradients are those of their mean.
             retain_graph: as in `torch.Tensor.backward`.
             scale_wrt_gas: divide by `gradient_accumulation_steps`, so that the step uses the
                 mean over micro-batches.

@@ -89,7 +89,7 @@ def loss_of(case: dict[str, Any], engine: spmdzero.Engine, output: Any, labels: 
 
 
 def train(case: dict[str, Any]) -> dict[str, Any]:
-    """Losses of this host by step, weights, and how the steps were compiled."""
+    """Losses of this host by step, weights, how the steps were compiled, and what one sends."""
     engine, _ = engine_of(case)
     losses, compiled = [], []
     for step in range(case["steps"]):
@@ -101,7 +101,15 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
         "weights": [p.detach().cpu().double().sum().item() for p in engine.module.parameters()],
         "compiled": compiled,
         "folded": engine.folding.folded,
+        "sent": sent_by(case, engine) if case.get("sent") else [],
     }
+
+
+def sent_by(case: dict[str, Any], engine: spmdzero.Engine) -> list[list[Any]]:
+    """What one more step sends: role, bytes, and bytes between hosts."""
+    with spmdzero.record_ledgers(engine) as ledgers:
+        trained_on(case, engine, rows(case["steps"]))
+    return [[c.role, c.bytes, c.host_bytes] for c in ledgers.boundary.collectives]
 
 
 def trained_on(case: dict[str, Any], engine: spmdzero.Engine, batch: Batch) -> torch.Tensor:

@@ -14,7 +14,7 @@ def _case(way: str = "train", stage: int = 2, **case: Any) -> dict[str, Any]:
 
 
 QUICK = {
-    "dict": _case(container="dict"),
+    "dict": _case(container="dict", sent=True),
     "evaluation": _case("evaluate", steps=2),
     "refusals": _case("refuse"),
 }
@@ -102,10 +102,19 @@ def assert_folded(name: str, hosts: list[dict[str, Any]], alone: dict[str, Any])
         assert host[name]["folded"] == len(compiled)
 
 
+def assert_only_scalars_move(name: str, hosts: list[dict[str, Any]]) -> None:
+    """Beside gradients and parameters: a host's rows stay on the devices that have them."""
+    others = [c for c in hosts[0][name]["sent"] if c[0] not in ("gradient", "parameter")]
+    assert max(size for _, size, _ in others) <= 8
+    # The loss's own sums are within a host, its mean over hosts, the norm and `balance` cross.
+    assert sum(crossing > 0 for *_, crossing in others) == 3
+
+
 def test_two_hosts_compute_losses_and_metrics_of_their_own_rows() -> None:
     (alone,), both = ran(1, 4, quick=True), ran(2, 4, quick=True)
     assert_as_alone("dict", both, alone)
     assert_folded("dict", both, alone)
+    assert_only_scalars_move("dict", both)
     assert_evaluated(both, alone)
     assert_refused(both)
 
