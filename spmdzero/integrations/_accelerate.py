@@ -7,7 +7,7 @@ count itself alone, and read all rows.
 
 import os
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -46,6 +46,20 @@ def require_counted(hosts: int) -> None:
         )
 
 
+def refuse_late(package: str) -> NoReturn:
+    """Refuses a client that was imported when there was no deepspeed yet.
+
+    Raises:
+        SpmdZeroUsageError: always.
+    """
+    raise SpmdZeroUsageError(
+        f"{package} was imported before spmdzero.integrations, when it found no package "
+        "deepspeed, and has left out what it does with one. Call spmdzero.integrations.install() "
+        f"before `import {package}`, start the script by `spmdzero run`, or install "
+        "spmdzero-deepspeed"
+    )
+
+
 def _count_hosts(states: Any) -> None:
     @in_place_of(states.PartialState, "_prepare_backend")
     def _prepare_backend(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -72,6 +86,8 @@ def _name_place() -> None:
 def _refuse_first(accelerators: Any) -> None:
     @in_place_of(accelerators.Accelerator, "_prepare_deepspeed")
     def _prepare_deepspeed(original: Any, self: Any, *args: Any) -> Any:
+        if not hasattr(accelerators, "DummyOptim"):
+            refuse_late("accelerate")
         section = self.deepspeed_plugin.deepspeed_config.get(_PARALLEL)
         if section is not None:
             # accelerate makes a mesh of processes for it, which torch refuses without a reason.

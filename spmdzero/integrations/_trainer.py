@@ -14,7 +14,7 @@ import torch
 
 from spmdzero.backend import arrays
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.integrations._accelerate import ASKED
+from spmdzero.integrations._accelerate import ASKED, refuse_late
 from spmdzero.integrations._after_import import after_import
 from spmdzero.integrations._client_engine import ClientEngine
 from spmdzero.integrations._deferred import DeferredTensor
@@ -44,8 +44,18 @@ def defer_reads() -> None:
 
 
 def follow_imports() -> None:
-    """Has transformers take `bf16=True` without a GPU, from its import on."""
+    """Has transformers take `bf16=True` without a GPU, and say that it was imported too early."""
     after_import("transformers.training_args", _allow_bf16)
+    after_import("transformers.integrations.deepspeed", _refuse_without_deepspeed)
+
+
+def _refuse_without_deepspeed(module: Any) -> None:
+    # What its configs inherit from where it found no deepspeed; accelerate makes them too.
+    if getattr(module, "DeepSpeedConfig", None) is object:
+
+        @in_place_of(module.HfDeepSpeedConfig, "__init__")
+        def refuse(original: Any, self: Any, *args: Any) -> None:
+            refuse_late("transformers")
 
 
 def _allow_bf16(module: Any) -> None:

@@ -77,4 +77,5 @@ def test_a_client_with_a_backend_of_its_own_is_refused() -> None:
         PJRT_DEVICE="CPU",
     )
     assert "accelerate was imported before" in said
+    assert "Call spmdzero.integrations.install() before `import accelerate`" in said
     assert "spmdzero run" in said

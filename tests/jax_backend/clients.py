@@ -1,10 +1,12 @@
 """Trains the same numbers by each client of spmdzero's, and prints the losses as JSON.
 
-python -m tests.jax_backend.clients hidden|there
+python -m tests.jax_backend.clients "without torch_xla"|"with torch_xla"|CLIENT
 
-With ``hidden`` there is no torch_xla to be found, as where only JAX is installed.
+Without torch_xla none is to be found, as where only JAX is installed. With a client's name, it is
+imported before spmdzero gives it a deepspeed, and what it says is printed.
 """
 
+import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -102,7 +104,7 @@ CONFIG = {
 }
 
 
-def trainer() -> list[float]:
+def with_trainer() -> list[float]:
     """By transformers' Trainer, in the order of the rows."""
     import tempfile
 
@@ -127,7 +129,7 @@ def trainer() -> list[float]:
     return [entry["loss"] for entry in found.state.log_history if "loss" in entry]
 
 
-def accelerate() -> list[float]:
+def with_accelerate() -> list[float]:
     """By a loop of accelerate's."""
     from accelerate import Accelerator, DeepSpeedPlugin
     from accelerate.state import AcceleratorState
@@ -148,7 +150,7 @@ def accelerate() -> list[float]:
     return losses
 
 
-def lightning() -> list[float]:
+def with_lightning() -> list[float]:
     """By Lightning's Trainer."""
     import logging
 
@@ -178,21 +180,48 @@ def lightning() -> list[float]:
     return module.losses
 
 
-def main(kind: str) -> None:
-    # The tests' own process tells clients to leave torch_xla alone. Here only install() does.
-    os.environ.pop("USE_TORCH_XLA", None)
-    if kind == "hidden":
-        hide("torch_xla")
-        # Nothing but JAX is found, and it is taken without being named.
-        os.environ.pop("SPMDZERO_BACKEND", None)
+def imported_before(client: str) -> str:
+    """What a client says that looked for a deepspeed before there was one."""
+    hide("deepspeed")
+    module, run = {
+        "accelerate": ("accelerate.accelerator", with_accelerate),
+        "transformers": ("transformers.trainer", with_trainer),
+    }[client]
+    importlib.import_module(module)
+    from spmdzero.integrations import install
+
+    install()
+    try:
+        run()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def trained() -> dict[str, Any]:
+    """The losses by each client, and what they were computed with."""
     from spmdzero.backend import current
     from spmdzero.integrations import install
 
     install()
-    runs = (plain, trainer, accelerate, lightning)
-    found: dict[str, Any] = {run.__name__: run() for run in runs}
+    found: dict[str, Any] = {
+        "plain": plain(),
+        "trainer": with_trainer(),
+        "accelerate": with_accelerate(),
+        "lightning": with_lightning(),
+    }
     imported = [name for name in sys.modules if name.partition(".")[0] == "torch_xla"]
-    print(json.dumps(found | {"backend": current().name, "torch_xla": imported}))
+    return found | {"backend": current().name, "torch_xla": imported}
+
+
+def main(kind: str) -> None:
+    # The tests' own process tells clients to leave torch_xla alone. Here only install() does.
+    os.environ.pop("USE_TORCH_XLA", None)
+    if kind != "with torch_xla":
+        hide("torch_xla")
+        # Nothing but JAX is found, and it is taken without being named.
+        os.environ.pop("SPMDZERO_BACKEND", None)
+    print(json.dumps(trained() if kind.endswith("torch_xla") else imported_before(kind)))
 
 
 if __name__ == "__main__":
