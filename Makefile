@@ -47,7 +47,8 @@ SHARED := $(addprefix tests/unit/test_,attention_kernels.py random.py region_ans
 	region_buffers.py region_checkpointing.py region_gradients.py region_outputs.py region_reads.py \
 	region_reduction.py region_transformers.py) $(addprefix tests/engine/test_,attention.py \
 	first_import.py optimizers.py reads.py wrong_input.py) tests/explain/test_explain.py \
-	tests/comm tests/notebooks
+	tests/comm tests/notebooks $(addprefix tests/integrations/test_,client_engine.py \
+	client_schedule.py deferred.py trainers_loss.py transformers.py)
 # What takes longer there.
 SHARED_ALL := $(SHARED) tests/surface tests/unit/test_region_scan.py tests/explain/test_time.py \
 	$(addprefix tests/engine/test_,accumulation.py agreement.py captured.py captured_changes.py \
@@ -55,9 +56,11 @@ SHARED_ALL := $(SHARED) tests/surface tests/unit/test_region_scan.py tests/expla
 	direct_calls.py embedding_accumulation.py engine.py failed_steps.py fixed_reads.py \
 	flops_profiler.py folded.py folded_changes.py folded_surroundings.py fused_loss.py loader.py \
 	loading.py multi_output.py overflow_tables.py placement.py profile.py recompute.py reports.py \
-	scan.py short_batches.py skipped_steps.py startup.py startup_memory.py \
-	trajectories.py two_engines.py users_optimizers.py waiting_gradients.py whole_batch.py) $(addprefix tests/examples/test_, \
-	examples.py finetune.py generation.py source_text.py)
+	scan.py short_batches.py skipped_steps.py startup.py startup_memory.py trajectories.py \
+	two_engines.py users_optimizers.py waiting_gradients.py whole_batch.py) \
+	$(addprefix tests/examples/test_,examples.py finetune.py generation.py source_text.py) \
+	$(addprefix tests/integrations/test_,accelerate.py after_import.py client_names.py \
+	distribution.py install.py launcher.py lightning.py lightning_tied.py run.py trainer_class.py)
 
 test: lint
 	$(PYTEST) -m "not slow"

@@ -131,7 +131,10 @@ def without_sync(folder: Path) -> dict[str, Any]:
 
 
 def steady(folder: Path) -> dict[str, Any]:
-    """Transfers to the host and compilations so far: before, and after each of 8 steps."""
+    """Transfers to the host and compilations so far: before, and after each of 8 steps.
+
+    The last one of the transfers is after a read by the script.
+    """
     from spmdzero.backend import counters
 
     # Rows that no other run here has, so that something is to be compiled.
@@ -139,7 +142,8 @@ def steady(folder: Path) -> dict[str, Any]:
     seen = {"reads": [counters.host_reads()], "compiled": [counters.compiled()[0]]}
     for batch in loop.loader:
         with loop.accelerator.accumulate(loop.model):
-            loop.accelerator.backward(loop.model(**batch).loss)
+            loss = loop.model(**batch).loss
+            loop.accelerator.backward(loss)
             if loop.accelerator.sync_gradients:
                 loop.accelerator.clip_grad_norm_(loop.model.parameters(), 1.0)
             loop.optimizer.step()
@@ -148,6 +152,8 @@ def steady(folder: Path) -> dict[str, Any]:
         if loop.accelerator.sync_gradients:
             seen["reads"].append(counters.host_reads())
             seen["compiled"].append(counters.compiled()[0])
+    assert loss.item() > 0
+    seen["reads"].append(counters.host_reads())
     loop.accelerator.free_memory()
     return seen
 
