@@ -127,7 +127,8 @@ def test_what_accelerate_launch_is_told_reaches_the_engine(
     assert_same_numbers(ours, plain["plugin"])
 
 
-@pytest.mark.torch_xla_only  # To JAX they are hosts that train together.
+# To JAX they are hosts that train together: tests/jax_backend/test_clients.py.
+@pytest.mark.torch_xla_only
 @pytest.mark.slow
 def test_a_launcher_of_several_processes_on_a_host_is_refused():
     told = ["--use_deepspeed", "--zero_stage", "2", "--num_processes", "2"]

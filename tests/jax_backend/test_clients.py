@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
+from tests.integrations.test_accelerate import TOLERANCE, launched, loop
 from tests.support.processes import run_python
 
 CLIENTS = ("trainer", "accelerate", "lightning")
-# fp32 of two orders of summation: 1e-7 apart in each operation, and six steps of AdamW.
-TOLERANCE = 1e-5
 
 
 # `make test-newest` installs none.
@@ -44,3 +43,13 @@ def test_a_client_that_was_imported_before_there_was_a_deepspeed_says_so(client:
     said = seen(client)
     assert said.startswith(f"SpmdZeroUsageError: {client} was imported before"), said
     assert "install() before" in said
+
+
+@pytest.mark.slow
+def test_processes_of_accelerates_launcher_train_one_model() -> None:
+    order = {"optimizer": "torch", "schedule": "none", "steps": 8}
+    (plain,) = loop("plain", [order], devices=1)["plain"]
+    options = ("--use_deepspeed", "--zero_stage", "2", "--gradient_clipping", "1.0")
+    ours = launched(*options, "--num_processes", "2", order=order | {"config": "launched"})
+    for numbers in ("losses", "norms"):
+        assert ours[numbers] == pytest.approx(plain[numbers], rel=TOLERANCE), numbers
