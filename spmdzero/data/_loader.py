@@ -3,6 +3,7 @@
 import collections
 import functools
 import logging
+import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
@@ -193,7 +194,10 @@ class ZeroDataLoader:
         if self.sampler is not None:
             self.sampler.skip(current.handed_out, seed=current.seed)
             unread = 0
-        batches = iter(self._loader)
+        with warnings.catch_warnings():
+            # JAX warns that a fork may hang if it computes on the devices; workers read samples.
+            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+            batches = iter(self._loader)
         while True:
             with current.reading(seen=unread > 0):
                 try:

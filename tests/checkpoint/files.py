@@ -19,6 +19,7 @@ from spmdzero.formats import (
     save_native,
 )
 from spmdzero.formats import open_state as open_state
+from tests.support.processes import fork
 
 # Every function of `os` by which the writer changes what is on the disk, or makes it permanent.
 OPERATIONS = ("open", "write", "fsync", "replace", "unlink", "rmdir", "mkdir", "close")
@@ -114,7 +115,7 @@ def killed_at(point: int, act: Callable[[], None], *, torn: float | None = None)
 
     Returns whether the child was killed; False when it had come to its end before.
     """
-    child = os.fork()
+    child = fork()
     if child == 0:
         write = os.write
 

@@ -16,6 +16,7 @@ from spmdzero.errors import SpmdZeroCheckpointError
 from spmdzero.formats import BackgroundSaver, Retention, complete_tags, latest_tag, newest_complete
 from tests.checkpoint.files import interrupted, number_in, save
 from tests.checkpoint.runs import assert_state, config, start, train, whole_state
+from tests.support.processes import fork
 
 NEEDING_SPACE = ("mkdir", "open", "write", "fsync", "replace")
 NO_SPACE = OSError(28, "No space left on device", "the disk")
@@ -25,7 +26,7 @@ ASYNC = {"checkpoint": {"async": True, "keep_last": 2}}
 def in_a_child(act: Callable[[], None]) -> str:
     """What a child process that does `act` gets as a SpmdZeroCheckpointError; fails without."""
     read, write = os.pipe()
-    child = os.fork()
+    child = fork()
     if child == 0:
         try:
             act()

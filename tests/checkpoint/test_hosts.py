@@ -2,7 +2,7 @@
 
 import concurrent.futures
 import dataclasses
-import multiprocessing
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -27,6 +27,7 @@ from spmdzero.formats import (
 from spmdzero.formats.native import _processes
 from spmdzero.state._across_hosts import agreed_tag, require_one_tag
 from tests.checkpoint.files import number_in, order_of, save, state_of
+from tests.support.processes import fork
 
 OWN, COMMON = "each host's own", "the same on all hosts"
 PROCESSES = 3
@@ -56,8 +57,14 @@ def save_part(folder: Path, process: int, processes: int = 2) -> None:
 @pytest.fixture(scope="module")
 def of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("of two")
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        pool.starmap(save_part, [(folder, 1), (folder, 0)], chunksize=1)
+    child = fork()
+    if child == 0:
+        try:
+            save_part(folder, 1)
+        finally:
+            os._exit(0)
+    save_part(folder, 0)
+    assert os.waitpid(child, 0) == (child, 0)
     return folder
 
 

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 from tests.support.warm import run_warm
@@ -30,6 +31,13 @@ def free_port() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return str(probe.getsockname()[1])
+
+
+def fork() -> int:
+    """`os.fork` for a child that leaves the devices alone; JAX warns that another may hang."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+        return os.fork()
 
 
 def run_module(module: str, *arguments: str, devices: int, **variables: str) -> str:

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from spmdzero.backend._watching import note_started, waiting
 from spmdzero.backend.jax._blame import UnloweredError, blamed
+from spmdzero.backend.jax._forked import forks
 from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._kept import KeptPrograms
 from spmdzero.backend.jax._numbers import with_numbers
@@ -179,11 +180,12 @@ def start(roots: Sequence[Value], *, donate: bool = True) -> list[Value]:
         what they were computed from.
 
     Raises:
-        SpmdZeroRuntimeError: JAX can't lower one.
+        SpmdZeroRuntimeError: JAX can't lower one, or this process is a fork.
     """
     unique = {id(root): root for root in roots if root.node is not None}
     if not unique:
         return []
+    forks.require_none()
     wanted = list(unique.values())
     graph, leaves = Graph.of(wanted)
     shardings = marked_spec(graph, compilations.mesh)

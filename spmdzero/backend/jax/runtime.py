@@ -17,6 +17,7 @@ from spmdzero.backend.jax import _cluster
 from spmdzero.backend.jax._cells import cells, pending_values
 from spmdzero.backend.jax._execute import start as start_values
 from spmdzero.backend.jax._factories import register
+from spmdzero.backend.jax._forked import forks
 from spmdzero.backend.jax._generator import generator
 from spmdzero.backend.jax._tensor import DEVICE
 from spmdzero.backend.jax.mesh import DeviceMesh
@@ -58,6 +59,7 @@ def _started() -> None:
     register()
     # What is on the devices before an engine makes its own mesh is on all of them.
     DeviceMesh(MeshSpec((("fsdp", jax.device_count()),)))
+    forks.watch()
 
 
 def device() -> torch.device:

@@ -1,0 +1,35 @@
+"""Forks of a process that has devices, such as a loader's workers: they have none."""
+
+import os
+
+from spmdzero.errors import SpmdZeroRuntimeError
+
+
+class Forks:
+    """Whether this process was forked from one whose devices were started."""
+
+    def __init__(self) -> None:
+        self._inherited = False
+
+    def watch(self) -> None:
+        """Called where the devices are started: each fork from now on is one of these."""
+        os.register_at_fork(after_in_child=self._inherit)
+
+    def _inherit(self) -> None:
+        self._inherited = True
+
+    def require_none(self) -> None:
+        """Ends what would wait for ever: the threads that compute are the parent's.
+
+        Raises:
+            SpmdZeroRuntimeError: this process is such a fork.
+        """
+        if self._inherited:
+            raise SpmdZeroRuntimeError(
+                "this process was forked from one that uses the devices (a DataLoader's worker, for "
+                "example), and can't compute on them: keep its tensors on the CPU, or start it by "
+                'the method "spawn"'
+            )
+
+
+forks = Forks()
