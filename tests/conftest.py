@@ -14,6 +14,7 @@ import pytest
 from spmdzero._logging import forget_what_was_logged
 from spmdzero.backend import Mesh, current, runtime
 from spmdzero.plan import MeshSpec
+from tests.support.backends import VARIABLES
 
 # A file that is about torch_xla says so at its top.
 OF_TORCH_XLA = re.compile(
@@ -21,21 +22,6 @@ OF_TORCH_XLA = re.compile(
     re.MULTILINE,
 )
 JAX_TESTS = Path(__file__).parent / "jax_backend"
-# Compiling is what the suite spends its time on. The first flag leaves out LLVM's optimisation of
-# the machine code (a third of the CPU time is left), the second writes fusions by XLA's older
-# emitter (half of the rest). That one lets LLVM contract a product and a sum into one operation,
-# which rounds once, by what is computed beside them: the third takes that operation away, so that
-# what is the same bit for bit in a user's run is so here. XLA's own passes, and so the ledgers,
-# stay as they are.
-FLAGS = (
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_max_isa=AVX"
-)
-# The first one's of JAX, whose versions of XLA lack others.
-JAX_FLAGS = "--xla_backend_optimization_level=0"
-# A compiled program takes 40 to 130 of the 65,530 memory maps that Linux lets a process have, and
-# torch_xla keeps 2,048 programs: the whole suite in one process would end in a segmentation fault
-# (with 512 it did, in the middle).
-PROGRAMS = "192"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -45,12 +31,9 @@ def pytest_configure(config: pytest.Config) -> None:
     only_jax = bool(paths) and all(JAX_TESTS in (path, *path.parents) for path in paths)
     if only_jax or importlib.util.find_spec("torch_xla") is None:
         os.environ.setdefault("SPMDZERO_BACKEND", "jax")
-    if os.environ.get("SPMDZERO_BACKEND") != "jax":
-        # A newer XLA, as of a newer JAX, ends the process over a flag that it no longer has.
-        os.environ |= {"XLA_FLAGS": FLAGS, "XLA_COMPILATION_CACHE_SIZE": PROGRAMS}
-    else:
-        # transformers and accelerate would import torch_xla where it is installed.
-        os.environ |= {"XLA_FLAGS": JAX_FLAGS, "USE_TORCH_XLA": "false"}
+    backend = os.environ.get("SPMDZERO_BACKEND")
+    os.environ |= VARIABLES["jax" if backend == "jax" else "torch_xla"]
+    if backend == "jax":
         # A test of single operations would start JAX with one device, for all that follow it.
         importlib.import_module("jax").config.update("jax_num_cpu_devices", 8)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from spmdzero.backend import arrays, runtime, store
+from spmdzero.data._generators import set_generators
 from spmdzero.formats import (
     Box,
     StoredTensor,
@@ -66,6 +67,8 @@ def live_state(
     held = _spread(training, held)
     runtime.sync()
     runtime.wait()
+    # torch_xla's generator goes on with each start of the devices; to save draws nothing.
+    set_generators(host.rng or {})
     latest = _Latest()
     return TrainingState(
         tensors={

@@ -97,9 +97,11 @@ def restore(training: Training, state: TrainingState, options: LoadOptions) -> L
         take_over_progress(training, host, unfinished=with_optimizer)
         loads_schedule = options.loads_schedule(training)
         take_over_skips(training, host, with_optimizer=with_optimizer, with_schedule=loads_schedule)
-        # They come last: nothing above may draw from them any more.
-        set_generators(host.rng or {})
     runtime.sync()
+    if not options.module_only:
+        # They come last: nothing may draw from them any more, and torch_xla's own goes on with each
+        # program that is started.
+        set_generators(host.rng or {})
     return report
 
 

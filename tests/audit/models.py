@@ -32,6 +32,24 @@ class Sound(nn.Module):
         return self.b(F.gelu(self.middle(self.a(x)))).square().mean()
 
 
+class Mixed(nn.Module):
+    """Each row becomes a sum over all rows."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden @ hidden.T @ hidden
+
+
+class MixesRows(Sound):
+    """A layer in the middle reads the rows of all devices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixed = Mixed()
+
+    def middle(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.mixed(hidden))
+
+
 class NoNorm(Sound):
     """Every operation keeps the batch's sharding, also where propagation places it."""
 

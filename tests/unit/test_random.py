@@ -10,6 +10,7 @@ from region_harness import ROWS, Apply, Probe, run
 from torch import nn
 
 from spmdzero.backend import Mesh
+from spmdzero.backend.replica import ReplicaRandom
 from spmdzero.errors import ReplicaRegionError
 
 WIDTH = 2048  # a replica draws 2 x WIDTH numbers
@@ -90,6 +91,14 @@ def test_replicas_and_calls_draw_independent_numbers_that_a_seed_repeats(draws: 
         assert correlation(first, second) < 5, name
         assert torch.equal(first, again), name
         assert not torch.equal(first, second), name
+
+
+def test_both_backends_draw_the_numbers_of_the_same_hash_on_the_cpu(draws: Draws) -> None:
+    for replica, drawn in enumerate(draws["rand"][0]):
+        number = torch.tensor([replica], dtype=torch.int32)
+        torch.manual_seed(11)
+        here = ReplicaRandom(number, lambda key: torch.tensor(key, dtype=torch.int32))
+        assert torch.equal(here.uniform(torch.Size([2 * WIDTH])).double(), drawn)
 
 
 def test_mean_and_variance_are_the_distributions(draws: Draws) -> None:

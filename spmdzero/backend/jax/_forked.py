@@ -26,9 +26,9 @@ class Forks:
         """
         if self._inherited:
             raise SpmdZeroRuntimeError(
-                "this process was forked from one that uses the devices (a DataLoader's worker, for "
-                "example), and can't compute on them: keep its tensors on the CPU, or start it by "
-                'the method "spawn"'
+                "this process was forked from one that uses the devices (a DataLoader's worker, "
+                "for example), and can't compute on them: keep its tensors on the CPU, or start "
+                'it by the method "spawn"'
             )
 
 

@@ -27,10 +27,17 @@ _SHORT_MANTISSA = {torch.bfloat16: 1 << 8, torch.float16: 1 << 11}
 
 
 def _scramble(bits: torch.Tensor) -> torch.Tensor:
-    # The finaliser of MurmurHash3 on int32; `>>` is arithmetic there, so mask the sign bits off.
-    bits = (bits ^ ((bits >> 16) & 0xFFFF)) * -2048144789
-    bits = (bits ^ ((bits >> 13) & 0x7FFFF)) * -1028477387
-    return bits ^ ((bits >> 16) & 0xFFFF)
+    # The finaliser of MurmurHash3 on int32.
+    bits = (bits ^ _shifted(bits, 16)) * -2048144789
+    bits = (bits ^ _shifted(bits, 13)) * -1028477387
+    return bits ^ _shifted(bits, 16)
+
+
+def _shifted(bits: torch.Tensor, by: int) -> torch.Tensor:
+    """Int32 shifted to the right as if it were unsigned."""
+    # `>>` keeps the sign, which is masked off. Of a negative number torch_xla divides, and rounds
+    # towards zero; what would be rounded is 0 first, so that both backends have the same numbers.
+    return ((bits & -(1 << by)) >> by) & ((1 << (32 - by)) - 1)
 
 
 class Random:

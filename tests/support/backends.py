@@ -1,0 +1,37 @@
+"""What a process of each backend is told, and whether it can be one."""
+
+import importlib.util
+
+# Compiling is what the suite spends its time on. The first flag leaves out LLVM's optimisation of
+# the machine code (a third of the CPU time is left), the second writes fusions by XLA's older
+# emitter (half of the rest). That one lets LLVM contract a product and a sum into one operation,
+# which rounds once, by what is computed beside them: the third takes that operation away, so that
+# what is the same bit for bit in a user's run is so here. XLA's own passes, and so the ledgers,
+# stay as they are.
+_TORCH_XLA_FLAGS = (
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_max_isa=AVX"
+)
+# The first one's of JAX, whose versions of XLA lack others.
+_JAX_FLAGS = "--xla_backend_optimization_level=0"
+# A compiled program takes 40 to 130 of the 65,530 memory maps that Linux lets a process have, and
+# torch_xla keeps 2,048 programs: the whole suite in one process would end in a segmentation fault
+# (with 512 it did, in the middle).
+_PROGRAMS = "192"
+
+VARIABLES: dict[str, dict[str, str]] = {
+    # A newer XLA, as of a newer JAX, ends the process over a flag that it no longer has.
+    "torch_xla": {"XLA_FLAGS": _TORCH_XLA_FLAGS, "XLA_COMPILATION_CACHE_SIZE": _PROGRAMS},
+    # transformers and accelerate would import torch_xla where it is installed.
+    "jax": {"XLA_FLAGS": _JAX_FLAGS, "USE_TORCH_XLA": "false"},
+}
+
+
+def other_than(backend: str) -> str:
+    """The one that this process is not of."""
+    (other,) = VARIABLES.keys() - {backend}
+    return other
+
+
+def installed(backend: str) -> bool:
+    """Whether a process can have it; imports nothing."""
+    return importlib.util.find_spec(backend) is not None
