@@ -6,6 +6,7 @@ import socket
 
 import torch.distributed as dist
 
+from spmdzero.backend._meeting import meeting
 from spmdzero.backend._quiet import without_gloos_line
 
 GLOO = "gloo"
@@ -34,7 +35,7 @@ def join_launched(timeout: datetime.timedelta = TIMEOUT) -> bool:
     if not dist.is_initialized():
         if not has_peers():
             return False
-        with without_gloos_line():
+        with without_gloos_line(), meeting(timeout):
             dist.init_process_group(GLOO, timeout=timeout)
     return dist.get_world_size() > 1
 

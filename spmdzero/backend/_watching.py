@@ -13,17 +13,28 @@ from typing import Any
 import torch.distributed as dist
 
 from spmdzero.backend._launched import own_host
-from spmdzero.backend._watch import ALIVE, Sign, Watch
+from spmdzero.backend._meeting import meeting
+from spmdzero.backend._watch import ALIVE, DEFAULT_TIMEOUT, Sign, Watch
 from spmdzero.errors import SpmdZeroError
 
-_CONNECTING = datetime.timedelta(minutes=5)
+# The store is there when the others hear of it.
+_CONNECTING = datetime.timedelta(minutes=1)
 
 _watch: Watch | None = None
+_timeout = DEFAULT_TIMEOUT
 
 
 def watch() -> Watch | None:
     """That of this process, None where it is alone."""
     return _watch
+
+
+def watch_with(*, timeout: float) -> None:
+    """Has a host be gone that gave no sign of life for `timeout` seconds, now or once there are."""
+    global _timeout
+    _timeout = timeout
+    if _watch is not None:
+        _watch.timeout = timeout
 
 
 @contextlib.contextmanager
@@ -53,11 +64,25 @@ def note_joint(what: str) -> None:
 
 
 def begin() -> None:
-    """Has the hosts of torch.distributed's group watch each other; every process calls it."""
+    """Has the hosts of torch.distributed's group watch each other; every process calls it.
+
+    The device runtime waits for minutes for a host that is gone while they connect.
+    """
     global _watch
     if _watch is not None or dist.get_world_size() == 1:
         return
     rank = dist.get_rank()
+    with meeting(_CONNECTING):
+        store, names = _connected(rank)
+    _watch = Watch(store, rank=rank, names=names)
+    _watch.timeout = _timeout
+    _watch.start()
+    atexit.register(_watch.leave)
+    _hook(_watch)
+
+
+def _connected(rank: int) -> tuple[Any, list[str]]:
+    """The store of all processes, in which each has given a sign, and the names of their hosts."""
     store: Any = None
     told: list[Any] = [None]
     if rank == 0:
@@ -70,10 +95,7 @@ def begin() -> None:
     store.set(f"host/{rank}", Sign(ALIVE).to_json())
     names = [""] * dist.get_world_size()
     dist.all_gather_object(names, socket.gethostname())
-    _watch = Watch(store, rank=rank, names=names)
-    _watch.start()
-    atexit.register(_watch.leave)
-    _hook(_watch)
+    return store, names
 
 
 def _hook(mine: Watch) -> None:

@@ -12,9 +12,10 @@ from spmdzero._logging import leave_lines_to_the_first_host
 from spmdzero.backend import _single_process
 from spmdzero.backend._current import runtime
 from spmdzero.backend._launched import GLOO, TIMEOUT, free_port, has_peers, join_launched
+from spmdzero.backend._meeting import meeting
 from spmdzero.backend._quiet import without_gloos_line
 from spmdzero.backend._watch import STATUS
-from spmdzero.backend._watching import begin, note_joint, waiting, watch
+from spmdzero.backend._watching import begin, note_joint, waiting, watch, watch_with
 from spmdzero.errors import SpmdZeroRuntimeError, SpmdZeroUsageError
 
 logger = logging.getLogger("spmdzero")
@@ -66,7 +67,7 @@ def join(
             "call spmdzero.init_distributed() first"
         )
     if init_method is not None and not dist.is_initialized():
-        with without_gloos_line():
+        with without_gloos_line(), meeting(timeout):
             dist.init_process_group(
                 GLOO, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size
             )
@@ -113,13 +114,6 @@ def connect(*, required: bool | None) -> None:
             f"{connected}: they would not train one model. Start one process per host, which "
             "drives all its devices; on one host without a launcher: python train.py"
         )
-
-
-def watch_with(*, timeout: float) -> None:
-    """Has a host be gone that gave no sign of life for `timeout` seconds."""
-    watched = watch()
-    if watched is not None:
-        watched.timeout = timeout
 
 
 def name_newest(find: Callable[[], str | None]) -> None:

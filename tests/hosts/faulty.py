@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import spmdzero
-from spmdzero.backend import runtime
+from spmdzero.backend import processes, runtime
 from tests.checkpoint.files import interrupted
 from tests.hosts.harming import HARMS
 
@@ -32,7 +32,7 @@ EVERY = 3
 """Steps from one checkpoint to the next."""
 TIMEOUT = 4.0
 """Of `"spmd"`, in seconds: more than a slow host takes, and than a busy machine."""
-JOINING = datetime.timedelta(seconds=12)
+JOINING = datetime.timedelta(seconds=8)
 ROWS, WIDTH = 8, 8
 # How long each moment takes, about, in seconds.
 LENGTHS = {"connecting": 1.5, "training": 0.1, "loading": 0.3}
@@ -107,6 +107,8 @@ def main() -> None:
     fault = Fault(plan)
     with fault.inside("starting"):
         pass
+    # As `initialize` does, which would wait ten minutes for the others.
+    processes.watch_with(timeout=TIMEOUT)
     with fault.inside("connecting"):
         spmdzero.init_distributed(timeout=JOINING)
         engine = engine_of(plan)

@@ -3,15 +3,8 @@
 import pytest
 
 from tests.hosts.hosts import by_slurm, run_hosts, told
-from tests.support.processes import run_python
 
 CASES = {"it": {"steps": 3}}
-ALONE = """
-import torch, spmdzero
-from spmdzero.backend import runtime
-spmdzero.init_distributed()
-print(runtime.process_count(), spmdzero.comm.get_world_size(), runtime.device_count())
-"""
 
 
 def test_processes_of_slurms_are_found_as_jax_finds_them() -> None:
@@ -29,5 +22,5 @@ def test_processes_of_slurms_are_found_as_jax_finds_them() -> None:
 )
 def test_a_process_that_nobody_joins_is_alone(variables: dict[str, str]) -> None:
     # The second is what a batch script of eight tasks has that runs Python without srun.
-    out = run_python("-c", ALONE, devices=3, SPMDZERO_BACKEND="jax", **variables)
-    assert out.splitlines()[-1] == "1 1 3"
+    (found,) = run_hosts("tests.hosts.alone", count=1, devices=3, place=lambda *_: variables)
+    assert found == {"processes": 1, "world": 1, "devices": 3}

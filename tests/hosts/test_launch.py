@@ -11,41 +11,39 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from spmdzero.cli import app
 from tests.support.processes import ROOT, environment, free_port
 
 # A loaded machine imports slowly.
 SECONDS = 180
 TRAIN = """
-import argparse, sys
+import os, sys, time
 import torch
 import deepspeed
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int)
-args = parser.parse_args()
+folder, steps, fails = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "fails"
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
 engine, *_ = deepspeed.initialize(model=model, config={
-    "train_micro_batch_size_per_gpu": 1, "steps_per_print": 1, "log_level": "info",
-    "optimizer": {"type": "Adam", "params": {"lr": 1e-2}},
+    "train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "steps_per_print": 1,
+    "log_level": "info", "optimizer": {"type": "Adam", "params": {"lr": 1e-2}},
 })
+engine.load_checkpoint(folder)
 rank, count = deepspeed.comm.get_rank(), engine.dp_world_size
-rows = torch.arange(count * 8.0).reshape(count, 8) / 100
+rows = torch.arange(64.0).reshape(8, 8) / 100
 mine = rows.chunk(deepspeed.comm.get_world_size())[rank]
-for step in range(args.steps):
+for step in range(engine.global_steps, steps):
     loss = engine(mine).mean()
     engine.backward(loss)
     engine.step()
     print(f"rank {rank} of {count} devices: step {step} loss {loss.item():.6f}")
-"""
-FAIL = """
-import os, sys, time
-print("begun", flush=True)
-if os.environ["RANK"] == "1":
-    print("looks for the data", flush=True)
-    raise FileNotFoundError("no shard 7")
-time.sleep(1000)
+    if step == 1:
+        engine.save_checkpoint(folder)
+    if step == 2 and rank == 1 and fails and os.environ["SPMDZERO_RESTART"] == "0":
+        print("looks for the data", flush=True)
+        raise FileNotFoundError("no shard 7")
 """
 WAIT = """
 import os, time
@@ -84,9 +82,13 @@ def launched(*words: str, **variables: str) -> Iterator[subprocess.Popen]:
 
 
 def run(*words: str, **variables: str) -> tuple[int, str, str]:
-    with launched(*words, **variables) as process:
-        out, errors = process.communicate(timeout=SECONDS)
-    return process.returncode, out, errors
+    """The status, stdout and stderr of `spmdzero launch`, run by this process."""
+    told: dict[str, str | None] = {"SPMDZERO_BACKEND": "jax", "PYTHONPATH": str(ROOT), **variables}
+    # An earlier test may have left this process a place among processes.
+    gone = {name: None for name in os.environ if name not in environment()}
+    done = CliRunner().invoke(app, ["launch", *words], env=gone | told)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.stdout, done.stderr
 
 
 @pytest.fixture
@@ -100,32 +102,42 @@ def ssh(tmp_path: Path) -> dict[str, str]:
     return {"PATH": path, "SSH_LOG": str(tmp_path / "calls"), "HOME": str(tmp_path)}
 
 
-def test_a_script_of_deepspeeds_trains_on_two_hosts_of_this_machine(tmp_path: Path) -> None:
+LOSS = r"^{host}: rank {rank} of 8 devices: step (\d) loss (\S+)$"
+
+
+def losses_of(host: str, rank: int, out: str) -> list[tuple[str, str]]:
+    """What a host has printed of its steps."""
+    return re.findall(LOSS.format(host=host, rank=rank), out, re.M)
+
+
+def test_a_script_of_deepspeeds_fails_on_one_of_two_hosts_and_is_started_again(
+    tmp_path: Path,
+) -> None:
     status, out, errors = run(
-        "--hosts", "2", "--devices-per-host", "4", script(tmp_path, TRAIN), "--steps", "3"
-    )
+        "--hosts", "2", "--devices-per-host", "4", "--restarts", "1", "--elastic",
+        script(tmp_path, TRAIN), str(tmp_path / "saved"), "4", "fails",
+    )  # fmt: skip
     assert status == 0, errors[-3000:]
-    said = re.findall(r"^host (\d): rank \1 of 8 devices: step (\d) loss (\S+)$", out, re.M)
-    losses = [{step: loss for host, step, loss in said if host == rank} for rank in "01"]
-    assert losses[0] == losses[1]
-    assert losses[0].keys() == {"0", "1", "2"}
-    # Progress is said once.
-    assert len(re.findall(r"step=2", out + errors)) == 1
-
-
-def test_a_failing_host_ends_the_others_and_its_last_lines_are_shown(tmp_path: Path) -> None:
-    status, out, errors = run("--hosts", "3", script(tmp_path, FAIL))
-    assert status == 1
-    assert out.count(": begun") == 3
+    first, second = (losses_of(f"host {rank}", rank, out) for rank in (0, 1))
+    # Each prints the loss of its own rows; the first may be ended before it prints its third.
+    assert [step for step, _ in (*first[:2], *first[-2:])] == ["0", "1", "2", "3"]
+    assert not {loss for _, loss in first} & {loss for _, loss in second}
+    # It goes on from the checkpoint after step 1, with the loss that step 2 had.
+    assert [step for step, _ in second] == ["0", "1", "2", "2", "3"]
+    assert second[2] == second[3]
+    assert len({loss for _, loss in second}) == 4
+    # Progress is said once, at each start.
+    assert len(re.findall(r"] step=3, skipped=", out + errors)) == 2
     last = errors.partition("host 1 ended with status 1, and so all hosts end.")[2]
     assert "    looks for the data\n" in last
-    assert "    FileNotFoundError: no shard 7\n" in last
+    # torch puts the rank before what Python prints of an exception.
+    assert re.search(r"^    (\[rank1\]: )?FileNotFoundError: no shard 7$", last, re.M), last
+    assert "SPMDZERO_RESTART=1, of at most 1); the newest checkpoint is" in last
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
-)
+# By ssh, Ctrl-C is tried always.
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_one_signal_ends_all(tmp_path: Path, sent: signal.Signals) -> None:
     with launched("--hosts", "2", script(tmp_path, WAIT)) as process:
         assert process.stdout is not None
@@ -136,12 +148,12 @@ def test_one_signal_ends_all(tmp_path: Path, sent: signal.Signals) -> None:
 
 
 def test_a_launcher_that_is_killed_takes_its_hosts_with_it(tmp_path: Path) -> None:
-    with launched("--hosts", "2", script(tmp_path, WAIT)) as process:
+    with launched("--hosts", "1", script(tmp_path, WAIT)) as process:
         assert process.stdout is not None
-        pids = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
+        own = Path("/proc", process.stdout.readline().split()[-1])
         process.kill()
     deadline = time.monotonic() + SECONDS
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+    while own.exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
@@ -155,14 +167,14 @@ def test_hosts_of_a_hostfile_are_started_by_ssh_as_deepspeed_starts_them(
     port = free_port()
     status, out, errors = run(
         "--hostfile", str(hostfile), "--exclude", "worker-1", "--master_addr", "127.0.0.1",
-        "--master_port", port, "--ssh_port", "2222", script(tmp_path, TRAIN), "--steps", "2",
-        PJRT_DEVICE="CPU", **ssh,
+        "--master_port", port, "--ssh_port", "2222", script(tmp_path, TRAIN),
+        str(tmp_path / "saved"), "2", "", PJRT_DEVICE="CPU", **ssh,
     )  # fmt: skip
     assert status == 0, errors[-3000:]
     calls = Path(ssh["SSH_LOG"]).read_text().splitlines()
     assert len(calls) == 2
     for rank, name in enumerate(("worker-0", "worker-2")):
-        assert re.search(rf"^{name}: rank {rank} of 8 devices: step 1 loss", out, re.M)
+        assert len(losses_of(name, rank, out)) == 2
         (call,) = [call for call in calls if f" {name} " in call]
         assert call.startswith(f"-o PasswordAuthentication=no -p 2222 {name} export ")
         for word in (
@@ -191,6 +203,7 @@ def test_ctrl_c_ends_what_ssh_started(tmp_path: Path, ssh: dict[str, str]) -> No
         (("--hosts", "2", "--hostfile", "x"), "leave one of them out"),
         (("--hostfile", "/nowhere"), "there is no such file"),
         (("--devices-per-host", "4"), "counts virtual devices of --hosts N"),
+        (("--hosts", "2", "--elastic"), "say how often, by --restarts N"),
     ],
 )
 def test_lines_that_can_not_be_honoured_say_why(words: tuple[str, ...], reason: str) -> None:

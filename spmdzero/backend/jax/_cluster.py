@@ -14,7 +14,7 @@ import torch.distributed as dist
 from jax.experimental import multihost_utils
 
 from spmdzero.backend._launched import free_port, is_launched, join_launched, own_host
-from spmdzero.backend._watching import watch
+from spmdzero.backend._watching import begin, watch
 from spmdzero.errors import SpmdZeroRuntimeError
 
 # JAX ends a process without a word of ours where another one's heartbeats stop for so long.
@@ -64,6 +64,7 @@ def connect() -> None:
     if jax.distributed.is_initialized():
         return
     if join_launched():
+        begin()
         _initialize(
             has_peers=True,
             coordinator_address=_agreed_address(),
@@ -86,8 +87,8 @@ def connect() -> None:
 
 def _initialize(*, has_peers: bool, **how: Any) -> None:
     try:
-        jax.distributed.initialize(heartbeat_timeout_seconds=_HEARTBEATS, **how)
         _say_why_before_an_abort()
+        jax.distributed.initialize(heartbeat_timeout_seconds=_HEARTBEATS, **how)
     except RuntimeError as error:
         if "must be called before" not in str(error):
             raise
