@@ -189,7 +189,60 @@ def refuse(case: dict[str, Any]) -> dict[str, Any]:
     return {"said": said, "written": bias.sum().item()}
 
 
-WAYS = {"train": train, "load": loaded, "evaluate": evaluate, "refuse": refuse}
+class Scaled(nn.Module):
+    """Reads a tensor of the script's and an input that is no batch; says what each device has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.mask = Words("tensor"), None
+
+    def forward(self, ids: torch.Tensor, scale: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.words(ids) * self.mask.float() * scale
+        return {"logits": logits, "each": logits.mean((0, 1))}
+
+
+def scaled(case: dict[str, Any]) -> dict[str, Any]:
+    """Losses where tensors that the script moved are no batches, and an output is stacked."""
+    torch.manual_seed(0)
+    config = {
+        "train_micro_batch_size_per_gpu": MICRO,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+        "spmd": {"min_shard_elements": 128, "outputs": {"each": "stack"}},
+    }
+    engine, *_ = spmdzero.initialize(model=Scaled(), config=config | case["config"])
+    engine.module.mask = (torch.arange(WORDS) % 3).to(engine.device)
+    losses = []
+    for step in range(case["steps"]):
+        ids, labels = rows(step)
+        made = engine(ids, torch.tensor(0.5).to(engine.device))
+        loss = loss_of(case, engine, made["logits"], labels) + made["each"].square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return {"losses": losses}
+
+
+def direct(case: dict[str, Any]) -> dict[str, Any]:
+    """Losses of a module that is called without its engine, whose gradients are used."""
+    engine, _ = engine_of(case)
+    losses = []
+    for step in range(case["steps"]):
+        ids, labels = rows(step)
+        loss = loss_of(case, engine, engine.module(ids.to(engine.device)), labels)
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return {"losses": losses}
+
+
+WAYS = {
+    "scaled": scaled,
+    "direct": direct,
+    "train": train,
+    "load": loaded,
+    "evaluate": evaluate,
+    "refuse": refuse,
+}
 
 
 def main() -> None:

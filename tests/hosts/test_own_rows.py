@@ -34,6 +34,8 @@ ALL = {
     "two axes": _case(config={"spmd": {"mesh": {"data": 2, "fsdp": 4}}}),
     "traced": _case(penalty=True, config={"spmd": {"capture": False}}),
     "loader": _case("load"),
+    "no batches": _case("scaled"),
+    "without the engine": _case("direct"),
     **QUICK,
 }  # fmt: skip
 _known: dict[tuple[int, int, bool], list[dict[str, Any]]] = {}
@@ -121,7 +123,7 @@ def test_two_hosts_compute_losses_and_metrics_of_their_own_rows() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hosts", [2, 4])
-@pytest.mark.parametrize("name", [n for n, case in ALL.items() if case["way"] in ("train", "load")])
+@pytest.mark.parametrize("name", [name for name in ALL if name not in ("evaluation", "refusals")])
 def test_hosts_train_on_losses_of_their_own_rows_as_one(name: str, hosts: int) -> None:
     (alone,) = ran(1, 8, quick=False)
     assert_as_alone(name, ran(hosts, 8, quick=False), alone)
