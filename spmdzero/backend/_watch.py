@@ -181,8 +181,9 @@ class Watch:
                     return peer, f"is gone: its connection is lost, and {allowed:.3g} s of silence"
                 config = f'"spmd": {{"timeout": {allowed:g}}}'
                 return peer, f"is gone: it gave no sign of life for {allowed:g} s ({config})"
-            if peer == 0 and now - heard > self.pause * 4:
-                # It keeps the store: who can't ask it knows nothing of the rest.
+            if peer == 0 != self._rank and now - heard > self.pause * 4:
+                # It keeps the store: who can't ask it knows nothing of the rest. The first process
+                # itself can't ask where its network is lost, and hears of nobody then.
                 break
         return None
 

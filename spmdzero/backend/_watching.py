@@ -102,8 +102,11 @@ def _hook(mine: Watch) -> None:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        before(kind, error, trace)
-        mine.end_by(error, may_be_anothers=_may_be_anothers(error))
+        try:
+            # On a full disk this fails, where stderr is a file there.
+            before(kind, error, trace)
+        finally:
+            mine.end_by(error, may_be_anothers=_may_be_anothers(error))
 
     sys.excepthook = hook
 
