@@ -13,7 +13,7 @@ NEWEST ?= $(shell for python in $(NEWEST_PYTHONS); do \
 	$$there -c '' 2>/dev/null && echo $$there && exit; done; done)
 NEWEST_BIN := .venv-newest/bin
 
-.PHONY: help demo test test-all test-pythons test-newest lint bench soak docs goldens notebooks clean
+.PHONY: help demo test test-all test-pythons test-newest lint bench soak soak-hosts docs goldens notebooks clean
 .DEFAULT_GOAL := help
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make docs    the documentation's site, in out/site"
 	@echo "make bench   measure spmdzero beside its peers, write docs/benchmarks.md: an hour, 2 quiet cores, and once a night for TPUs"
 	@echo "make soak    30 minutes of saving, kills and resuming on other device counts (SOAK_MINUTES=5)"
+	@echo "make soak-hosts    the same on changing numbers of hosts, one of which is killed or freezes"
 	@echo "make clean   remove the virtual environment and everything generated"
 
 demo: .venv/demo-installed
@@ -105,6 +106,9 @@ goldens: .venv/installed
 
 soak: .venv/installed
 	$(BIN)/python -m tests.checkpoint.test_soak --minutes $(SOAK_MINUTES)
+
+soak-hosts: .venv/installed
+	$(BIN)/python -m tests.hosts.test_soak --minutes $(SOAK_MINUTES)
 
 notebooks: .venv/installed
 	$(BIN)/python -m tests.notebooks.execute

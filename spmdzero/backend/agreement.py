@@ -1,5 +1,7 @@
 """What has to be the same on all hosts: compared before anything depends on it."""
 
+import hashlib
+import json
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -23,6 +25,10 @@ def require_agreement(what: str, own: Mapping[str, str], *, fix: str) -> None:
         HostsDifferError: on every host the same one, which names hosts and differences.
     """
     if runtime.process_count() == 1:
+        return
+    # A thousand hosts that agree say so in a line each; only those that don't exchange all.
+    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).digest()
+    if len(set(gather_objects(digest))) == 1:
         return
     found = gather_objects((socket.gethostname(), dict(own)))
     differences = list(_differences(found))

@@ -3,6 +3,8 @@
 import json
 import os
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 # Before the device runtime reads it.
@@ -24,6 +26,21 @@ def other() -> int:
 def config() -> None:
     lr = 0.01 + other()
     engine_of({"config": {"optimizer": {"type": "AdamW", "params": {"lr": lr}}}})
+
+
+def versions() -> None:
+    """The second host has another jaxlib, by what its package says of itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        about = Path(folder, "jaxlib-0.0.1.dist-info", "METADATA")
+        about.parent.mkdir()
+        about.write_text("Metadata-Version: 2.1\nName: jaxlib\nVersion: 0.0.1\n")
+        if other():
+            sys.path.insert(0, folder)
+        try:
+            engine_of({})
+        finally:
+            if other():
+                sys.path.remove(folder)
 
 
 def structure() -> None:
@@ -72,7 +89,7 @@ def devices() -> None:
     engine_of({})
 
 
-KINDS = (config, structure, values, buffers, first_batch, weights, broadcast, same)
+KINDS = (config, versions, structure, values, buffers, first_batch, weights, broadcast, same)
 
 
 def main() -> None:

@@ -9,6 +9,8 @@ from tests.hosts.hosts import run_hosts
 
 DIFFERENCES = {
     "config": r"config, versions and devices: optimizer\.params\.lr: 0\.01 on host 0 .+, 1\.01 on",
+    "versions": r"config, versions and devices: jaxlib: [\d.]+ on host 0 .+, 0\.0\.1 on host 1 "
+    r".+\. Start every host with the same config, on the same packages",
     "structure": r"the model's structure: last\.bias: \[24\] float32 trained on host 0 .+, "
     r"\[24\] float32 on host 1 .+; extra\.weight: nothing on host 0 .+, \[3, 3\]",
     "values": r"values \(checksums\): wide\.weight: [0-9a-f]{32} on host 0 .+broadcast",
