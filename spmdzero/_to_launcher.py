@@ -50,7 +50,7 @@ def tell(what: str, value: Any) -> None:
     if _launcher.process == os.getpid():
         line = f"{_MARK}{json.dumps([what, value])}\n"
         with contextlib.suppress(OSError):
-            # One write: lines of other threads come before or after it.
+            # One write: lines of other threads come before or after it, up to 4,096 bytes.
             os.write(_STDERR, line.encode())
 
 
@@ -59,5 +59,9 @@ def heard(line: str) -> tuple[str, tuple[str, Any] | None]:
     before, mark, told = line.partition(_MARK)
     if not mark:
         return line, None
-    what, value = json.loads(told)
+    try:
+        what, value = json.loads(told)
+    except (ValueError, TypeError):
+        # Another process of the host wrote into it.
+        return line, None
     return before, (what, value)

@@ -22,6 +22,8 @@ STATUS = 75
 """With which a process ends because another one has; sysexits.h: a failure that may pass."""
 DEFAULT_TIMEOUT = 60.0
 ALIVE, _DONE, _FAILED, _BLAMES = "alive", "done", "failed", "blames"
+# So begins what is said of a host that lives, and isn't where the others are.
+_CAME = "came to"
 # A host of which a connection broke has to be silent for so many beats only.
 _SUSPECTED = 6
 
@@ -154,7 +156,7 @@ class Watch:
                 return peer, f"ended: host {self._rank} {sign.detail}"
             (number, theirs), (own, mine) = sign.joint, self.joint
             if number == own and theirs != mine:
-                return peer, f"came to {theirs}, host {self._rank} to {mine}: they never meet"
+                return peer, f"{_CAME} {theirs}, host {self._rank} to {mine}: they never meet"
         if self._lost_store and not self._is_done(0):
             return 0, self._lost_store
         return self._left_behind() or self._silent()
@@ -167,7 +169,7 @@ class Watch:
         since = self.waits_since or (begun if runs() else None)
         if since is not None and time.monotonic() - since > self.timeout:
             waits = f"and host {self._rank} waits {self.timeout:g} s for it"
-            return ended[0], f"came to its end, {waits}"
+            return ended[0], f"{_CAME} its end, {waits}"
         return None
 
     def _silent(self) -> tuple[int, str] | None:
@@ -208,7 +210,7 @@ class Watch:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        tell("blames", peer)
+        tell("blames", [peer, _CAME in why])
         # The device runtime would wait at its end for the host that is gone, and then abort.
         os._exit(STATUS)
 

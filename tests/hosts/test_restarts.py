@@ -1,10 +1,14 @@
 """`--restarts` and `--elastic`: what is started again, on which hosts, and what isn't."""
 
+import os
+import signal
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.integrations.launcher import _job
 from spmdzero.integrations.launcher._again import run_with_restarts
 from spmdzero.integrations.launcher._job import Command
 
@@ -17,7 +21,7 @@ saved() { tell '["saved", "/runs/global_step5"]'; }
 sizes() { tell "[\\"sizes\\", $1]"; }
 # Until the launcher closes its stdin.
 stay() { cat > /dev/null; exit 0; }
-blames() { tell "[\\"blames\\", $1]"; exit 75; }
+blames() { tell "[\\"blames\\", [$1, ${2:-false}]]"; exit 75; }
 """
 
 
@@ -70,6 +74,7 @@ def test_a_failure_that_may_pass_is_started_again(capsys: pytest.CaptureFixture[
 
 
 CERTAIN = "it would fail again: ValueError: bad key"
+APART = "failed twice in the same way, with no new checkpoint between: the hosts came to different"
 TWICE = "failed twice in the same way, with no new checkpoint between: ValueError: no row 7"
 SPENT = "started again 2 times (--restarts 2)"
 
@@ -82,13 +87,14 @@ SPENT = "started again 2 times (--restarts 2)"
         pytest.param('fail "no row $RESTART"', 3, SPENT, id="others"),
         pytest.param("saved; fail 'no row 7'", 3, SPENT, id="saves"),
         pytest.param("kill -9 $$", 3, SPENT, id="killed"),
+        pytest.param("blames 1 true", 2, APART, id="apart"),
     ],
 )
 def test_a_failure_that_would_come_again_ends_the_job(
     line: str, starts: int, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, lists = run(f"test $RANK = 0 || stay; {line}", restarts=2)
-    assert status in (1, 137)
+    assert status in (1, 75, 137)
     assert lists == [TWO] * starts
     assert reason in capsys.readouterr().err
 
@@ -117,6 +123,44 @@ def test_an_elastic_job_goes_on_without_a_host_that_is_gone(
     status, found = run(ends, count=3, elastic=True, by_ssh=by_ssh)
     assert status == 0
     assert found == [NAMES[:3] if names == 3 else str(names).split() for names in lists]
+
+
+def test_an_elastic_job_goes_on_without_the_host_that_the_others_waited_for_before_they_met(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_job, "_TO_SAY_SO", 0.5)
+    line = "test $RESTART = 2 && exit 0; test $HOST = three && stay; exit 75"
+    assert run(line, count=3, elastic=True) == (0, [NAMES[:3], NAMES[:3], TWO])
+
+
+def test_an_elastic_job_keeps_a_host_whose_script_ends_before_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, lists = run("test $HOST = two && exit 0; blames 1 true", count=3, elastic=True)
+    assert (status, lists) == (75, [NAMES[:3]] * 2)
+    said = capsys.readouterr().err
+    assert "two came to its end before the others, and so all hosts end" in said
+    assert APART in said
+
+
+def test_what_a_script_leaves_running_does_not_keep_the_job(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # It holds on to the script's streams, for which the job once waited.
+    assert run("setsid sleep 30 & echo $!; exit 0", count=1) == (0, [["one"]])
+    left = int(capsys.readouterr().out.split()[-1])
+    assert b"sleep" in Path(f"/proc/{left}/cmdline").read_bytes()
+    os.kill(left, signal.SIGKILL)
+
+
+def test_a_torn_line_to_the_launcher_is_printed_and_those_after_it_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = "printf '\\036spmdzero [\"saved\", worker 3\\n' >&2; echo after it >&2; exit 0"
+    assert run(line, count=1) == (0, [["one"]])
+    said = capsys.readouterr().err
+    assert "worker 3" in said
+    assert "one: after it" in said
 
 
 def test_an_elastic_job_runs_on_a_number_of_hosts_on_which_its_batch_holds() -> None:

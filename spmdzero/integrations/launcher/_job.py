@@ -23,6 +23,8 @@ _TO_FOLLOW = 3.0
 _TO_END = 5.0
 _PAUSE = 0.05
 _INTERRUPTED = 130
+# Whichever of them is blamed: none of them is gone, and it comes again where the script does it.
+_APART = "the hosts came to different places, where each waited for the others"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +49,8 @@ class Failure:
     Attributes:
         host: the name of the host that the others' failures follow from.
         status: its exit status, as a shell says it; that of another where it froze.
-        error: its exception, or the exit that its script asked for; empty where neither was.
+        error: its exception, or the exit that its script asked for, or that it went another way
+            than the others; empty where it is none of these.
         repeats: whether the next start would fail by it again.
     """
 
@@ -87,6 +90,7 @@ class Started:
         self.name, self._printing = command.name, printing
         self.last: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
         self.told: dict[str, Any] = {}
+        self._heard_out = False
         # A session of its own: Ctrl-C reaches the launcher alone, which ends all.
         self._process = subprocess.Popen(
             command.words,
@@ -125,10 +129,15 @@ class Started:
         status = self._process.poll()
         if status is None:
             return None
-        for pump in self._pumps:
-            # What it started itself may hold on to its streams.
-            pump.join(1)
+        self._hear_out()
         return status if status >= 0 else 128 - status
+
+    def _hear_out(self) -> None:
+        if not self._heard_out:
+            for pump in self._pumps:
+                # What it started itself may hold on to its streams, for as long as it lives.
+                pump.join(1)
+        self._heard_out = True
 
     def ask_to_end(self) -> None:
         """Closes its stdin, by which a process on any host is told to end."""
@@ -141,8 +150,7 @@ class Started:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        for pump in self._pumps:
-            pump.join()
+        self._hear_out()
 
 
 def run_together(commands: Sequence[Command]) -> Run:
@@ -176,7 +184,8 @@ def _interrupt(*_: object) -> None:
 
 def _failed_run(started: Sequence[Started], cause: Started, status: int) -> Run:
     told = {what: value for host in reversed(started) for what, value in host.told.items()}
-    error, repeats = cause.told.get("failed", ("", False))
+    apart = cause in _blamed(started, apart=True)
+    error, repeats = cause.told.get("failed", (_APART if apart else "", False))
     return Run(
         status=status,
         failure=Failure(cause.name, status, error, repeats),
@@ -207,22 +216,32 @@ def _cause(started: Sequence[Started], first: tuple[Started, int]) -> tuple[Star
                 return host, status
         blamed = _blamed(started)
         # A host that is frozen never ends.
-        longest = _TO_SAY_SO if blamed is None else _TO_FOLLOW
+        longest = _TO_FOLLOW if blamed else _TO_SAY_SO
         if len(ended) == len(started) or time.monotonic() - begun > longest:
-            return blamed or first[0], first[1]
+            # Those that have waited for others in vain before they met can't say for whom.
+            stands = [host for host in started if host.status() is None]
+            return (*blamed, *stands, first[0])[0], first[1]
         time.sleep(_PAUSE)
 
 
-def _blamed(started: Sequence[Started]) -> Started | None:
-    """The host of which most of the others say that it is gone."""
-    votes = collections.Counter(host.told["blames"] for host in started if "blames" in host.told)
-    return started[votes.most_common(1)[0][0]] if votes else None
+def _blamed(started: Sequence[Started], *, apart: bool | None = None) -> list[Started]:
+    """The host of which most of the others say that they can't go on for it; empty for none.
+
+    Args:
+        apart: count only those that say that it came to another place, or those that say that it
+            is gone; None for all.
+    """
+    said = [host.told["blames"] for host in started if "blames" in host.told]
+    votes = collections.Counter(peer for peer, kind in said if apart in (None, kind))
+    return [started[peer] for peer, _ in votes.most_common(1)]
 
 
 def _describe(host: Started, status: int) -> None:
     ended = f"ended with status {status}"
     if host.status() is None:
         ended = "is gone, as the others say"
+    elif host.status() == 0:
+        ended = "came to its end before the others"
     elif status > 128:
         with contextlib.suppress(ValueError):
             ended = f"ended by {signal.Signals(status - 128).name}"
@@ -232,10 +251,13 @@ def _describe(host: Started, status: int) -> None:
 
 
 def _end(started: Sequence[Started]) -> None:
-    for host in started:
-        host.ask_to_end()
-    deadline = time.monotonic() + _TO_END
-    while time.monotonic() < deadline and any(host.status() is None for host in started):
-        time.sleep(_PAUSE)
-    for host in started:
-        host.kill()
+    try:
+        for host in started:
+            host.ask_to_end()
+        deadline = time.monotonic() + _TO_END
+        while time.monotonic() < deadline and any(host.status() is None for host in started):
+            time.sleep(_PAUSE)
+    finally:
+        # After a second Ctrl-C too: who stands still ends by nothing else.
+        for host in started:
+            host.kill()

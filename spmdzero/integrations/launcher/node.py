@@ -18,6 +18,8 @@ from spmdzero.integrations.launcher._commands import ELASTIC, RESTART
 
 _MODULE = "-m"
 _TO_END = 3.0
+# Characters of an error, of which JSON makes at most six bytes each.
+_LONGEST = 500
 # Whoever starts the same script again meets the same.
 _REPEATED = (
     SpmdZeroConfigError, SpmdZeroUsageError, HostsDifferError, ImportError, SyntaxError,
@@ -57,7 +59,7 @@ def main() -> None:
 
 def _tell_failure(error: BaseException) -> None:
     first_line = (str(error).splitlines() or [""])[0]
-    said = f"{type(error).__name__}: {first_line}"
+    said = f"{type(error).__name__}: {first_line}"[:_LONGEST]
     _to_launcher.tell("failed", (said, isinstance(error, _REPEATED)))
 
 
