@@ -26,6 +26,7 @@ from transformers import (  # noqa: E402
     Trainer,
     TrainingArguments,
     default_data_collator,
+    set_seed,
 )
 
 HERE = Path(__file__).parent
@@ -51,6 +52,8 @@ def main() -> None:
     options = parse_arguments()
     # Only the CPU reads the count; a TPU knows how many chips it has.
     os.environ.setdefault("CPU_NUM_DEVICES", "8")
+    # Several hosts have to build the same model.
+    set_seed(0)
     text = SourceText.read(vocabulary=VOCABULARY)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=text.tokenizer._tokenizer)
     model = GPT2LMHeadModel.from_pretrained(options.model) if options.model else small_gpt2()

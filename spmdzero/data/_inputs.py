@@ -10,6 +10,7 @@ from torch import nn
 
 from spmdzero._logging import is_new
 from spmdzero.backend import (
+    Across,
     Batch,
     Mesh,
     RegionRules,
@@ -103,6 +104,11 @@ class InputPlacer:
         processes.note_joint(f"{'training' if training else 'evaluation'} on {shown}")
         positional = tuple(placed.pop(self._name(i)) for i in range(len(args)))
         return positional, placed
+
+    @property
+    def across(self) -> Across | None:
+        """See `Mesh`."""
+        return self._mesh.across
 
     def shares(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, training: bool) -> bool:
         """Whether such a call gives each device its own rows; True without any.

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from spmdzero.backend import Batch, arrays, current, device_types, map_tensors
+from spmdzero.backend import Batch, arrays, current, device_types, map_tensors, runtime
 from spmdzero.data._inputs import InputPlacer
 from spmdzero.integrations._deferred import as_input, defer
 
@@ -13,7 +13,9 @@ class CallsFromHost:
     """Hooks of a module on the devices: inputs on the CPU are uploaded, outputs are deferred.
 
     The call runs in global space, each device on its rows as far as the compiler sees that it can:
-    a mean is one over all rows, as on one device. A copy or a pickle of the module does nothing.
+    a mean is one over all rows, as on one device. Of several hosts each computes of its own rows
+    what one rank would, of any number that all of them have. A copy or a pickle of the module does
+    nothing.
     """
 
     def __init__(self, placer: InputPlacer | None = None) -> None:
@@ -37,6 +39,9 @@ class CallsFromHost:
         if not self._uploaded[-1] or self._placer is None:
             return None
         args, kwargs = map_tensors((args, kwargs), lambda _, tensor: as_input(tensor))
+        if self._placer.across is not None:
+            device = runtime.device()
+            return map_tensors((args, kwargs), lambda _, tensor: tensor.to(device))
         placed = self._placer(args, kwargs, training=False)
         return map_tensors(placed, lambda _, t: t.tensor if isinstance(t, Batch) else t)
 

@@ -56,7 +56,7 @@ class SpmdZeroFabricStrategy(DeepSpeedStrategy):
     def _setup_distributed(self) -> None:
         reset_seed()
         self._set_world_ranks()
-        join(self.world_size, self.config)
+        join(self, self.config, of="Fabric")
         if not self._config_initialized:
             assert isinstance(self.config, dict)
             self.config.setdefault(ROWS, runtime.local_device_count())

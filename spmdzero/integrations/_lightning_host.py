@@ -3,8 +3,9 @@
 import os
 from typing import Any
 
-import spmdzero
-from spmdzero.backend import choose
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+from spmdzero.backend import choose, processes, runtime
 from spmdzero.config import backend_of
 from spmdzero.errors import SpmdZeroUsageError
 
@@ -32,12 +33,38 @@ def refuse_accelerator(accelerator: Any, processes: int, *, of: str) -> None:
         )
 
 
-def join(processes: int, config: Any) -> None:
-    """Takes the config's backend, and connects the processes, one per host, if several."""
+def join(strategy: Any, config: Any, *, of: str) -> None:
+    """Takes the config's backend, connects the hosts if several, and tells Lightning its place.
+
+    Args:
+        strategy: whose ranks Lightning has set by what it knows of the launcher.
+        config: DeepSpeed's, as a dict or not yet read.
+        of: as above.
+
+    Raises:
+        SpmdZeroUsageError: Lightning was told of another number of hosts, or has another place.
+    """
     if isinstance(config, dict):
         choose(backend_of(config))
-    if processes > 1:
-        spmdzero.init_distributed()
+    processes.join()
+    hosts, rank = runtime.process_count(), runtime.process_index()
+    if strategy.world_size != hosts:
+        raise SpmdZeroUsageError(
+            f'{of}(strategy="spmdzero", num_nodes={strategy.world_size}), and {hosts} '
+            f"{'hosts train' if hosts > 1 else 'host trains'} together: a host would read the rows "
+            f"of others, or not all. Say num_nodes={hosts}, or start as many hosts"
+        )
+    if hosts == 1:
+        return
+    # Lightning reads NODE_RANK, which few launchers set, and each host would be the first.
+    strategy.cluster_environment.set_global_rank(rank)
+    if strategy.global_rank != rank:
+        raise SpmdZeroUsageError(
+            f"Lightning takes this host for number {strategy.global_rank}, by "
+            f"{type(strategy.cluster_environment).__name__}, and it is number {rank}: start the "
+            "hosts by spmdzero launch or torchrun, or set NODE_RANK"
+        )
+    rank_zero_only.rank = rank  # pyrefly: ignore[missing-attribute]
 
 
 def own_config(given: Any, strategy: Any) -> bool:

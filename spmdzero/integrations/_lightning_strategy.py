@@ -68,7 +68,7 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
         """Connects the processes of all hosts."""
         reset_seed()
         self.set_world_ranks()
-        join(self.world_size, self.config)
+        join(self, self.config, of="Trainer")
 
     def setup(self, trainer: Trainer) -> None:
         """Makes the engine.

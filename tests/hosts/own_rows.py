@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -16,6 +17,7 @@ from torch.utils.data import TensorDataset
 
 import spmdzero
 from spmdzero.backend import counters, runtime
+from spmdzero.backend.jax._execute import compilations
 
 WORDS, LENGTH, WIDTH, MICRO = 19, 7, 24, 2
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -235,7 +237,45 @@ def direct(case: dict[str, Any]) -> dict[str, Any]:
     return {"losses": losses}
 
 
+def evaluate_alone(case: dict[str, Any]) -> dict[str, Any]:
+    """Counts what this host has of batches of 8, 5 and 3 rows, of which another has others."""
+    engine, _ = engine_of(case)
+    trained_on(case, engine, rows(0))
+    engine.eval()
+    shared = {1: [(8, 5, 3)], 2: [(8, 5), (3,)], 4: [(8,), (5,), (3,), ()]}
+    each, rank = shared[runtime.process_count()], runtime.process_index()
+    mine, start = each[rank], sum(map(sum, each[:rank]))
+    ids = torch.randint(0, WORDS, (16, LENGTH), generator=torch.Generator().manual_seed(5))
+    right = torch.zeros((), dtype=torch.int64, device=engine.device)
+    sums, places = [], set[int]()
+    for count in mine:
+        some = ids[start : start + count]
+        start += count
+        with torch.no_grad():
+            logits = engine.module(some.to(engine.device))
+        labels = ((some * 7 + 3) % WORDS).to(engine.device)
+        right += (logits.argmax(-1) == labels).sum()
+        sums.append(logits.double().abs().sum().item())
+        places |= hosts_of_latest_program()
+    own = right.item()
+    total = right.clone()
+    spmdzero.comm.all_reduce(total)
+    # They are together again.
+    after = trained_on(case, engine, rows(1)).item()
+    return {
+        "own": own, "sums": sums, "total": int(total), "losses": [after], "places": [*places],
+    }  # fmt: skip
+
+
+def hosts_of_latest_program() -> set[int]:
+    """Whose devices run the program that was compiled last."""
+    *_, latest = compilations._kept.values()
+    shardings = jax.tree_util.tree_leaves(latest.compiled.input_shardings)
+    return {device.process_index for sharding in shardings for device in sharding.device_set}
+
+
 WAYS = {
+    "alone": evaluate_alone,
     "scaled": scaled,
     "direct": direct,
     "train": train,

@@ -16,6 +16,7 @@ def _case(way: str = "train", stage: int = 2, **case: Any) -> dict[str, Any]:
 QUICK = {
     "dict": _case(container="dict", sent=True),
     "evaluation": _case("evaluate", steps=2),
+    "uneven evaluation": _case("alone"),
     "refusals": _case("refuse"),
 }
 ALL = {
@@ -84,6 +85,20 @@ def assert_evaluated(hosts: list[dict[str, Any]], alone: dict[str, Any]) -> None
     assert all(host["text"] == str(host["right"]) for host in found)
 
 
+def assert_evaluated_unevenly(hosts: list[dict[str, Any]], alone: dict[str, Any]) -> None:
+    """Hosts of other numbers of batches, of other numbers of rows, wait for none."""
+    found = [host["uneven evaluation"] for host in hosts]
+    whole = alone["uneven evaluation"]
+    sums = [value for host in found for value in host["sums"]]
+    assert sums == pytest.approx(whole["sums"], rel=1e-6)
+    assert len({len(host["sums"]) for host in found}) > 1
+    # On TPUs a program of all devices would wait for those of the others.
+    assert all(set(host["places"]) <= {rank} for rank, host in enumerate(found))
+    assert found[0]["places"]
+    assert sum(host["own"] for host in found) == whole["own"]
+    assert all(host["total"] == whole["own"] for host in found)
+
+
 def assert_refused(hosts: list[dict[str, Any]]) -> None:
     """What is another on each host doesn't get into a parameter; a CPU tensor does."""
     for host in hosts:
@@ -118,6 +133,8 @@ def test_two_hosts_compute_losses_and_metrics_of_their_own_rows() -> None:
     assert_folded("dict", both, alone)
     assert_only_scalars_move("dict", both)
     assert_evaluated(both, alone)
+    assert_evaluated_unevenly(both, alone)
+    assert_as_alone("uneven evaluation", both, alone)
     assert_refused(both)
 
 
@@ -134,3 +151,4 @@ def test_hosts_train_on_losses_of_their_own_rows_as_one(name: str, hosts: int) -
 def test_hosts_evaluate_their_own_rows(hosts: int) -> None:
     (alone,) = ran(1, 8, quick=False)
     assert_evaluated(ran(hosts, 8, quick=False), alone)
+    assert_evaluated_unevenly(ran(hosts, 8, quick=False), alone)

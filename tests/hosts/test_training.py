@@ -12,6 +12,9 @@ DEVICES = 8
 QUICK = ("stage 0", "three calls", "two axes", "loader")
 # Sums in another order, in fp32, over 50 steps.
 NEAR = 1e-6
+# fp16's gradients are added up in fp16, 11 bits, by the collectives of a process in another order
+# than by those between processes: 3e-5 after 50 steps.
+NEAR_IN_FP16 = 1e-4
 Results = list[dict[str, Any]]
 _known: dict[tuple[int, tuple[str, ...]], Results] = {}
 
@@ -33,9 +36,10 @@ def assert_one_training(hosts: int, names: tuple[str, ...], name: str) -> None:
     assert len(others) == hosts - 1
     assert all(other[name] == first[name] for other in others)
     assert first[name]["world"] == DEVICES
-    assert first[name]["losses"] == pytest.approx(alone[name]["losses"], abs=NEAR, rel=0)
+    near = NEAR_IN_FP16 if name == "fp16" else NEAR
+    assert first[name]["losses"] == pytest.approx(alone[name]["losses"], abs=near, rel=0)
     # These are sums of thousands of elements.
-    assert first[name]["weights"] == pytest.approx(alone[name]["weights"], abs=1e-4, rel=0)
+    assert first[name]["weights"] == pytest.approx(alone[name]["weights"], abs=100 * near, rel=0)
     assert len(set(first[name]["losses"])) > 8
 
 

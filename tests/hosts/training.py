@@ -27,7 +27,7 @@ class Model(nn.Module):
         self.last = nn.Linear(61, WIDTH)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        hidden = self.dropout(F.gelu(self.wide(x)))
+        hidden = self.dropout(F.gelu(self.wide(x.to(self.wide.weight.dtype))))
         return F.mse_loss(self.last(torch.tanh(self.odd(hidden))).float(), y)
 
 

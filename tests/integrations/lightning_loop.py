@@ -44,6 +44,8 @@ DEFAULTS: dict[str, Any] = {
     "folder": None,
     "save_at": None,
     "resume": None,
+    # What the Trainer is told; the processes are as many as there are.
+    "hosts": 1,
 }
 
 
@@ -150,7 +152,7 @@ def run(role: str, order: dict[str, Any]) -> dict[str, Any]:
         precision=order["precision"], val_check_interval=order["validate_every"],
         limit_val_batches=1.0 if order["validate_every"] else 0, num_sanity_val_steps=0,
         callbacks=[watch], logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False,
+        enable_model_summary=False, num_nodes=order["hosts"],
     )  # fmt: skip
     torch.manual_seed(1)
     loader = DataLoader(data_of(order, seed=1), batch_size=order["rows"], shuffle=order["shuffle"])

@@ -5,6 +5,7 @@ Imported after `install()`, because transformers looks for deepspeed when it is 
 
 import dataclasses
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from transformers import (
 )
 
 VOCABULARY, LENGTH = 128, 32
+# Of all processes together.
 ROWS = 16
+PROCESSES = int(os.environ.get("WORLD_SIZE", "1"))
 _BATCHES = {
     "train_micro_batch_size_per_gpu": "auto",
     "train_batch_size": "auto",
@@ -59,8 +62,8 @@ class Side:
         where = {"deepspeed": told} if self.deepspeed else {"use_cpu": True}
         usual: dict[str, Any] = {
             "output_dir": str(self.folder / "out"),
-            "per_device_train_batch_size": ROWS,
-            "per_device_eval_batch_size": ROWS,
+            "per_device_train_batch_size": ROWS // PROCESSES,
+            "per_device_eval_batch_size": ROWS // PROCESSES,
             "max_steps": 20,
             "learning_rate": 1e-3,
             "warmup_steps": 2,

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from spmdzero.backend._watching import note_started, waiting
+from spmdzero.backend.jax._apart import apart, as_held, as_known, mesh_of_host
 from spmdzero.backend.jax._blame import UnloweredError, blamed
 from spmdzero.backend.jax._forked import forks
 from spmdzero.backend.jax._graph import Graph
@@ -75,7 +76,13 @@ class Compilations:
         self._with_constants: set[Any] = set()
 
     def executable(
-        self, graph: Graph, arrays: Sequence[Any], *, donated: tuple[int, ...], shardings: Any
+        self,
+        graph: Graph,
+        arrays: Sequence[Any],
+        *,
+        donated: tuple[int, ...],
+        shardings: Any,
+        mesh: Any = None,
     ) -> Executable:
         """The program of a graph, compiled unless it is known.
 
@@ -84,7 +91,9 @@ class Compilations:
             arrays: its inputs, or their shapes.
             donated: numbers of the inputs whose memory is given away.
             shardings: of each output, None for the compiler's choice.
+            mesh: over which it runs, this one's if it is None.
         """
+        mesh = mesh or self.mesh
         forms = tuple([(array.sharding, array.shape) for array in arrays])
         among = (forms, donated, tuple(shardings), chosen.name)
         if (graph.key, among) in self._kept:
@@ -95,13 +104,13 @@ class Compilations:
         if numbers.size and key in self._with_constants:
             # The same but for floats was compiled before: they change, and are handed in now.
             if key not in self._kept:
-                whole = NamedSharding(self.mesh, PartitionSpec())
+                whole = NamedSharding(mesh, PartitionSpec())
                 given = jax.ShapeDtypeStruct(numbers.shape, np.float64, sharding=whole)
-                self._compile(key, opened, [*arrays, given], donated, shardings)
+                self._compile(key, opened, [*arrays, given], donated, shardings, mesh)
             self._kept.move_to_end(key)
             return dataclasses.replace(self._kept[key], numbers=numbers)
         self._with_constants.add(key)
-        self._compile((graph.key, among), graph, arrays, donated, shardings)
+        self._compile((graph.key, among), graph, arrays, donated, shardings, mesh)
         return self._kept[graph.key, among]
 
     def _compile(
@@ -111,6 +120,7 @@ class Compilations:
         arrays: Sequence[Any],
         donated: tuple[int, ...],
         shardings: Any,
+        mesh: Any,
     ) -> None:
         folder, name = self.folder, None
         if folder is not None:
@@ -121,7 +131,8 @@ class Compilations:
             self.loaded += 1
         else:
             begun = time.perf_counter()
-            lowered = self.lower(graph, arrays, donated=donated, shardings=shardings)
+            how = {"donated": donated, "shardings": shardings, "mesh": mesh}
+            lowered = self.lower(graph, arrays, **how)
             compiled = lowered.compile(compiler_options=of_devices())
             self.seconds += time.perf_counter() - begun
             self.count += 1
@@ -142,18 +153,20 @@ class Compilations:
         *,
         donated: tuple[int, ...],
         shardings: Any,
+        mesh: Any = None,
         platform: str | None = None,
     ) -> Any:
         """The program, not yet compiled.
 
         Args:
+            mesh: see `executable`.
             platform: of devices that need not be here, ``"TPU"``; None for those that are.
 
         Raises:
             SpmdZeroRuntimeError: JAX can't lower it; names the operation.
         """
         self.lowered += 1
-        function = function_of(graph, self.mesh)
+        function = function_of(graph, mesh or self.mesh)
         with wide_numbers(), jax.default_matmul_precision("highest"):
             jitted = jax.jit(
                 function, donate_argnums=donated, out_shardings=list(shardings), keep_unused=True
@@ -186,7 +199,12 @@ def start(roots: Sequence[Value], *, donate: bool = True) -> list[Value]:
     if not unique:
         return []
     forks.require_none()
-    wanted = list(unique.values())
+    alone = apart(unique.values()) if jax.process_count() > 1 else []
+    if alone:
+        _start_alone(alone)
+    wanted = [root for root in unique.values() if root.node is not None]
+    if not wanted:
+        return []
     graph, leaves = Graph.of(wanted)
     shardings = marked_spec(graph, compilations.mesh)
     arrays = [leaf.array for leaf in leaves]
@@ -203,6 +221,20 @@ def start(roots: Sequence[Value], *, donate: bool = True) -> list[Value]:
     for place in donated:
         leaves[place].array = None
     return leaves
+
+
+def _start_alone(wanted: Sequence[Value]) -> None:
+    """Computes what this host needs no other for."""
+    mesh = compilations.mesh
+    own = mesh_of_host(mesh)
+    graph, leaves = Graph.of(wanted)
+    arrays = as_held(leaves, mesh)
+    program = compilations.executable(
+        graph, arrays, donated=(), shardings=marked_spec(graph, own), mesh=own
+    )
+    made = program.run(arrays)
+    for value, array in zip(wanted, made, strict=True):
+        value.array, value.node = as_known(value, array, mesh), None
 
 
 def donated_inputs(

@@ -5,6 +5,7 @@ A graph computes with such a value as with one array that has a leading dim of a
 rows of all hosts, which a module is called with, are the very same array.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -17,21 +18,26 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from spmdzero.backend._watching import waiting
 
 
+@functools.cache
+def hosts_of(mesh: Mesh) -> int:
+    """The number of hosts whose devices are in `mesh`."""
+    return len({device.process_index for device in mesh.devices.flat})
+
+
 def sharding(shape: Sequence[int], mesh: Mesh) -> NamedSharding:
     """How an array is kept of which each host has a part of `shape`.
 
     The devices of a host share its rows where they can, and all of them have the part otherwise.
     """
-    hosts = jax.process_count()
+    hosts = hosts_of(mesh)
     if shape and shape[0] and shape[0] % (mesh.size // hosts) == 0:
         return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     by_host = Mesh(mesh.devices.reshape(hosts, -1), ("host", "device"))
     return NamedSharding(by_host, PartitionSpec("host"))
 
 
-def kept_shape(shape: Sequence[int]) -> tuple[int, ...]:
+def kept_shape(shape: Sequence[int], hosts: int) -> tuple[int, ...]:
     """The shape of the array that is kept of parts of `shape`."""
-    hosts = jax.process_count()
     return (hosts * shape[0], *shape[1:]) if shape else (hosts,)
 
 
@@ -39,7 +45,7 @@ def upload(part: np.ndarray, mesh: Mesh) -> jax.Array:
     """The array whose part on this host is `part`; called under `wide_numbers`."""
     rows = part if part.ndim else part[None]
     how = sharding(part.shape, mesh)
-    return jax.make_array_from_process_local_data(how, rows, kept_shape(part.shape))
+    return jax.make_array_from_process_local_data(how, rows, kept_shape(part.shape, hosts_of(mesh)))
 
 
 def part_of(array: jax.Array, shape: Sequence[int]) -> np.ndarray:
@@ -55,14 +61,14 @@ def part_of(array: jax.Array, shape: Sequence[int]) -> np.ndarray:
     return part.reshape(shape)
 
 
-def stacked(array: jax.Array, shape: Sequence[int]) -> jax.Array:
+def stacked(array: jax.Array, shape: Sequence[int], hosts: int) -> jax.Array:
     """`array`, which is kept of parts of `shape`, as a graph has it: `[hosts, *shape]`."""
-    return array.reshape(jax.process_count(), *shape)
+    return array.reshape(hosts, *shape)
 
 
 def joined(array: jax.Array) -> jax.Array:
     """`[hosts, *shape]` as it is kept."""
-    return array.reshape(kept_shape(array.shape[1:]))
+    return array.reshape(kept_shape(array.shape[1:], array.shape[0]))
 
 
 def rows_of(array: jax.Array, dim: int) -> jax.Array:
@@ -83,7 +89,7 @@ def rows_of_all(array: jax.Array, dim: int) -> jax.Array:
 
 def on_each_device(array: jax.Array, mesh: Mesh) -> jax.Array:
     """Of `[hosts, *shape]` what each device has, `[devices, *shape]`: its host's."""
-    times = mesh.size // jax.process_count()
+    times = mesh.size // hosts_of(mesh)
     whole = jnp.repeat(array, times, axis=0)
     spread = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     return jax.lax.with_sharding_constraint(whole, spread)

@@ -35,11 +35,12 @@ def function_of(graph: Graph, mesh: Mesh) -> Any:
     for step in graph.steps:
         by_phase.setdefault(phases[id(step)], []).append(step)
     needed = _needed_later(graph, phases)
+    hosts = _own.hosts_of(mesh)
 
     def run(*arrays: Any) -> list[Any]:
         # In it are global arrays, and a replica's and a host's with their leading dim.
         whole = {
-            slot.number: _own.stacked(a, slot.shape) if slot.space is Space.HOST else a
+            slot.number: _own.stacked(a, slot.shape, hosts) if slot.space is Space.HOST else a
             for slot, a in zip(graph.inputs, arrays, strict=True)
         }
         for phase in range(last + 1):
