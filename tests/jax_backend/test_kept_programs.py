@@ -111,6 +111,34 @@ def test_what_is_damaged_is_ignored_said_and_replaced(
     assert computed() == (552.0, LOADED)
 
 
+def test_what_others_may_have_written_is_not_run(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed()
+    (file,) = folder.iterdir()
+    file.chmod(0o620)
+    with caplog.at_level(logging.INFO, "spmdzero"):
+        assert computed() == (552.0, COMPILED)
+    assert "others may write to it (-rw--w----)" in caplog.text
+    assert computed() == (552.0, LOADED)
+    monkeypatch.setattr("os.geteuid", lambda: file.stat().st_uid + 1)
+    with caplog.at_level(logging.INFO, "spmdzero"):
+        assert computed() == (552.0, COMPILED)
+    assert "it is another user's" in caplog.text
+
+
+def test_a_program_without_a_name_is_said(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_kept, "_settings", lambda: [("jax_device", repr(object()))])
+    with caplog.at_level(logging.INFO, "spmdzero"):
+        assert computed() == (552.0, COMPILED)
+        assert computed() == (552.0, COMPILED)
+    (said,) = caplog.messages
+    assert "another in each process" in said
+    assert "jax_device" in said
+
+
 def test_what_jax_cannot_load_is_replaced(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     computed()
     (file,) = folder.iterdir()

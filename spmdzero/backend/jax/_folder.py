@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -30,11 +31,15 @@ class Folder:
         """What was written under `key`; None where nothing was, or it is no longer that."""
         file = self._file(key)
         try:
-            data = file.read_bytes()
+            with file.open("rb") as opened:
+                refusal, data = _refusal(os.fstat(opened.fileno())), opened.read()
         except FileNotFoundError:
             return None
         except OSError as error:
             self.ignore(key, str(error))
+            return None
+        if refusal:
+            self.ignore(key, refusal)
             return None
         head, body = data[: len(_FIRST) + _SUM], data[len(_FIRST) + _SUM :]
         # The key is in the sum: a file under another's name is damaged too.
@@ -53,7 +58,7 @@ class Folder:
         """Keeps `body`; where it can't be written, says so and goes on."""
         name = ""
         try:
-            # It is machine code: nobody else may put some there.
+            # It is machine code: nobody else need put some there.
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self.path, suffix=".part")
             with os.fdopen(handle, "wb") as file:
@@ -63,6 +68,18 @@ class Folder:
             log_once(f'"spmd": {{"compile_cache": "{self.path}"}} keeps nothing: {error}')
             with contextlib.suppress(OSError):
                 os.unlink(name)
+
+
+def _refusal(file: os.stat_result) -> str:
+    """Why a file isn't read: loading it runs what was put there. Nothing where it is this user's.
+
+    Who may only write to the folder can neither make such a file nor give one another's name.
+    """
+    if file.st_uid != os.geteuid():
+        return f"it is another user's (number {file.st_uid}, this process is {os.geteuid()})"
+    if file.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others may write to it ({stat.filemode(file.st_mode)})"
+    return ""
 
 
 def _sum(key: str, body: bytes) -> bytes:

@@ -31,6 +31,8 @@ from spmdzero.backend.jax._options import of_devices
 _BACKEND = Path(__file__).parents[1]
 # Neither changes what is made.
 _NO_MATTER = re.compile(r"cache|log|profiler|traceback|coordination|distributed")
+# An object's, with what it stands in.
+_ADDRESS = re.compile(r"(.{0,60}) at 0x")
 _LENGTH = struct.Struct("<I")
 
 
@@ -69,8 +71,14 @@ class KeptPrograms:
         given = (graph.key, names, forms, donated, [_sharding(s) for s in shardings])
         around = (_surroundings(), _settings(), sorted((of_devices() or {}).items()))
         said = repr((given, around))
-        # An object's address is another one in each process.
-        return None if " at 0x" in said else hashlib.sha256(said.encode()).hexdigest()
+        address = _ADDRESS.search(said)
+        if address is None:
+            return hashlib.sha256(said.encode()).hexdigest()
+        log_once(
+            '"spmd": {"compile_cache": ...} keeps some programs not: what compiles them holds an '
+            f"object whose text is another in each process, ...{address[1]}"
+        )
+        return None
 
     def load(self, key: str) -> Ready | None:
         """The program of that name; None where there is none that works."""
