@@ -34,7 +34,7 @@ KINDS = {
     "saving": (*LASTING, *HARMLESS, "fails", "full"),
 }
 ALL = [(moment, kind) for moment, kinds in KINDS.items() for kind in kinds]
-QUICK = [("saving", "killed"), ("training", "silent"), ("loading", "damaged")]
+QUICK = [("saving", "killed"), ("training", "silent")]
 FAULTS = 7
 """In a chain."""
 

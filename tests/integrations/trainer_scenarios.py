@@ -40,6 +40,12 @@ def main(side: Side) -> dict[str, Any]:
     return train(trainer, ended=True)
 
 
+def short(side: Side) -> dict[str, Any]:
+    """Three steps and an evaluation whose last batch is uneven."""
+    arguments = side.arguments(max_steps=3, eval_strategy="steps", eval_steps=3)
+    return train(Trainer(gpt2(), arguments, train_dataset=texts(), eval_dataset=texts(27)))
+
+
 def accumulation(side: Side) -> dict[str, Any]:
     """Four micro-batches a step; an epoch of ten, so that each third step has two."""
     arguments = side.arguments(gradient_accumulation_steps=4)
