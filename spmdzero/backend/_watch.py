@@ -1,9 +1,10 @@
 """Which hosts still live: one that dies, fails or freezes ends the others, with its name.
 
 Each process tells a small store of torch's, which the first one keeps, twice a second or so how it
-is, and reads how the others are. Where the devices wait for a host that will never come, no
-exception can reach the thread that waits: so a thread of its own says what happened, and ends the
-process.
+is, and reads how the next few are, and whether anybody has found one to be gone: of a thousand
+hosts each would otherwise read a thousand signs, and the store couldn't answer. Where the devices
+wait for a host that will never come, no exception can reach the thread that waits: so a thread of
+its own says what happened, and ends the process.
 """
 
 import contextlib
@@ -26,6 +27,10 @@ ALIVE, _DONE, _FAILED, _BLAMES = "alive", "done", "failed", "blames"
 _CAME = "came to"
 # A host of which a connection broke has to be silent for so many beats only.
 _SUSPECTED = 6
+# Hosts that each listens to, beside the first: one of them ends where its neighbours end, too.
+_NEIGHBOURS = 8
+VERDICT = "verdict"
+"""Where in the store stands what anybody has found; it says that all are well at first."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +41,7 @@ class Sign:
         state: alive, done, failed, or ending because it blames another.
         detail: why.
         blamed: the host that is gone.
+        by: who says so.
         joint: how many things it came to that all hosts do together, and the latest of them.
         count: another at each beat.
     """
@@ -43,6 +49,7 @@ class Sign:
     state: str
     detail: str = ""
     blamed: int = -1
+    by: int = -1
     joint: tuple[int, str] = (0, "")
     count: int = 0
 
@@ -58,7 +65,7 @@ class Sign:
 
 
 class Watch:
-    """Beats for this process, and listens to the others.
+    """Beats for this process, and listens to others: of up to nine hosts, to all.
 
     Args:
         store: torch's `TCPStore` of all processes; the first one keeps it.
@@ -84,8 +91,11 @@ class Watch:
         self.joint = 0, ""
         self._own, self._count = Sign(ALIVE), 0
         now = time.monotonic()
-        self._heard = dict.fromkeys(range(len(names)), now)
+        count = len(names)
+        near = [(rank + step) % count for step in range(min(count, _NEIGHBOURS + 1))]
+        self._heard = dict.fromkeys(sorted({0, *near}), now)
         self._said: dict[int, Sign] = {}
+        self._verdict = Sign(ALIVE)
         self._lost_store = ""
         self._suspects, self._ended = False, False
         self._threads: list[threading.Thread] = []
@@ -107,13 +117,19 @@ class Watch:
 
     def beat(self) -> None:
         """Tells how this process is, and takes down how the others are."""
+        peers = list(self._heard)
         with self._lock:
             self._count += 1
-            own = dataclasses.replace(self._own, joint=self.joint, count=self._count)
+            more = {"by": self._rank, "joint": self.joint, "count": self._count}
+            own = dataclasses.replace(self._own, **more)
             self._store.set(f"host/{self._rank}", own.to_json())
-            told = self._store.multi_get([f"host/{peer}" for peer in self._heard])
+            if own.state in (_FAILED, _BLAMES):
+                # Of several that come at once one stays, and each names a host that is gone.
+                self._store.set(VERDICT, own.to_json())
+            *told, verdict = self._store.multi_get([*(f"host/{p}" for p in peers), VERDICT])
         now = time.monotonic()
-        for peer, text in enumerate(told):
+        self._verdict = Sign.from_json(verdict)
+        for peer, text in zip(peers, told, strict=True):
             sign = Sign.from_json(text)
             if self._said.get(peer) != sign:
                 self._said[peer], self._heard[peer] = sign, now
@@ -145,7 +161,10 @@ class Watch:
         """The host that is gone, and why; None where all are well."""
         if self._ended or self._own.state != ALIVE:
             return None
-        for peer, sign in list(self._said.items()):
+        said = dict(self._said)
+        if self._verdict.state != ALIVE:
+            said[self._verdict.by] = self._verdict
+        for peer, sign in said.items():
             if peer == self._rank:
                 continue
             if sign.state == _FAILED:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from spmdzero.backend._launched import own_host
 from spmdzero.backend._meeting import meeting
-from spmdzero.backend._watch import ALIVE, DEFAULT_TIMEOUT, Sign, Watch
+from spmdzero.backend._watch import ALIVE, DEFAULT_TIMEOUT, VERDICT, Sign, Watch
 from spmdzero.errors import SpmdZeroError
 
 # The store is there when the others hear of it.
@@ -87,6 +87,7 @@ def _connected(rank: int) -> tuple[Any, list[str]]:
     told: list[Any] = [None]
     if rank == 0:
         store = dist.TCPStore(own_host(), 0, is_master=True, wait_for_workers=False)
+        store.set(VERDICT, Sign(ALIVE).to_json())
         told = [(own_host(), store.port)]
     dist.broadcast_object_list(told, src=0)
     if rank > 0:

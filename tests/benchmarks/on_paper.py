@@ -1,10 +1,11 @@
-"""What a host holds of a job that no machine here could run: plan, checkpoint, table of contents.
+"""What a host holds of a job that no machine here could run: plan, checkpoint, signs of life.
 
     python tests/benchmarks/on_paper.py --hosts 1024 --devices-per-host 4 --billions 100
 
 The plan is made for a Llama of so many parameters; what each host would save is worked out by the
 code that saves, and lies in sparse files, whose tensors have no bytes on the disk. Then one host
-opens the checkpoint. Each part is measured in a process of its own, so that its peak is its own.
+opens the checkpoint. All hosts' signs of life go through one store, as they do twice a second.
+Each part is measured in a process of its own, so that its peak is its own.
 """
 
 import argparse
@@ -17,6 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
+from spmdzero.backend._watch import ALIVE, VERDICT, Sign, Watch
 from spmdzero.formats import HostState
 from spmdzero.formats._boxes import Box
 from spmdzero.formats._files import checksum, write_whole
@@ -181,7 +185,20 @@ def load(args: argparse.Namespace) -> dict[str, Any]:
     return {"tensors": len(state.tensors)}
 
 
-PARTS = {"plan": plan, "save": save, "load": load}
+def watch(args: argparse.Namespace) -> dict[str, Any]:
+    """One sign of life of each host, and what it reads of others."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for key in (VERDICT, *(f"host/{rank}" for rank in range(args.hosts))):
+        store.set(key, Sign(ALIVE).to_json())
+    names = [f"host-{rank}" for rank in range(args.hosts)]
+    watches = [Watch(store, rank=rank, names=names) for rank in range(args.hosts)]
+    start = time.perf_counter()
+    for each in watches:
+        each.beat()
+    return {"of all hosts": round(time.perf_counter() - start, 2)}
+
+
+PARTS = {"watch": watch, "plan": plan, "save": save, "load": load}
 
 
 def measured(args: argparse.Namespace) -> None:
