@@ -18,13 +18,12 @@ from collections.abc import Callable
 from typing import Any
 
 from spmdzero._to_launcher import tell
+from spmdzero.backend._joint import CAME, START, Joint, Place
 
 STATUS = 75
 """With which a process ends because another one has; sysexits.h: a failure that may pass."""
 DEFAULT_TIMEOUT = 60.0
 ALIVE, _DONE, _FAILED, _BLAMES = "alive", "done", "failed", "blames"
-# So begins what is said of a host that lives, and isn't where the others are.
-_CAME = "came to"
 # A host of which a connection broke has to be silent for so many beats only.
 _SUSPECTED = 6
 # Hosts that each listens to, beside the first: one of them ends where its neighbours end, too.
@@ -42,7 +41,7 @@ class Sign:
         detail: why.
         blamed: the host that is gone.
         by: who says so.
-        joint: how many things it came to that all hosts do together, and the latest of them.
+        joint: what it came to that all hosts do together.
         count: another at each beat.
     """
 
@@ -50,7 +49,7 @@ class Sign:
     detail: str = ""
     blamed: int = -1
     by: int = -1
-    joint: tuple[int, str] = (0, "")
+    joint: Place = START
     count: int = 0
 
     def to_json(self) -> str:
@@ -78,7 +77,7 @@ class Watch:
         failed: whether this process ends by an exception of its own.
         waits_since: when it began to wait for what all hosts do together; None while it doesn't.
         latest: when the latest program was started, and whether it still runs.
-        joint: as in `Sign`.
+        joint: what this process came to that all hosts do together.
     """
 
     def __init__(self, store: Any, *, rank: int, names: list[str]) -> None:
@@ -88,7 +87,7 @@ class Watch:
         self.newest: Callable[[], str | None] = lambda: None
         self._store, self._rank, self._names = store, rank, names
         self._process = os.getpid()
-        self.joint = 0, ""
+        self.joint = Joint()
         self._own, self._count = Sign(ALIVE), 0
         now = time.monotonic()
         count = len(names)
@@ -120,7 +119,7 @@ class Watch:
         peers = list(self._heard)
         with self._lock:
             self._count += 1
-            more = {"by": self._rank, "joint": self.joint, "count": self._count}
+            more = {"by": self._rank, "joint": self.joint.latest, "count": self._count}
             own = dataclasses.replace(self._own, **more)
             self._store.set(f"host/{self._rank}", own.to_json())
             if own.state in (_FAILED, _BLAMES):
@@ -173,9 +172,8 @@ class Watch:
                 return sign.blamed, sign.detail
             if sign.state == _BLAMES:
                 return peer, f"ended: host {self._rank} {sign.detail}"
-            (number, theirs), (own, mine) = sign.joint, self.joint
-            if number == own and theirs != mine:
-                return peer, f"{_CAME} {theirs}, host {self._rank} to {mine}: they never meet"
+            if apart := self.joint.apart(sign.joint, here=f"host {self._rank}"):
+                return peer, apart
         if self._lost_store and not self._is_done(0):
             return 0, self._lost_store
         return self._left_behind() or self._silent()
@@ -188,7 +186,7 @@ class Watch:
         since = self.waits_since or (begun if runs() else None)
         if since is not None and time.monotonic() - since > self.timeout:
             waits = f"and host {self._rank} waits {self.timeout:g} s for it"
-            return ended[0], f"{_CAME} its end, {waits}"
+            return ended[0], f"{CAME} its end, {waits}"
         return None
 
     def _silent(self) -> tuple[int, str] | None:
@@ -229,7 +227,7 @@ class Watch:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        tell("blames", [peer, _CAME in why])
+        tell("blames", [peer, CAME in why])
         # The device runtime would wait at its end for the host that is gone, and then abort.
         os._exit(STATUS)
 

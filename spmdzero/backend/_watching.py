@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from spmdzero.backend._launched import own_host
@@ -56,11 +57,15 @@ def note_started(runs: Callable[[], bool]) -> None:
         _watch.latest = time.monotonic(), runs
 
 
-def note_joint(what: str) -> None:
-    """Takes note of what this process came to that all hosts do together, in one order."""
+def note_joint(what: str, *, part: bool = False) -> None:
+    """Takes note of what this process came to that all hosts do together, in one order.
+
+    Args:
+        what: that is.
+        part: whether it belongs to what came before, as a program to the batch that it is run for.
+    """
     if _watch is not None:
-        number, _ = _watch.joint
-        _watch.joint = number + 1, what
+        _watch.joint.come_to(what, part=part)
 
 
 def begin() -> None:
@@ -72,13 +77,20 @@ def begin() -> None:
     if _watch is not None or dist.get_world_size() == 1:
         return
     rank = dist.get_rank()
-    with meeting(_CONNECTING):
+    # A host may come later by what its script does before, for which a group has a limit.
+    with meeting(_limit_of_group()):
         store, names = _connected(rank)
     _watch = Watch(store, rank=rank, names=names)
     _watch.timeout = _timeout
     _watch.start()
     atexit.register(_watch.leave)
     _hook(_watch)
+
+
+def _limit_of_group() -> datetime.timedelta:
+    """How long a collective of torch.distributed's group waits."""
+    gloo = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    return gloo.options._timeout
 
 
 def _connected(rank: int) -> tuple[Any, list[str]]:

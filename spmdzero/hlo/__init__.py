@@ -4,6 +4,7 @@ from spmdzero.hlo._collectives import Collective, read_collectives
 from spmdzero.hlo._cycles import Kernel, Operation, each_operation, read_schedule
 from spmdzero.hlo._liveness import entry_argument_bytes, peak_temporary_bytes
 from spmdzero.hlo._matmuls import Matmul, read_matmuls
+from spmdzero.hlo._meetings import between_hosts
 from spmdzero.hlo._module import Instruction, Module, Shape
 from spmdzero.hlo._names import operation_of
 from spmdzero.hlo._text import parse
@@ -16,6 +17,7 @@ __all__ = [
     "Module",
     "Operation",
     "Shape",
+    "between_hosts",
     "each_operation",
     "entry_argument_bytes",
     "operation_of",

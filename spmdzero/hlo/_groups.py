@@ -27,14 +27,18 @@ def groups_of(module: Module, collective: Instruction) -> Groups:
     Raises:
         SpmdZeroUsageError: all devices take part and the header doesn't count them.
     """
-    attributes = collective.attributes
-    if pairs := _PAIRS.search(attributes):
+    return groups_in(collective.attributes) or (tuple(range(_devices(module, collective))),)
+
+
+def groups_in(text: str) -> Groups:
+    """The groups that the text of a collective lists; none where all devices take part."""
+    if pairs := _PAIRS.search(text):
         return _listed(pairs[1] + "}")
-    if groups := _LISTED.search(attributes):
+    if groups := _LISTED.search(text):
         return _listed(groups[1])
-    if groups := _COUNTED.search(attributes):
+    if groups := _COUNTED.search(text):
         return _counted(*groups.groups())
-    return (tuple(range(_devices(module, collective))),)
+    return ()
 
 
 def group_size(module: Module, collective: Instruction) -> int:

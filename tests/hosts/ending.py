@@ -22,6 +22,12 @@ def end(way: str, engine: spmdzero.Engine, folder: str) -> None:
         engine(*(tensor[:1] for tensor in rows(0))).item()
         engine.train()
         return
+    if way == "reads alone":
+        loss = engine(*rows(7))
+        loss.item()
+        engine.backward(loss)
+        engine.step()
+        return
     if way == "raises":
         raise ValueError("row 7 has no label")
     if way == "exits":

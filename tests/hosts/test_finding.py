@@ -24,3 +24,9 @@ def test_a_process_that_nobody_joins_is_alone(variables: dict[str, str]) -> None
     # The second is what a batch script of eight tasks has that runs Python without srun.
     (found,) = run_hosts("tests.hosts.alone", count=1, devices=3, place=lambda *_: variables)
     assert found == {"processes": 1, "world": 1, "devices": 3}
+
+
+@pytest.mark.slow
+def test_hosts_of_a_group_wait_for_each_other_as_long_as_the_group_says() -> None:
+    # Longer than they once did.
+    assert run_hosts("tests.hosts.late", "70", count=2, devices=1) == [2, 2]

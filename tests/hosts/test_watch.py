@@ -59,7 +59,7 @@ def test_a_host_that_is_silent_is_found_by_its_neighbours_and_then_known_to_all(
 
 def test_a_host_that_came_to_another_thing_is_found(watches: list[Watch]) -> None:
     for rank, watch in enumerate(watches):
-        watch.joint = 1, "a save" if rank == 20 else "training on x [8, 3]"
+        watch.joint.come_to("a save" if rank == 20 else "training on x [8, 3]")
     beat(watches, without=-1)
     beat(watches, without=-1)
     found = [watch.verdict() for watch in watches]

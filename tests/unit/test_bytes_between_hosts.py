@@ -2,6 +2,7 @@
 
 import pytest
 
+from spmdzero.hlo import between_hosts
 from spmdzero.inspect import CollectiveLedger
 
 # On eight devices; each form names the groups in its own way.
@@ -60,3 +61,30 @@ def test_pairs_and_parts_go_from_device_to_device() -> None:
     )
     # Each of four devices sends an eighth of its tensor to each of the other host's four.
     assert CollectiveLedger.from_hlo(parts, hosts=2).host_bytes == 4 * 4 * PAYLOAD // 8
+
+
+@pytest.mark.parametrize(
+    ("groups", "hosts"),
+    [
+        ("replica_groups={}", {2, 4}),
+        ("replica_groups=[2,4]<=[8]", {4}),
+        ("replica_groups={{0,4},{1,5},{2,6},{3,7}}", {2, 4}),
+        ("replica_groups=[4,2]<=[4,2]", set()),
+    ],
+)
+def test_a_collective_within_each_host_is_no_meeting_of_hosts(groups: str, hosts: set[int]) -> None:
+    text = ONE.format(kind="all-reduce", groups=groups, more=SUM)
+    assert {count for count in (2, 4) if between_hosts(text, hosts=count)} == hosts
+
+
+def test_what_hosts_exchange_is_told_apart_by_its_order_shapes_and_names() -> None:
+    def exchanged(*names: str) -> tuple[str, ...]:
+        lines = [
+            f"  %r.{n} = f32[16]{{0}} all-reduce-start(%g), replica_groups={{}}, to_apply=%add, "
+            f'metadata={{op_name="{name}"}}'
+            for n, name in enumerate(names)
+        ]
+        return between_hosts("\n".join(["HloModule a, num_partitions=8", *lines]), hosts=2)
+
+    assert len(exchanged("one", "two")) == 2
+    assert exchanged("one", "two") != exchanged("two", "one")

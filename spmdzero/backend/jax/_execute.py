@@ -1,6 +1,7 @@
 """Compiling recorded operations, and starting them."""
 
 import dataclasses
+import hashlib
 import math
 import time
 from collections import OrderedDict
@@ -11,17 +12,19 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from spmdzero.backend._watching import note_started, waiting
+from spmdzero.backend._watching import note_joint, note_started, waiting
+from spmdzero.backend.jax import _own
 from spmdzero.backend.jax._apart import apart, as_held, as_known, mesh_of_host
 from spmdzero.backend.jax._blame import UnloweredError, blamed
 from spmdzero.backend.jax._forked import forks
 from spmdzero.backend.jax._graph import Graph
-from spmdzero.backend.jax._kept import KeptPrograms
+from spmdzero.backend.jax._kept import KeptPrograms, Ready
 from spmdzero.backend.jax._numbers import with_numbers
 from spmdzero.backend.jax._options import chosen, of_devices
 from spmdzero.backend.jax._program import function_of, marked_spec
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import lowered_for, wide_numbers
+from spmdzero.hlo import between_hosts
 
 # Programs that are kept; each holds memory of the compiler's.
 _KEPT = 512
@@ -34,15 +37,19 @@ class Executable:
     Attributes:
         compiled: JAX's.
         smallest: number of the output with the fewest elements.
+        meets: what hosts do together in it, as the others are told; empty for nothing.
         numbers: of Python's, its last input; none for a program of which they are a part.
     """
 
     compiled: Any
     smallest: int
+    meets: str = ""
     numbers: np.ndarray | None = None
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
         """Starts it, as all hosts do; on the CPU it may have ended when this returns."""
+        if self.meets:
+            note_joint(self.meets, part=True)
         with waiting():
             made = self.run_alone(arrays)
         if made:
@@ -56,6 +63,17 @@ class Executable:
             return self.compiled(*arrays)
         with wide_numbers():
             return self.compiled(*arrays, self.numbers)
+
+
+def _ready(compiled: Any, *, hosts: int) -> Ready:
+    """What is known of a program, which runs on devices of so many hosts, by its text."""
+    text = compiled.as_text()
+    aliased = text.split("\n", 1)[0].count("-alias)")
+    met = between_hosts(text, hosts=hosts) if hosts > 1 else ()
+    if not met:
+        return Ready(compiled, aliased, "")
+    digest = hashlib.sha256("\n".join(met).encode()).hexdigest()[:8]
+    return Ready(compiled, aliased, f"a program with {len(met)} exchanges of hosts ({digest})")
 
 
 class Compilations:
@@ -130,7 +148,6 @@ class Compilations:
             name = folder.key(graph, arrays, donated=donated, shardings=shardings)
         ready = folder.load(name) if folder and name else None
         if ready is not None:
-            compiled, self.aliased = ready.compiled, ready.aliased
             self.loaded += 1
         else:
             begun = time.perf_counter()
@@ -139,13 +156,13 @@ class Compilations:
             compiled = lowered.compile(compiler_options=of_devices())
             self.seconds += time.perf_counter() - begun
             self.count += 1
-            self.aliased = compiled.as_text().split("\n", 1)[0].count("-alias)")
+            ready = _ready(compiled, hosts=_own.hosts_of(mesh))
             if folder and name:
-                sizes = {"inputs": len(arrays), "outputs": len(graph.outputs)}
-                folder.save(name, compiled, aliased=self.aliased, **sizes)
+                folder.save(name, ready, inputs=len(arrays), outputs=len(graph.outputs))
+        self.aliased = ready.aliased
         sizes = [math.prod(slot.shape) for slot in graph.outputs]
         smallest = min(range(len(sizes)), key=sizes.__getitem__, default=0)
-        self._kept[key] = Executable(compiled, smallest)
+        self._kept[key] = Executable(ready.compiled, smallest, ready.meets)
         if len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
 

@@ -38,15 +38,17 @@ _LENGTH = struct.Struct("<I")
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """A program that was compiled before.
+    """A compiled program.
 
     Attributes:
         compiled: JAX's.
         aliased: inputs whose memory it gives to outputs.
+        meets: see `spmdzero.backend.jax._execute.Executable`.
     """
 
     compiled: Any
     aliased: int
+    meets: str
 
 
 class KeptPrograms:
@@ -100,10 +102,11 @@ class KeptPrograms:
         except Exception as error:
             self._folder.ignore(key, f"JAX can't load it ({type(error).__name__}: {error})")
             return None
-        return Ready(compiled, about["aliased"])
+        return Ready(compiled, about["aliased"], about["meets"])
 
-    def save(self, key: str, compiled: Any, *, inputs: int, outputs: int, aliased: int) -> None:
+    def save(self, key: str, ready: Ready, *, inputs: int, outputs: int) -> None:
         """Keeps a program, unless it calls what only lowering makes ready."""
+        compiled = ready.compiled
         devices = _devices(compiled)
         if devices is None or _calls_libraries(compiled):
             return
@@ -115,7 +118,10 @@ class KeptPrograms:
                 f"({type(error).__name__}: {error})"
             )
             return
-        about = {"inputs": inputs, "outputs": outputs, "aliased": aliased, "devices": devices}
+        about = {
+            "inputs": inputs, "outputs": outputs, "aliased": ready.aliased, "meets": ready.meets,
+            "devices": devices,
+        }  # fmt: skip
         head = json.dumps(about).encode()
         self._folder.write(key, _LENGTH.pack(len(head)) + head + payload)
 
