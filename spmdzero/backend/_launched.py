@@ -8,10 +8,24 @@ import torch.distributed as dist
 
 from spmdzero.backend._meeting import meeting
 from spmdzero.backend._quiet import without_gloos_line
+from spmdzero.errors import UsageValueError
 
 GLOO = "gloo"
-TIMEOUT = datetime.timedelta(minutes=int(os.environ.get("DEEPSPEED_TIMEOUT", "10")))
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def _timeout() -> datetime.timedelta:
+    """What DeepSpeed's variable says; raises UsageValueError."""
+    given = os.environ.get("DEEPSPEED_TIMEOUT", "10")
+    if not given.strip().isdecimal() or int(given) == 0:
+        raise UsageValueError(
+            f"DEEPSPEED_TIMEOUT={given!r}: how long the processes wait for each other, a whole "
+            "number of minutes of at least 1, such as 10, which it is where it isn't set"
+        )
+    return datetime.timedelta(minutes=int(given))
+
+
+TIMEOUT = _timeout()
 
 
 def is_launched() -> bool:

@@ -27,6 +27,9 @@ class Exports:
     ) -> bool:
         """Writes the module's state dict, in the dtypes that it trains in, as one torch file.
 
+        One tensor is in memory at a time. All of them are in the system's temporary folder
+        meanwhile (`tempfile.gettempdir()`), of the first host if there are several.
+
         Args:
             save_dir: the folder, made if need be.
             save_filename: the file in it, for `torch.load(weights_only=True)`.
@@ -45,7 +48,8 @@ class Exports:
                 save_torch(Weights.of(state).state_dict() | dict(state.host.extra), file)
             except OSError as error:
                 raise SpmdZeroCheckpointError(
-                    file=file, reason=f"can't be written: {error.strerror or error}"
+                    file=error.filename or file,
+                    reason=f"can't be written: {error.strerror or error}",
                 ) from error
 
         state = live_state(self._training, exclude_frozen=exclude_frozen_parameters)

@@ -2,6 +2,8 @@
 
 import pytest
 
+from spmdzero.backend import _launched
+from spmdzero.errors import UsageValueError
 from tests.hosts.hosts import by_slurm, run_hosts, told
 
 CASES = {"it": {"steps": 3}}
@@ -24,6 +26,15 @@ def test_a_process_that_nobody_joins_is_alone(variables: dict[str, str]) -> None
     # The second is what a batch script of eight tasks has that runs Python without srun.
     (found,) = run_hosts("tests.hosts.alone", count=1, devices=3, place=lambda *_: variables)
     assert found == {"processes": 1, "world": 1, "devices": 3}
+
+
+@pytest.mark.parametrize("given", ["ten", "0", "-3", "1.5", ""])
+def test_minutes_to_wait_that_are_no_number_are_refused(
+    monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.setenv("DEEPSPEED_TIMEOUT", given)
+    with pytest.raises(UsageValueError, match=f"DEEPSPEED_TIMEOUT='{given}': .* such as 10"):
+        _launched._timeout()
 
 
 @pytest.mark.slow

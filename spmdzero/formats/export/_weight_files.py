@@ -57,8 +57,10 @@ def write_state_dict(
         weights: what to write.
         target: one file, if it is called so (``.bin``, ``.pt``, ``.pth``); else a folder for
             `pytorch_model.bin`, or several files and `pytorch_model.bin.index.json`.
-        max_shard_size: of a file in a folder, which is also what is in memory at a time; as for
-            `write_safetensors`.
+        max_shard_size: of a file in a folder, as for `write_safetensors`.
+
+    One tensor is in memory at a time; what a file will hold is in the system's temporary folder
+    before.
 
     Returns and raises as `write_safetensors`.
     """

@@ -7,6 +7,7 @@ import torch
 
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.formats._state import StoredTensor, TrainingState
+from spmdzero.formats.export._mapped import mapped
 
 _DTYPES = {
     "fp32": torch.float32,
@@ -74,8 +75,15 @@ class Weights:
         return Weights(tensors=chosen, tied=tied)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """All of it in memory, tied parameters as one tensor under each of their keys."""
-        whole = {name: tensor.whole() for name, tensor in self.tensors.items()}
+        """All of it, tied parameters as one tensor under each of their keys.
+
+        One tensor is read into memory at a time; all are in files of the system's temporary folder
+        (`tempfile.gettempdir()`), which go with them.
+
+        Raises:
+            OSError: that folder has no space.
+        """
+        whole = {name: mapped(tensor) for name, tensor in self.tensors.items()}
         return whole | {alias: whole[name] for alias, name in self.tied.items()}
 
 
