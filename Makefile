@@ -13,7 +13,7 @@ NEWEST ?= $(shell for python in $(NEWEST_PYTHONS); do \
 	$$there -c '' 2>/dev/null && echo $$there && exit; done; done)
 NEWEST_BIN := .venv-newest/bin
 
-.PHONY: help demo test test-all test-pythons test-newest lint bench soak soak-hosts docs goldens notebooks clean
+.PHONY: help demo test test-all test-pythons test-newest lint bench soak soak-hosts docs goldens notebooks clean bench-gpu
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make notebooks   run the notebooks, write their outputs anew"
 	@echo "make docs    the documentation's site, in out/site"
 	@echo "make bench   measure spmdzero beside its peers, write docs/benchmarks.md: an hour, 2 quiet cores, and once a night for TPUs"
+	@echo "make bench-gpu    on one GPU: operations beside torch's, a step beside real DeepSpeed's"
 	@echo "make soak    30 minutes of saving, kills and resuming on other device counts (SOAK_MINUTES=5)"
 	@echo "make soak-hosts    the same on changing numbers of hosts, one of which is killed or freezes"
 	@echo "make clean   remove the virtual environment and everything generated"
@@ -40,8 +41,9 @@ FRESH_TESTS := tests/docs/test_commands.py tests/docs/test_docs.py tests/unit/te
 	tests/unit/test_show.py tests/unit/test_region_gradients.py \
 	tests/engine/test_engine.py tests/checkpoint/test_resume.py
 
-# A worker for each core of the smallest machine; a file's tests share what it compiles.
-PYTEST := $(BIN)/pytest -n 2 --dist loadfile
+# One worker more than the smallest machine has cores: many tests wait for processes of their own. A
+# file's tests share what it compiles.
+PYTEST := $(BIN)/pytest -n 3 --dist loadfile
 
 # Tests of both backends, which run once more on JAX: a process has one backend.
 SHARED := $(addprefix tests/unit/test_,attention_kernels.py random.py region_answers.py \
@@ -100,6 +102,13 @@ lint: .venv/installed
 
 bench: .venv/installed
 	$(BIN)/python tests/benchmarks/run.py
+
+# One GPU of NVIDIA's. What of the suite needs one device alone runs on it, then the benchmark.
+bench-gpu:
+	@test -x .venv-gpu/bin/python || $(PYTHON) -m venv .venv-gpu
+	@$(PIP_INSTALL:$(BIN)%=.venv-gpu/bin%) -e '.[jax,bench]' 'jax[cuda12]' ninja psutil pytest expecttest
+	SPMDZERO_BACKEND=jax .venv-gpu/bin/pytest tests/jax_backend/test_ops.py -m "not slow"
+	.venv-gpu/bin/python tests/benchmarks/gpu.py
 
 goldens: .venv/installed
 	$(BIN)/python -m tests.explain.golden

@@ -24,7 +24,7 @@ SECTIONS: Mapping[str, Section] = {
     "A GPT of 10 M parameters": peers("middle", "everybody", "steps"),
     "A GPT of 23 M parameters": peers("wide", "fewer", "wide_steps"),
     "A GPT of 85 M parameters": peers("large", "fewer", "large_steps"),
-    "Two backends": peers("middle", "backends", "steps"),
+    "Two backends": peer_sections.backends,
     "A CNN": peers("cnn", "fewer", "steps"),
     "Over devices": peer_sections.devices,
     "Over sizes": peer_sections.sizes,
@@ -37,6 +37,7 @@ SECTIONS: Mapping[str, Section] = {
     "Small tensors": peer_sections.small_tensors,
     "Stage 1 over stage 0, with micro-batches": own_sections.accumulation,
     "Start-up": own_sections.start_up,
+    "Second start": own_sections.second_start,
     "A step on a TPU": tpu.a_step,
 }
 

@@ -16,12 +16,16 @@ from harness.workload import Workload
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 TIMEOUT_SECONDS = 900
+# As torch computes there, and spmdzero.
+_GPU = {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}
 # Of the caller's, these would decide what the peers are to be told.
 _LEFT_OUT = ("PJRT_DEVICE", "CPU_NUM_DEVICES", "XLA_FLAGS", "XLA_USE_SPMD")
 
 
-def launch(workload: Workload, candidate: Candidate) -> Run | ProcessFailedError:
-    """Trains once: one process with virtual devices, or one process per rank."""
+def launch(
+    workload: Workload, candidate: Candidate, *, gpu: bool = False
+) -> Run | ProcessFailedError:
+    """Trains once: one process with virtual devices, or one process per rank; or on GPUs."""
     order = {
         "peer": candidate.peer,
         "options": candidate.options,
@@ -32,9 +36,11 @@ def launch(workload: Workload, candidate: Candidate) -> Run | ProcessFailedError
     try:
         if candidate.ranks:
             with rank_environments(workload.devices, threads=threads) as told:
-                answers = _run("harness.worker", order, told)
+                on = {"DS_ACCELERATOR": "cuda"} if gpu else {}
+                answers = _run("harness.worker", order, [each | on for each in told])
         else:
-            told = _devices(workload.devices) | {"SPMDZERO_BACKEND": candidate.backend}
+            on = _GPU if gpu else _devices(workload.devices)
+            told = on | {"SPMDZERO_BACKEND": candidate.backend}
             answers = _run("harness.worker", order, [told])
     except ProcessFailedError as error:
         return error
@@ -43,13 +49,16 @@ def launch(workload: Workload, candidate: Candidate) -> Run | ProcessFailedError
     return dataclasses.replace(runs[0], peak_rss=sum(run.peak_rss for run in runs))
 
 
-def launch_alone(module: str, *, devices: int, **order: Any) -> dict[str, Any]:
+def launch_alone(
+    module: str, *, devices: int, backend: str = "torch_xla", **order: Any
+) -> dict[str, Any]:
     """What the module's `measure` answers in a process with so many virtual devices.
 
     Raises:
         ProcessFailedError: it failed, or ran too long.
     """
-    return _run(module, {"devices": devices, **order}, [_devices(devices)])[0]
+    told = _devices(devices) | {"SPMDZERO_BACKEND": backend}
+    return _run(module, {"devices": devices, **order}, [told])[0]
 
 
 def _run(

@@ -17,7 +17,9 @@ from harness.workload import Workload
 Section: TypeAlias = Callable[[Scale], Iterator[str]]
 
 
-def run_all(workload: Workload, candidates: Sequence[Candidate], *, rounds: int) -> report.Runs:
+def run_all(
+    workload: Workload, candidates: Sequence[Candidate], *, rounds: int, gpu: bool = False
+) -> report.Runs:
     """Candidate name -> its runs; they take turns, so that a slow minute hits all."""
     runs: dict[str, list[Run | ProcessFailedError]] = {each.name: [] for each in candidates}
     for turn in range(rounds):
@@ -27,7 +29,7 @@ def run_all(workload: Workload, candidates: Sequence[Candidate], *, rounds: int)
                 f"{candidate.name}",
                 file=sys.stderr,
             )
-            runs[candidate.name].append(launch(workload, candidate))
+            runs[candidate.name].append(launch(workload, candidate, gpu=gpu))
     return runs
 
 
@@ -101,6 +103,23 @@ def reductions(scale: Scale) -> Iterator[str]:
     ):
         workload = Workload(model=model, devices=count, steps=steps)
         runs = run_all(workload, (who.ANNOTATED, who.EXPLICIT), rounds=scale.rounds)
+        yield f"{model}, {count} devices:"
+        yield from _table_of(runs)
+
+
+def backends(scale: Scale) -> Iterator[str]:
+    """Both backends beside the same step written by hand in JAX."""
+    yield "spmdzero's two backends, and ZeRO-2 by hand with the JAX that the second one has.\n"
+    for model, count, steps in (
+        (scale.middle, 2, scale.steps),
+        (scale.middle, 8, max(1, scale.steps // 2)),
+        (scale.wide, 2, scale.wide_steps),
+        (scale.large, 2, scale.large_steps),
+        ("cnn", 2, scale.steps),
+        ("cnn", 8, scale.steps),
+    ):
+        workload = Workload(model=model, devices=count, steps=steps)
+        runs = run_all(workload, scale.backends, rounds=scale.rounds)
         yield f"{model}, {count} devices:"
         yield from _table_of(runs)
 

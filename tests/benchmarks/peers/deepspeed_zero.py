@@ -1,4 +1,4 @@
-"""Real DeepSpeed on gloo."""
+"""Real DeepSpeed, on gloo or on GPUs."""
 
 import deepspeed  # pyrefly: ignore[missing-import]
 import torch
@@ -17,13 +17,15 @@ class Peer(RankPeer):
         super().__init__(workload)
 
     def _start(self) -> None:
-        deepspeed.init_distributed(dist_backend="gloo")
+        on_gpus = deepspeed.get_accelerator().device_name() == "cuda"
+        deepspeed.init_distributed(dist_backend="nccl" if on_gpus else "gloo")
 
     def place(self, model: nn.Module) -> None:
         self._engine, *_ = deepspeed.initialize(model=model, config=self._config)
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        loss = self._engine(inputs, targets)
+        device = self._engine.device
+        loss = self._engine(inputs.to(device), targets.to(device))
         self._engine.backward(loss)
         self._engine.step()
         return loss
