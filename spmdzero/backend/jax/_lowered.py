@@ -45,7 +45,8 @@ def lowered(op: Any, args: Any, kwargs: Any, forms: Sequence[Form] | None) -> li
 
 
 def _as_torch_says(op: Any, shape: Sequence[int], dtype: torch.dtype, result: Any) -> Any:
-    result, shape = jnp.asarray(result), tuple(shape)
+    result = result if isinstance(result, jax.Array) else jnp.asarray(result)
+    shape = tuple(shape)
     if result.shape != shape and not result.size and "batch_norm" in str(op.key):
         # torch's kernels for the CPU return no statistics in evaluation, its meta kernels say
         # some; nobody reads them.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -130,7 +131,11 @@ def cast(x: Any, dtype: torch.dtype | None) -> Any:
     if not is_number(x) and not dtype.is_complex and jnp.iscomplexobj(x):
         # JAX warns where torch drops the imaginary part in silence; to bool both parts count.
         x = x != 0 if dtype == torch.bool else jnp.real(x)
-    return jnp.asarray(x, jax_dtype(dtype))
+    wanted = jax_dtype(dtype)
+    if isinstance(x, jax.Array) and x.dtype == wanted and not x.weak_type:
+        # JAX takes a tenth of a millisecond to find that it has nothing to do.
+        return x
+    return jnp.asarray(x, wanted)
 
 
 def common(*xs: Any) -> tuple[Any, ...]:
