@@ -221,21 +221,27 @@ def write(tensor: torch.Tensor, value: Value) -> None:
             f"{user_line()}: a value on the devices is written into a tensor on the CPU. Move it "
             "first: tensor.cpu()"
         )
-    if (value.shape, value.dtype) != (tuple(tensor.shape), tensor.dtype):
-        value = compute(_aten.expand.default, _cast(value, tensor.dtype), list(tensor.shape))
-    values = [tensor.cell.value]
-    for step in tensor.steps[:-1]:
+    held = tensor.cell.value
+    # Of what is no view they are known without asking torch, which a step does for each tensor.
+    shape, dtype = (tuple(tensor.shape), tensor.dtype) if tensor.steps else (held.shape, held.dtype)
+    if (value.shape, value.dtype) != (shape, dtype):
+        value = compute(_aten.expand.default, _cast(value, dtype), list(shape))
+    tensor.cell.value = _with(tensor.steps, held, value) if tensor.steps else value
+
+
+def _with(steps: tuple[ViewStep, ...], held: Value, value: Value) -> Value:
+    """`held` with `value` in the place that the steps lead to."""
+    values = [held]
+    for step in steps[:-1]:
         values.append(_viewed(step, values[-1]))
     try:
-        for step, base in (
-            zip(reversed(tensor.steps), reversed(values), strict=True) if (tensor.steps) else ()
-        ):
+        for step, base in zip(reversed(steps), reversed(values), strict=True):
             value = written(step, base, value, compute)
     except UnwritableViewError as error:
         raise SpmdZeroRuntimeError(
             f"{user_line()}: {error} is not known to the JAX backend. Write into a clone"
         ) from None
-    tensor.cell.value = value
+    return value
 
 
 def _cast(value: Value, dtype: torch.dtype) -> Value:

@@ -1,7 +1,9 @@
 """A graph of recorded operations: its order, and its key."""
 
 import dataclasses
+import functools
 import hashlib
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,7 +26,7 @@ class Folded:
     makes: Space | None = Space.GLOBAL
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Never called: `Graph.of` puts the graph's nodes in its place."""
+        """Never called: `Graph.of` puts the graph's steps in its place."""
         raise AssertionError
 
 
@@ -73,6 +75,12 @@ class Graph:
         self.inputs, self.outputs, self.steps = inputs, outputs, steps
         self.key = _digest(self)
 
+    @functools.cached_property
+    def marks(self) -> dict[int, Any]:
+        """Number of a slot -> the operation that says its sharding, by `mesh` and `spec`."""
+        said = (step for step in self.steps if step.op.key[0] in ("mark", "leave"))
+        return {step.made[0].number: step.op for step in said}
+
     @classmethod
     def of(cls, roots: Sequence[Value]) -> tuple["Graph", list[Value]]:
         """The graph that computes `roots`, and the values that are its inputs.
@@ -82,10 +90,15 @@ class Graph:
         builder = _Builder()
         outputs = tuple([builder.slot(root) for root in roots])
         slots = tuple(builder.given.values())
-        return cls(slots, outputs, tuple(builder.steps)), list(builder.leaves)
+        graph = cls(slots, outputs, tuple(builder.steps))
+        if any(isinstance(step.op, Folded) for step in graph.steps):
+            graph = _expanded(graph)
+        return graph, list(builder.leaves)
 
 
 class _Builder:
+    """Puts steps together, equal ones once."""
+
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self.given: dict[int, Slot] = {}
@@ -101,12 +114,13 @@ class _Builder:
             self._leaf(root)
         return self._slots[id(root)]
 
-    def _new(self, shape: Any, dtype: Any, space: Space) -> Slot:
+    def new(self, shape: Any, dtype: Any, space: Space) -> Slot:
+        """One that nothing else is."""
         self._count += 1
         return Slot(self._count, tuple(shape), dtype, space)
 
     def _leaf(self, value: Value) -> Slot:
-        slot = self._new(value.shape, value.dtype, value.space)
+        slot = self.new(value.shape, value.dtype, value.space)
         self._slots[id(value)] = self.given[id(value)] = slot
         self.leaves.append(value)
         return slot
@@ -117,10 +131,7 @@ class _Builder:
                 self._leaf(value)
         get = self._get
         args, kwargs = swapped(node.args, Value, get), swapped(dict(node.kwargs), Value, get)
-        if isinstance(node.op, Folded):
-            made = self._inline(node.op.graph, args)
-        else:
-            made = self._step(node, args, kwargs, node.outputs)
+        made = self._step(node, args, kwargs, node.outputs)
         for value, slot in zip(node.outputs, made, strict=True):
             self._slots[id(value)] = slot
 
@@ -132,25 +143,46 @@ class _Builder:
     ) -> tuple[Slot, ...]:
         known = (like.op.key, _frozen(args), _frozen(kwargs))
         if known not in self._known:
-            made = tuple([self._new(form.shape, form.dtype, like.space) for form in forms])
+            made = tuple([self.new(form.shape, form.dtype, like.space) for form in forms])
             step = Step(like.op, args, kwargs, made, like.space, like.scope, like.place)
             self.steps.append(step)
             self._known[known] = made
         return self._known[known]
 
-    def _inline(self, graph: Graph, given: Any) -> tuple[Slot, ...]:
-        moved: dict[int, Slot] = dict(
-            zip((slot.number for slot in graph.inputs), given, strict=True)
-        )
+    def inline(self, graph: Graph, given: Sequence[Slot]) -> tuple[Slot, ...]:
+        """Its outputs of these inputs; what is folded in it is not."""
+        moved = dict(zip((slot.number for slot in graph.inputs), given, strict=True))
 
         def get(slot: Slot) -> Slot:
             return moved[slot.number]
 
         for step in graph.steps:
             args, kwargs = swapped(step.args, Slot, get), swapped(step.kwargs, Slot, get)
-            made = self._step(step, args, kwargs, step.made)
+            if isinstance(step.op, Folded):
+                made = self.inline(step.op.graph, args)
+            else:
+                made = self._step(step, args, kwargs, step.made)
             moved |= {old.number: new for old, new in zip(step.made, made, strict=True)}
         return tuple([moved[slot.number] for slot in graph.outputs])
+
+
+# Key of a graph in which some are folded -> the one in which none is. At each step a graph is made
+# that was made before, of thousands of operations: it is told by its key.
+_unfolded: OrderedDict[bytes, Graph] = OrderedDict()
+_MOST = 512
+
+
+def _expanded(graph: Graph) -> Graph:
+    """The same with the steps of each graph that is folded in it."""
+    if graph.key not in _unfolded:
+        builder = _Builder()
+        given = tuple([builder.new(slot.shape, slot.dtype, slot.space) for slot in graph.inputs])
+        outputs = builder.inline(graph, given)
+        _unfolded[graph.key] = Graph(given, outputs, tuple(builder.steps))
+        if len(_unfolded) > _MOST:
+            _unfolded.popitem(last=False)
+    _unfolded.move_to_end(graph.key)
+    return _unfolded[graph.key]
 
 
 def _ordered(root: Value, known: dict[int, Slot]) -> Iterator[Node]:

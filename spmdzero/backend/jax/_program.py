@@ -214,10 +214,6 @@ def _run_region(steps: list[Step], whole: dict[int, Any], needed: set[int], mesh
 
 def marked_spec(graph: Graph, mesh: Mesh) -> list[Any]:
     """The sharding of each output that says one, None for the compiler's choice."""
-    said: dict[int, Any] = {}
-    for step in graph.steps:
-        if step.op.key[0] in ("mark", "leave"):
-            said[step.made[0].number] = NamedSharding(step.op.mesh, PartitionSpec(*step.op.spec))
     shardings: list[Any] = []
     for slot in graph.outputs:
         if slot.space is Space.REPLICA:
@@ -225,5 +221,7 @@ def marked_spec(graph: Graph, mesh: Mesh) -> list[Any]:
         elif slot.space is Space.HOST:
             shardings.append(_own.sharding(slot.shape, mesh))
         else:
-            shardings.append(said.get(slot.number))
+            op = graph.marks.get(slot.number)
+            said = None if op is None else NamedSharding(op.mesh, PartitionSpec(*op.spec))
+            shardings.append(said)
     return shardings

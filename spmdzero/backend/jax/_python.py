@@ -23,6 +23,8 @@ _MIXED = {
     _Tensor.equal,
 }  # fmt: skip
 _C_CALLS = (type(torch.add), type(_Tensor.add))
+# What reads an attribute, such as a shape: the same whatever is cast, hundreds of times a step.
+_READS = type(_Tensor.shape.__get__)  # type: ignore[missing-attribute]
 
 
 def _answer(*funcs: Any) -> Callable[[Answer], Answer]:
@@ -43,6 +45,8 @@ def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with torch._C.DisableTorchFunctionSubclass():
         if func in _answers:
             return _answers[func](*args, **kwargs)
+        if type(func) is _READS and func.__name__ == "__get__":
+            return func(*args)
         if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cpu":
             like = torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype)
             return func(like, *args[1:], **kwargs)

@@ -1,5 +1,6 @@
 """What the devices hold of one tensor: see `spmdzero.backend.Arrays`."""
 
+import functools
 import math
 import weakref
 from collections.abc import Sequence
@@ -114,6 +115,7 @@ def sharding_in_jax(value: Value) -> Any:
     return None
 
 
+@functools.lru_cache
 def hlo_sharding(sharding: Any, ndim: int) -> str:
     """A sharding as HLO writes it."""
     if not isinstance(sharding, NamedSharding) or sharding.is_fully_replicated:

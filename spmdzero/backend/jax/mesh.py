@@ -110,7 +110,9 @@ class DeviceMesh:
         self, old: torch.Tensor, new: torch.Tensor, spec: PartitionSpec | None = None
     ) -> None:
         """Makes `old` hold `new`, annotated; nobody holds the old value then: it is donated."""
-        old.copy_(new)
+        # As `old.copy_(new)` does, which autograd counts too.
+        write(old, value_of(new))
+        torch.autograd.graph.increment_version(old)
         self.mark(old, spec)
 
     def enter(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
