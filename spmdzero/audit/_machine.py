@@ -53,7 +53,9 @@ def _versions() -> Iterator[Check]:
             status="note",
             said=f"{' and '.join(missing)} not installed; only compiling for TPU without a TPU "
             "needs it",
-            fix="pip install 'spmdzero[tpu]', on Python 3.11 or 3.12",
+            fix="pip install 'spmdzero[tpu]', on Python 3.11 or 3.12"
+            if stands_on_pins
+            else "pip install 'jax[tpu]'",
         )
 
 

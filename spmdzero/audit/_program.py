@@ -71,11 +71,16 @@ class ReadProgram:
         yield from _leaks([c for c in self.stray if c.op_name or not over_slices], where)
         wide = [
             collective
-            for instruction, collective in self._pairs
+            for place, (instruction, collective) in enumerate(self._pairs)
             if _is_wide(collective, dtypes)
-            and not _widened_by_the_compiler(self._module, instruction)
+            and not _widened_by_the_compiler(self._module, instruction, self._element(place))
         ]
         yield from _wide(wide, dtypes, where, communicate)
+
+    def _element(self, place: int) -> int:
+        """Which of the tensors of its instruction a collective is."""
+        instruction = self._pairs[place][0]
+        return sum(other is instruction for other, _ in self._pairs[:place])
 
 
 def _leaks(leaks: list[Collective], where: str) -> Iterator[Finding]:
@@ -151,17 +156,31 @@ def _wide(
         )
 
 
-def _widened_by_the_compiler(module: Module, collective: Instruction) -> bool:
+def _widened_by_the_compiler(module: Module, collective: Instruction, element: int) -> bool:
     """Whether XLA's CPU compiler, which has no bf16 collectives, made this one fp32 by itself."""
-    if not collective.opcode.startswith("all-gather"):
-        return "_promoted" in collective.attributes
-    return all(_was_narrow(module, operand) for operand in module.operands(collective))
+    if collective.opcode.startswith("all-gather"):
+        return all(_was_narrow(module, operand) for operand in module.operands(collective))
+    if "_promoted" in collective.attributes:
+        return True
+    # A newer XLA doesn't name what it made wide. It makes it narrow again before anything else.
+    uses = list(module.uses(collective, element))
+    return bool(uses) and all(use.user is not None and _narrows(module, use.user) for use in uses)
+
+
+def _narrows(module: Module, user: Instruction) -> bool:
+    return user.opcode == "convert" and all(
+        _width(user) < _width(source) for source in module.sources(user)
+    )
 
 
 def _was_narrow(module: Module, value: Instruction) -> bool:
     # Of a fusion or a call the origin is its root, of a layout change its operand.
     *_, first = module.origin(value, through=_LAYOUT)
     return first.opcode == "convert" and any(
-        _WIDTHS.get(source.shapes[0].dtype, 8) < _WIDTHS.get(first.shapes[0].dtype, 0)
-        for source in module.sources(first)
+        _width(source) < _width(first) for source in module.sources(first)
     )
+
+
+def _width(value: Instruction) -> int:
+    """Bytes of an element of a float."""
+    return _WIDTHS.get(value.shapes[0].dtype, 8)

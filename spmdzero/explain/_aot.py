@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spmdzero.backend import AnnotatedProgram
+from spmdzero.backend import AnnotatedProgram, current
 from spmdzero.backend import flags as own_flags
 from spmdzero.errors import SpmdZeroRuntimeError
 from spmdzero.explain import _passes
 from spmdzero.explain._chips import Topology
 
-# Those with wheels of jax 0.7.1 and libtpu 0.0.21, in the markers of pyproject.toml too.
+# Those with wheels of jax 0.7.1 and libtpu 0.0.21, in the markers of pyproject.toml too: what
+# torch_xla's programs are compiled by.
 _PYTHONS = ((3, 11), (3, 12))
 _CHILD = Path(__file__).with_name("_aot_child.py")
 # Machine code of equal operations is made once: the optimised HLO stays the same to the letter, and
@@ -82,12 +83,13 @@ class Compiled:
 
 
 def require_tpu_compiler() -> None:
-    """Checks that jax and libtpu are there.
+    """Checks that jax and libtpu are there; the JAX backend takes any that go with each other.
 
     Raises:
         SpmdZeroRuntimeError: one is missing, or this Python has no wheels of it.
     """
-    if sys.version_info[:2] not in _PYTHONS:
+    on_jax = current().name == "jax"
+    if not on_jax and sys.version_info[:2] not in _PYTHONS:
         raise SpmdZeroRuntimeError(
             "compiling for TPU needs jax 0.7.1 and libtpu 0.0.21, both of which have wheels for "
             f"Python 3.11 and 3.12 only, and this is {sys.version_info[0]}.{sys.version_info[1]}: "
@@ -97,7 +99,7 @@ def require_tpu_compiler() -> None:
     if missing:
         raise SpmdZeroRuntimeError(
             f"compiling for TPU needs {' and '.join(missing)}, which is not installed: "
-            "pip install 'spmdzero[tpu]'"
+            + ("pip install 'jax[tpu]'" if on_jax else "pip install 'spmdzero[tpu]'")
         )
 
 

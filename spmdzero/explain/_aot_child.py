@@ -31,14 +31,9 @@ def main(request_path: str, result_path: str) -> None:
     module = Path(request["module"]).read_bytes()
     if not request["stablehlo"]:
         module = as_stablehlo(module, request["input_shardings"])
+    build = options([d.id for d in devices], flags=request["flags"], shardy=request["stablehlo"])
     try:
-        executable = devices[0].client.compile(
-            module,
-            executable_devices=xla_client.DeviceList(tuple(devices)),
-            compile_options=options(
-                [d.id for d in devices], flags=request["flags"], shardy=request["stablehlo"]
-            ),
-        )
+        executable = compiled(devices, module, build)
     except xla_client.XlaRuntimeError as error:
         if not str(error).startswith("RESOURCE_EXHAUSTED"):
             raise
@@ -54,6 +49,17 @@ def main(request_path: str, result_path: str) -> None:
         "bytes_accessed": cost["bytes accessed"],
     }
     Path(result_path).write_text(json.dumps(result))
+
+
+def compiled(devices: list[Any], module: bytes, build: Any) -> Any:
+    """The program of a module for these devices."""
+    told = {"executable_devices": xla_client.DeviceList(tuple(devices)), "compile_options": build}
+    try:
+        return devices[0].client.compile(module, **told)
+    except TypeError:
+        # A newer JAX takes what the bytecode says instead.
+        with mlir.make_ir_context():
+            return devices[0].client.compile(ir.Module.parse(module), **told)
 
 
 def options(device_ids: list[int], *, flags: dict[str, str], shardy: bool) -> Any:

@@ -31,9 +31,10 @@ TOLERANCE = {
     torch.float16: (2e-3, 1e-3),
 }
 
-# Near the poles of the negative integers what is left of x - n is its last bits.
+# Near the poles of the negative integers what is left of x - n is its last bits. Between them terms
+# cancel: at -8.5 torch's own kernel has 4.0e-3 for n = 6 where it has -0.2e-3 in float64, as here.
 LOOSE = {
-    "aten.polygamma.default": (2e-2, 2e-3),
+    "aten.polygamma.default": (2e-2, 6e-3),
     # In float32 torch's own kernel is 4e-5 away from what it computes in float64, this 6e-6: see
     # test_the_gradient_of_ctc_is_nearer_to_torchs_in_float64.
     "aten._ctc_loss_backward.default": (2e-4, 2e-4),

@@ -19,6 +19,8 @@ class OnDevices(Dataset[Any]):
         return (torch.ones(3, device="xla:0") + index).cpu()
 
 
+# Python's own of each fork beside threads, from 3.12 on.
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_loaders_worker_that_computes_on_the_devices_is_refused() -> None:
     runtime.start()
     assert OnDevices()[1].tolist() == [2.0] * 3

@@ -3,8 +3,10 @@
 import sys
 from collections.abc import Callable
 
+import jax
 import pytest
 import torch
+from jax.extend.core import Primitive
 
 from spmdzero.backend import Mesh, current
 from spmdzero.backend.jax._operations import AtenOp
@@ -124,20 +126,20 @@ def test_memory_is_refused_without_a_look_for_torch_xla(mesh: Mesh) -> None:
 
 
 def test_what_jax_lowers_too_late_names_the_line_and_spoils_no_other_value(mesh: Mesh) -> None:
-    op = AtenOp.of(torch.ops.aten.linalg_qr.default)
+    op = AtenOp.of(torch.ops.aten.sinc.default)
     assert op is not None
-    checked = op.function
-    # LAPACK's operations of JAX find out when they are lowered, not when they are traced.
-    object.__setattr__(op, "function", checked.__wrapped__)  # type: ignore[attr-defined]
+    own = op.function
+    # JAX finds out when it is lowered, not when it is traced.
+    late = Primitive("late")
+    late.def_abstract_eval(lambda array: jax.core.ShapedArray(array.shape, array.dtype))
+    object.__setattr__(op, "function", late.bind)
     try:
-        failing = torch.linalg.qr(torch.ones(2, 2, device=DEVICE, dtype=torch.bfloat16))[0]
+        failing = torch.sinc(torch.ones(2, 7, device=DEVICE))
         later, sound = failing + 1, torch.ones(3, device=DEVICE) * 2
         for read in (failing, later, failing):
-            with pytest.raises(
-                SpmdZeroRuntimeError, match=r"test_recording.py:\d+: aten.linalg_qr"
-            ):
+            with pytest.raises(SpmdZeroRuntimeError, match=r"test_recording.py:\d+: aten.sinc"):
                 read.cpu()
             assert torch.equal(sound.cpu(), torch.full((3,), 2.0))
             assert torch.equal((sound + 1).cpu(), torch.full((3,), 3.0))
     finally:
-        object.__setattr__(op, "function", checked)
+        object.__setattr__(op, "function", own)

@@ -177,22 +177,35 @@ def _format(tensor: torch.Tensor, spec: str) -> str:
     return format(_item(tensor), spec)
 
 
+def _unasked(function: Any) -> Any:
+    """Torch's own, which doesn't ask its tensors for an answer: it would again and again."""
+    made = types.FunctionType(
+        function.__code__,
+        vars(torch.autograd) | {"has_torch_function": lambda _: False},
+        argdefs=function.__defaults__,
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+_backward_unasked, _grad_unasked = _unasked(torch.autograd.backward), _unasked(torch.autograd.grad)
+
+
+# Hooks and Functions are the user's code, whose calls are answered here too.
 @_answer(_Tensor.backward)
 def _backward(
     tensor: torch.Tensor, gradient: Any = None, retain_graph: bool | None = None,
     create_graph: bool = False, inputs: Any = None,
 ) -> None:  # fmt: skip
-    # Hooks and Functions are the user's code, whose calls are answered here too.
     with torch._C._EnableTorchFunction():
-        torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+        _backward_unasked(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
 
-# Torch's own, which doesn't ask its tensors for an answer: it would be asked again and again.
-_grad_unasked = types.FunctionType(
-    torch.autograd.grad.__code__,
-    vars(torch.autograd) | {"has_torch_function": lambda _: False},
-    argdefs=torch.autograd.grad.__defaults__,
-)
+@_answer(torch.autograd.backward)
+def _backward_of_several(*args: Any, **kwargs: Any) -> None:
+    # A newer torch asks here.
+    with torch._C._EnableTorchFunction():
+        _backward_unasked(*args, **kwargs)
 
 
 @_answer(torch.autograd.grad)

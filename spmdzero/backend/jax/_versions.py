@@ -1,9 +1,11 @@
 """What differs between the versions of JAX and torch that this backend works with."""
 
 import contextlib
+import functools
 from typing import Any
 
 import jax
+import torch
 
 
 def wide_numbers() -> contextlib.AbstractContextManager[object]:
@@ -21,6 +23,20 @@ def _enable_x64(enabled: bool) -> contextlib.AbstractContextManager[object]:
     if context is None or not callable(context):
         from jax.experimental import enable_x64 as context
     return context(enabled)
+
+
+@functools.cache
+def solve_turns_its_matrix() -> bool:
+    """Whether torch's solve returns the LU of the transposed matrix, and its gradient expects it.
+
+    torch 2.9 does and 2.14 doesn't: it is asked, for a matrix of which the first row is kept in
+    its place where it is not transposed.
+    """
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        pivots = torch.ops.aten._linalg_solve_ex(
+            torch.tensor([[2.0, 4.0], [1.0, 1.0]]), torch.ones(2)
+        )[2]
+    return pivots[0].item() == 2
 
 
 def lowered_for(traced: Any, platform: str) -> Any:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import jax.scipy.linalg as jsl
 from jax import lax
 
+from spmdzero.backend.jax._versions import solve_turns_its_matrix
 from spmdzero.backend.jax.ops._dtypes import wide
 from spmdzero.backend.jax.ops._table import UnsupportedError, lowers
 
@@ -209,7 +210,7 @@ def solve_ex(
         out = jnp.swapaxes(
             jnp.linalg.solve(jnp.swapaxes(whole, -1, -2), jnp.swapaxes(right, -1, -2)), -1, -2
         )
-    factors, pivots, _ = _lu(_turned(a))
+    factors, pivots, _ = _lu(_turned(a) if solve_turns_its_matrix() else a)
     return out[..., 0] if vector else out, factors, pivots, _info(factors)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.scipy.special as jsp
+import numpy as np
 from jax import lax
 
 from spmdzero.backend.jax.ops._dtypes import (
@@ -173,13 +174,28 @@ def nan_to_num(
     return jnp.nan_to_num(self, nan=0.0 if nan is None else nan, posinf=posinf, neginf=neginf)
 
 
+def _cotangents(n: int, x: Any) -> Any:
+    """Pi times the n-th derivative of cot(pi x), as a polynomial of the cotangent."""
+    derivative = np.polynomial.Polynomial([0.0, np.pi])
+    for _ in range(n):
+        derivative = derivative.deriv() * np.polynomial.Polynomial([-np.pi, 0.0, -np.pi])
+    rest = x - jnp.floor(x)
+    # It is 0 at a half to the last bit, where the terms are large, and exact beside the poles.
+    cotangent = jnp.sin(jnp.pi * (0.5 - rest)) / jnp.sin(jnp.pi * jnp.minimum(rest, 1 - rest))
+    return jnp.polyval(jnp.asarray(derivative.coef[::-1], x.dtype), cotangent)
+
+
 @lowers("polygamma")
 def polygamma(n: int, self: Any) -> Any:
     """The n-th derivative of digamma."""
     x = wide_float(self)
     if n == 0:
         return _digamma(x)
-    value = jsp.polygamma(n, x)
+    # JAX adds up ten terms, and is wrong below -8. There its reflection is taken (DLMF 5.15.6),
+    # which rounds more where the two of it cancel.
+    far = x < -7
+    value = jsp.polygamma(n, jnp.where(far, 1 - x, x))
+    value = jnp.where(far, (-1) ** n * value - _cotangents(n, x), value)
     if n == 1:
         value = jnp.where(x == jnp.inf, 0, value)
     # JAX has NaN at the poles of the even ones.
