@@ -91,7 +91,7 @@ test-newest:
 		{ echo "no $(NEWEST_PYTHONS) here: name one, make test-newest NEWEST=/path/of/python"; exit 1; }
 	@test -x $(NEWEST_BIN)/python || $(NEWEST) -m venv .venv-newest
 	@echo "Installing spmdzero with the newest torch and JAX into .venv-newest: 6 GB, 10 minutes, the first time"
-	@$(PIP_INSTALL:$(BIN)%=$(NEWEST_BIN)%) --upgrade -e '.[jax]' torch jax pytest pytest-xdist hypothesis expecttest
+	@$(PIP_INSTALL:$(BIN)%=$(NEWEST_BIN)%) --upgrade -e '.[jax]' torch 'jax[tpu]' pytest pytest-xdist hypothesis expecttest
 	@$(NEWEST_BIN)/python -c 'import sys, torch, jax; print("Python", sys.version.split()[0], "torch", torch.__version__, "jax", jax.__version__)'
 	$(NEWEST_BIN)/pytest tests/jax_backend -m "not slow"
 

@@ -73,14 +73,24 @@ class ReadProgram:
             collective
             for place, (instruction, collective) in enumerate(self._pairs)
             if _is_wide(collective, dtypes)
-            and not _widened_by_the_compiler(self._module, instruction, self._element(place))
+            and not _widened_by_the_compiler(self._module, instruction)
+            and not (communicate is None and self._is_narrowed_again(place))
         ]
         yield from _wide(wide, dtypes, where, communicate)
 
-    def _element(self, place: int) -> int:
-        """Which of the tensors of its instruction a collective is."""
+    def _is_narrowed_again(self, place: int) -> bool:
+        """Whether what a sum makes is narrowed before anything else is done with it.
+
+        So a newer XLA for the CPU leaves the sums that it made wide by itself, without a name.
+        """
         instruction = self._pairs[place][0]
-        return sum(other is instruction for other, _ in self._pairs[:place])
+        if not instruction.opcode.startswith("all-reduce"):
+            return False
+        element = sum(other is instruction for other, _ in self._pairs[:place])
+        uses = list(self._module.uses(instruction, element))
+        return bool(uses) and all(
+            use.user is not None and _narrows(self._module, use.user) for use in uses
+        )
 
 
 def _leaks(leaks: list[Collective], where: str) -> Iterator[Finding]:
@@ -156,15 +166,11 @@ def _wide(
         )
 
 
-def _widened_by_the_compiler(module: Module, collective: Instruction, element: int) -> bool:
+def _widened_by_the_compiler(module: Module, collective: Instruction) -> bool:
     """Whether XLA's CPU compiler, which has no bf16 collectives, made this one fp32 by itself."""
-    if collective.opcode.startswith("all-gather"):
-        return all(_was_narrow(module, operand) for operand in module.operands(collective))
-    if "_promoted" in collective.attributes:
-        return True
-    # A newer XLA doesn't name what it made wide. It makes it narrow again before anything else.
-    uses = list(module.uses(collective, element))
-    return bool(uses) and all(use.user is not None and _narrows(module, use.user) for use in uses)
+    if not collective.opcode.startswith("all-gather"):
+        return "_promoted" in collective.attributes
+    return all(_was_narrow(module, operand) for operand in module.operands(collective))
 
 
 def _narrows(module: Module, user: Instruction) -> bool:

@@ -13,6 +13,7 @@ from torch import nn
 
 import spmdzero
 from spmdzero import Explanation
+from spmdzero.explain import require_tpu_compiler
 from tests.support.processes import environment
 from tests.support.trajectory import ROOT
 
@@ -193,3 +194,15 @@ def test_the_command_explains_on_as_many_chips_as_the_topology_has(tmp_path: Pat
     assert explanation.devices == 4
     assert ("gradient", "reduce-scatter", "bf16") in moved(explanation, "v5e:2x2")
     assert "explain: compiled for v5e:2x2" in done.stderr
+
+
+def test_without_libtpu_it_says_what_brings_that_of_this_jax(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "libtpu" else own(name)
+    )
+    needed = r"needs libtpu, which is not installed: pip install 'jax\[tpu\]'"
+    with pytest.raises(spmdzero.SpmdZeroRuntimeError, match=needed):
+        require_tpu_compiler()
