@@ -53,11 +53,11 @@ SHARED := $(addprefix tests/unit/test_,attention_kernels.py random.py region_ans
 	tests/comm tests/notebooks $(addprefix tests/integrations/test_,client_engine.py \
 	client_schedule.py deferred.py trainers_loss.py transformers.py)
 # What takes longer there.
-SHARED_ALL := $(SHARED) tests/audit tests/checkpoint tests/cli tests/surface \
+SHARED_ALL := $(SHARED) tests/audit tests/checkpoint tests/cli tests/oracle tests/surface \
 	$(addprefix tests/,unit/test_region_scan.py explain/test_attention.py explain/test_time.py) \
 	$(addprefix tests/engine/test_,accumulation.py agreement.py captured.py captured_changes.py \
-	captured_state.py captured_traced.py comms_logger.py compiled_program.py compiling_steps.py \
-	direct_calls.py embedding_accumulation.py engine.py failed_steps.py fixed_reads.py \
+	captured_soak.py captured_state.py captured_traced.py comms_logger.py compiled_program.py \
+	compiling_steps.py copies.py direct_calls.py embedding_accumulation.py engine.py failed_steps.py fixed_reads.py \
 	flops_profiler.py folded.py folded_changes.py folded_surroundings.py fused_loss.py loader.py \
 	loading.py multi_output.py overflow_tables.py placement.py profile.py recompute.py reports.py \
 	scan.py short_batches.py skipped_steps.py startup.py startup_memory.py trajectories.py \

@@ -9,10 +9,10 @@ import torch
 from spmdzero.backend._compiler import FoldedFunction
 from spmdzero.backend.jax import _host
 from spmdzero.backend.jax._dispatch import own_value, value_of
+from spmdzero.backend.jax._donation import in_order
 from spmdzero.backend.jax._execute import Executable, compilations
 from spmdzero.backend.jax._folded import Recorded
 from spmdzero.backend.jax._generator import generator
-from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._program import marked_spec
 from spmdzero.backend.jax._tensor import over
 from spmdzero.backend.jax._values import Space, Value
@@ -82,10 +82,9 @@ def compile_alone(
     given = {output: place_of[source] for output, source in donated.items() if source in place_of}
     recorded: Recorded = function.body
     graph = recorded.graph
-    # JAX gives the n-th of the donated inputs of one form to the n-th output of that form.
     count = len(graph.outputs)
-    order = sorted(range(count), key=lambda index: given.get(index, len(arguments)))
-    ordered = Graph(graph.inputs, tuple(graph.outputs[index] for index in order), graph.steps)
+    order = in_order(given, count)
+    ordered = graph.ordered(order)
     shardings = marked_spec(ordered, compilations.mesh)
     for place, index in enumerate(order):
         if index in given:

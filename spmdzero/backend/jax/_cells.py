@@ -38,6 +38,7 @@ class Cell:
     def value(self, new: Value) -> None:
         if self.same:
             require_same(new)
+        new.take_place_of(self._value)
         new.holders += 1
         self._value.holders -= 1
         self._value = new
@@ -48,6 +49,7 @@ class Cell:
         if self.same:
             require_same(other.value)
             other.same = True
+        other.value.take_place_of(self._value)
         return other
 
 

@@ -16,13 +16,14 @@ from spmdzero.backend._watching import note_joint, note_started, waiting
 from spmdzero.backend.jax import _own
 from spmdzero.backend.jax._apart import apart, as_held, as_known, mesh_of_host
 from spmdzero.backend.jax._blame import UnloweredError, blamed
+from spmdzero.backend.jax._donation import arranged
 from spmdzero.backend.jax._forked import forks
 from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._kept import KeptPrograms, Ready
 from spmdzero.backend.jax._numbers import with_numbers
 from spmdzero.backend.jax._options import chosen, of_devices
 from spmdzero.backend.jax._program import function_of, marked_spec
-from spmdzero.backend.jax._values import Space, Value
+from spmdzero.backend.jax._values import Value
 from spmdzero.backend.jax._versions import lowered_for, wide_numbers
 from spmdzero.hlo import between_hosts
 
@@ -225,12 +226,13 @@ def start(roots: Sequence[Value], *, donate: bool = True) -> list[Value]:
     wanted = [root for root in unique.values() if root.node is not None]
     if not wanted:
         return []
-    graph, leaves = Graph.of(wanted)
-    shardings = marked_spec(graph, compilations.mesh)
+    ready = arranged(wanted, compilations.mesh, donate=donate)
+    wanted, leaves = [wanted[place] for place in ready.order], ready.leaves
     arrays = [leaf.array for leaf in leaves]
-    donated = donated_inputs(graph, leaves, shardings) if donate else ()
     try:
-        program = compilations.executable(graph, arrays, donated=donated, shardings=shardings)
+        program = compilations.executable(
+            ready.graph, arrays, donated=ready.donated, shardings=ready.shardings
+        )
     except UnloweredError as error:
         # Who asks for them is told again; the others are computed the next time.
         for place in error.outputs:
@@ -238,7 +240,7 @@ def start(roots: Sequence[Value], *, donate: bool = True) -> list[Value]:
         raise
     for value, array in zip(wanted, program.run(arrays), strict=True):
         value.array, value.node = array, None
-    for place in donated:
+    for place in ready.donated:
         leaves[place].array = None
     return leaves
 
@@ -255,20 +257,3 @@ def _start_alone(wanted: Sequence[Value]) -> None:
     made = program.run_alone(arrays)
     for value, array in zip(wanted, made, strict=True):
         value.array, value.node = as_known(value, array, mesh), None
-
-
-def donated_inputs(
-    graph: Graph, leaves: Sequence[Value], shardings: Sequence[Any]
-) -> tuple[int, ...]:
-    """Inputs that nobody holds, as many as there are outputs of their form."""
-    room: dict[Any, int] = {}
-    for slot, sharding in zip(graph.outputs, shardings, strict=True):
-        form = (slot.shape, slot.dtype, slot.space is Space.HOST, sharding)
-        room[form] = room.get(form, 0) + 1
-    found = []
-    for place, (slot, leaf) in enumerate(zip(graph.inputs, leaves, strict=True)):
-        form = (slot.shape, slot.dtype, slot.space is Space.HOST, leaf.array.sharding)
-        if leaf.holders == 0 and not leaf.uploaded and room.get(form, 0):
-            room[form] -= 1
-            found.append(place)
-    return tuple(found)

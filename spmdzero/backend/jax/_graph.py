@@ -66,14 +66,21 @@ class Graph:
         inputs: the slots that are given.
         outputs: the slots that are returned.
         steps: what computes them.
-        key: equal for graphs that compute the same.
     """
 
     def __init__(
         self, inputs: tuple[Slot, ...], outputs: tuple[Slot, ...], steps: tuple[Step, ...]
     ) -> None:
         self.inputs, self.outputs, self.steps = inputs, outputs, steps
-        self.key = _digest(self)
+
+    @functools.cached_property
+    def key(self) -> bytes:
+        """Equal for graphs that compute the same."""
+        return _digest(self)
+
+    def ordered(self, order: Sequence[int]) -> "Graph":
+        """The same with its outputs in another order, by their numbers."""
+        return Graph(self.inputs, tuple([self.outputs[place] for place in order]), self.steps)
 
     @functools.cached_property
     def marks(self) -> dict[int, Any]:

@@ -9,34 +9,42 @@ import torch
 from spmdzero.backend._programs import AnnotatedProgram
 from spmdzero.backend.jax import runtime
 from spmdzero.backend.jax._dispatch import value_of
-from spmdzero.backend.jax._execute import compilations, donated_inputs
-from spmdzero.backend.jax._graph import Graph
-from spmdzero.backend.jax._program import marked_spec
+from spmdzero.backend.jax._donation import Arranged, arranged
+from spmdzero.backend.jax._execute import compilations
+from spmdzero.backend.jax._values import Value
 
 
 def lowered(tensors: Sequence[torch.Tensor]) -> Any:
     """What JAX makes of the program that computes `tensors`, for `runtime.program_platform`."""
-    graph, leaves = Graph.of([value_of(tensors[place]) for place in returned(tensors)])
-    shardings = marked_spec(graph, compilations.mesh)
-    donated = donated_inputs(graph, leaves, shardings)
+    ready = _arranged(_pending(tensors))
     platform = runtime.program_platform()
     return compilations.lower(
-        graph,
-        [leaf.array for leaf in leaves],
-        donated=donated,
-        shardings=shardings,
+        ready.graph,
+        [leaf.array for leaf in ready.leaves],
+        donated=ready.donated,
+        shardings=ready.shardings,
         platform=None if platform == runtime.platform() else platform,
     )
 
 
 def returned(tensors: Sequence[torch.Tensor]) -> list[int]:
     """Which of `tensors` these programs of them return, in order: each that is pending, once."""
-    values = [value_of(tensor) for tensor in tensors]
-    places: dict[int, int] = {}
-    for place, value in enumerate(values):
-        if value.node is not None:
-            places.setdefault(id(value), place)
-    return list(places.values())
+    pending = _pending(tensors)
+    places = list(pending)
+    return [places[number] for number in _arranged(pending).order]
+
+
+def _pending(tensors: Sequence[torch.Tensor]) -> dict[int, Value]:
+    """By their places, each once."""
+    found: dict[int, tuple[int, Value]] = {}
+    for place, value in enumerate(map(value_of, tensors)):
+        if value.pending:
+            found.setdefault(id(value), (place, value))
+    return dict(found.values())
+
+
+def _arranged(pending: dict[int, Value]) -> Arranged:
+    return arranged([*pending.values()], compilations.mesh)
 
 
 def annotated(tensors: Sequence[torch.Tensor]) -> AnnotatedProgram:

@@ -58,11 +58,12 @@ class Value:
         holders: live tensors' cells that hold it.
         uploaded: whether it came from the host as a constant.
         failed: whether JAX couldn't lower what makes it.
+        replaces: serial of the computed value whose place in a tensor it takes; 0 for none.
     """
 
     __slots__ = (
-        "__weakref__", "array", "dtype", "failed", "holders", "index", "node", "serial", "shape",
-        "space", "stand_in", "uploaded",
+        "__weakref__", "array", "dtype", "failed", "holders", "index", "node", "replaces", "serial",
+        "shape", "space", "stand_in", "uploaded",
     )  # fmt: skip
 
     def __init__(
@@ -79,12 +80,17 @@ class Value:
         self.shape, self.dtype, self.space = tuple(shape), dtype, space
         self.node, self.index, self.array = node, index, array
         self.stand_in, self.serial = stand_in, next(_serial)
-        self.holders, self.uploaded, self.failed = 0, False, False
+        self.holders, self.uploaded, self.failed, self.replaces = 0, False, False, 0
 
     @property
     def pending(self) -> bool:
         """Whether it is the result of operations that have not been started."""
         return self.node is not None
+
+    def take_place_of(self, old: "Value") -> None:
+        """Notes that a tensor holds this instead of `old`, and so whose memory would suit it."""
+        if self is not old:
+            self.replaces = old.replaces if old.pending else old.serial
 
 
 def latest_serial() -> int:

@@ -1,0 +1,94 @@
+"""Which inputs of a program give their memory to which outputs."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jax.sharding import Mesh
+
+from spmdzero.backend.jax._graph import Graph
+from spmdzero.backend.jax._program import marked_spec
+from spmdzero.backend.jax._values import Space, Value
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Arranged:
+    """A graph with its outputs in the order in which they take over memory.
+
+    Attributes:
+        graph: what is computed.
+        leaves: its inputs.
+        order: of each output its number among what was asked for.
+        shardings: of the outputs, None for the compiler's choice.
+        donated: numbers of the inputs whose memory is given away.
+    """
+
+    graph: Graph
+    leaves: list[Value]
+    order: list[int]
+    shardings: list[Any]
+    donated: tuple[int, ...]
+
+
+def arranged(roots: Sequence[Value], mesh: Mesh, *, donate: bool = True) -> Arranged:
+    """The graph that computes `roots`.
+
+    Args:
+        roots: pending values.
+        mesh: over which it runs.
+        donate: whether inputs that nobody holds any more give their memory away.
+    """
+    graph, leaves = Graph.of(roots)
+    shardings = marked_spec(graph, mesh)
+    given = _given_away(graph, leaves, roots, shardings) if donate else {}
+    order = in_order(given, len(roots))
+    return Arranged(
+        graph=graph.ordered(order),
+        leaves=leaves,
+        order=order,
+        shardings=[shardings[place] for place in order],
+        donated=tuple(sorted(given.values())),
+    )
+
+
+def in_order(given: Mapping[int, int], count: int) -> list[int]:
+    """All outputs: first those that take memory of inputs, in the order of the inputs.
+
+    JAX gives the n-th of the donated inputs of one form to the n-th output of that form.
+
+    Args:
+        given: of an output the input whose memory it takes.
+        count: of the outputs.
+    """
+    return [*sorted(given, key=given.__getitem__), *(n for n in range(count) if n not in given)]
+
+
+def _given_away(
+    graph: Graph, leaves: Sequence[Value], roots: Iterable[Value], shardings: Sequence[Any]
+) -> dict[int, int]:
+    """Of an output the input whose memory it takes: one of its form, that nobody holds any more.
+
+    That is what it takes the place of, where there is such: a new weight can be written over the
+    old one, which nothing reads any more by then. Over another weight, which the update of that
+    one is still to read, it could only be written if XLA copied that one first.
+    """
+    free: dict[Any, list[int]] = {}
+    for place, (slot, leaf) in enumerate(zip(graph.inputs, leaves, strict=True)):
+        if leaf.holders == 0 and not leaf.uploaded:
+            form = (slot.shape, slot.dtype, slot.space is Space.HOST, leaf.array.sharding)
+            free.setdefault(form, []).append(place)
+    forms = [
+        (slot.shape, slot.dtype, slot.space is Space.HOST, sharding)
+        for slot, sharding in zip(graph.outputs, shardings, strict=True)
+    ]
+    of_serial = {leaf.serial: place for place, leaf in enumerate(leaves)}
+    given: dict[int, int] = {}
+    for output, (form, root) in enumerate(zip(forms, roots, strict=True)):
+        former = of_serial.get(root.replaces)
+        if former is not None and former in free.get(form, ()):
+            free[form].remove(former)
+            given[output] = former
+    for output, form in enumerate(forms):
+        if output not in given and free.get(form):
+            given[output] = free[form].pop(0)
+    return given
