@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -196,3 +198,24 @@ def test_the_name_holds_what_lowers_and_compiles(
 def test_no_folder_keeps_nothing() -> None:
     flags.use_cache("")
     assert compilations.folder is Compilations().folder is None
+
+
+def test_a_start_removes_what_a_killed_writer_left_an_hour_ago_and_nothing_else(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for _ in range(2):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "replace", killed)
+            with pytest.raises(KeyboardInterrupt):
+                Folder(folder).write("a" * 64, b"half")
+    old, new = folder.glob("*.part")
+    Folder(folder).write("b" * 64, b"whole")
+    others, kept = folder / "download.part", folder / f"{'b' * 64}.program"
+    others.touch()
+    for file in (old, others, kept):
+        os.utime(file, (time.time() - 4000,) * 2)
+    _kept.KeptPrograms(str(folder))
+    assert {*folder.iterdir()} == {new, others, kept}

@@ -6,12 +6,17 @@ import hashlib
 import os
 import stat
 import tempfile
+import time
 from pathlib import Path
 
 from spmdzero._logging import log_once
 
 _FIRST = b"spmdzero program 1\n"
 _SUM = hashlib.sha256().digest_size
+# Of files that are being written. Others keep files of theirs in a folder too, such as /tmp.
+_PART = "spmdzero-", ".part"
+# Seconds after which who writes one is gone: writing takes less than one.
+_LEFT = 3600
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,13 +59,23 @@ class Folder:
             f"the compiled program {self._file(key)} is ignored, compiled anew and replaced: {why}"
         )
 
+    def clear(self) -> None:
+        """Removes what writers left that were killed: what is an hour old, and this user's."""
+        prefix, suffix = _PART
+        for file in self.path.glob(f"{prefix}*{suffix}"):
+            # Another process may remove it too.
+            with contextlib.suppress(OSError):
+                found = file.lstat()
+                if found.st_uid == os.geteuid() and found.st_mtime < time.time() - _LEFT:
+                    file.unlink()
+
     def write(self, key: str, body: bytes) -> None:
         """Keeps `body`; where it can't be written, says so and goes on."""
         name = ""
         try:
             # It is machine code: nobody else need put some there.
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self.path, suffix=".part")
+            handle, name = tempfile.mkstemp(dir=self.path, prefix=_PART[0], suffix=_PART[1])
             with os.fdopen(handle, "wb") as file:
                 file.write(_FIRST + _sum(key, body) + body)
             os.replace(name, self._file(key))

@@ -60,6 +60,7 @@ class KeptPrograms:
 
     def __init__(self, path: str) -> None:
         self._folder = Folder(Path(path))
+        self._folder.clear()
 
     def key(
         self, graph: Graph, arrays: Sequence[Any], *, donated: tuple[int, ...], shardings: Any
