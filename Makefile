@@ -53,7 +53,9 @@ SHARED := $(addprefix tests/unit/test_,attention_kernels.py random.py region_ans
 	tests/comm tests/notebooks $(addprefix tests/integrations/test_,client_engine.py \
 	client_schedule.py deferred.py trainers_loss.py transformers.py)
 # What takes longer there.
-SHARED_ALL := $(SHARED) tests/audit tests/checkpoint tests/cli tests/oracle tests/surface \
+SHARED_ALL := $(SHARED) tests/audit tests/checkpoint tests/cli tests/interchange tests/oracle \
+	tests/surface $(addprefix tests/unit/test_,linear_cross_entropy.py norms.py \
+	optim_elementwise.py optim_rules.py) \
 	$(addprefix tests/,unit/test_region_scan.py explain/test_attention.py explain/test_time.py) \
 	$(addprefix tests/engine/test_,accumulation.py agreement.py captured.py captured_changes.py \
 	captured_soak.py captured_state.py captured_traced.py comms_logger.py compiled_program.py \
