@@ -55,15 +55,16 @@ SHARED := $(addprefix tests/unit/test_,attention_kernels.py random.py region_ans
 # What takes longer there.
 SHARED_ALL := $(SHARED) tests/audit tests/checkpoint tests/cli tests/interchange tests/oracle \
 	tests/surface $(addprefix tests/unit/test_,linear_cross_entropy.py norms.py \
-	optim_elementwise.py optim_rules.py) \
-	$(addprefix tests/,unit/test_region_scan.py explain/test_attention.py explain/test_time.py) \
+	optim_elementwise.py optim_rules.py optim_whole_tensor.py region_scan.py) \
+	$(addprefix tests/explain/test_,attention.py memory.py moves.py small_tensors.py time.py) \
 	$(addprefix tests/engine/test_,accumulation.py agreement.py captured.py captured_changes.py \
 	captured_soak.py captured_state.py captured_traced.py comms_logger.py compiled_program.py \
-	compiling_steps.py copies.py direct_calls.py embedding_accumulation.py engine.py failed_steps.py fixed_reads.py \
-	flops_profiler.py folded.py folded_changes.py folded_surroundings.py fused_loss.py loader.py \
-	loading.py multi_output.py overflow_tables.py placement.py profile.py recompute.py reports.py \
-	scan.py short_batches.py skipped_steps.py startup.py startup_memory.py trajectories.py \
-	two_engines.py users_optimizers.py waiting_gradients.py whole_batch.py) \
+	compiling_steps.py copies.py direct_calls.py embedding_accumulation.py engine.py \
+	failed_steps.py fixed_reads.py flops_profiler.py folded.py folded_changes.py \
+	folded_surroundings.py fused_loss.py loader.py loading.py multi_output.py overflow_tables.py \
+	placement.py profile.py recompute.py reports.py scan.py short_batches.py skipped_steps.py \
+	startup.py startup_compile.py startup_memory.py trajectories.py two_engines.py \
+	users_optimizers.py waiting_gradients.py whole_batch.py) \
 	$(addprefix tests/examples/test_,examples.py finetune.py generation.py source_text.py) \
 	$(addprefix tests/integrations/test_,accelerate.py after_import.py client_names.py \
 	distribution.py install.py launcher.py lightning.py lightning_tied.py run.py trainer_class.py)

@@ -29,7 +29,9 @@ def main(request_path: str, result_path: str) -> None:
     # As torch_xla numbers them: on one slice along x first. libtpu lists them host by host.
     devices = sorted(topology.devices, key=lambda device: device.id)
     module = Path(request["module"]).read_bytes()
-    if not request["stablehlo"]:
+    if request["stablehlo"]:
+        module = without_the_cpus(module)
+    else:
         module = as_stablehlo(module, request["input_shardings"])
     build = options([d.id for d in devices], flags=request["flags"], shardy=request["stablehlo"])
     try:
@@ -74,6 +76,14 @@ def options(device_ids: list[int], *, flags: dict[str, str], shardy: bool) -> An
     return made
 
 
+def without_the_cpus(module: bytes) -> bytes:
+    """StableHLO that JAX lowered, without what only XLA's CPU compiler needs."""
+    with mlir.make_ir_context(), ir.Location.unknown():
+        parsed = ir.Module.parse(module)
+        _divide_no_more_by_one(_main_of(parsed))
+        return mlir.module_to_bytecode(parsed)
+
+
 def as_stablehlo(proto: bytes, shardings: dict[str, str]) -> bytes:
     """The HLO as StableHLO, without what only XLA's CPU compiler needs, and with its inputs told.
 
@@ -84,12 +94,7 @@ def as_stablehlo(proto: bytes, shardings: dict[str, str]) -> bytes:
     """
     with mlir.make_ir_context(), ir.Location.unknown():
         module = ir.Module.parse(xla_client._xla.mlir.hlo_to_stablehlo(proto))
-        main = next(
-            op
-            for op in module.body.operations
-            if op.operation.name == "func.func"
-            and ir.StringAttr(op.attributes["sym_name"]).value == "main"
-        )
+        main = _main_of(module)
         arguments = []
         for number, attributes in enumerate(_attributes_of_inputs(main)):
             told = {named.name: named.attr for named in attributes}
@@ -100,6 +105,15 @@ def as_stablehlo(proto: bytes, shardings: dict[str, str]) -> bytes:
         main.attributes["arg_attrs"] = ir.ArrayAttr.get(arguments)
         _divide_no_more_by_one(main)
         return mlir.module_to_bytecode(module)
+
+
+def _main_of(module: ir.Module) -> ir.OpView | ir.Operation:
+    return next(
+        op
+        for op in module.body.operations
+        if op.operation.name == "func.func"
+        and ir.StringAttr(op.attributes["sym_name"]).value == "main"
+    )
 
 
 def _attributes_of_inputs(main: ir.OpView | ir.Operation) -> list[ir.DictAttr]:
@@ -128,10 +142,16 @@ def _ways(value: ir.Value, number: ir.Value) -> set[str]:
         return set()
     direction = hlo.ComparisonDirectionAttr  # type: ignore[missing-attribute]
     way = direction(made.comparison_direction).value
-    if made.lhs == made.rhs == number:
+    if _before_casts(made.lhs) == _before_casts(made.rhs) == _before_casts(number):
         return {way}
     # A cast to a truth value is written as != 0.
     return _ways(made.lhs, number) if way == "NE" else set()
+
+
+def _before_casts(value: ir.Value) -> ir.Value:
+    """What was cast to it. JAX's backend computes with bf16 as fp32, and casts anew for each."""
+    made = value.owner.opview if isinstance(value.owner, ir.Operation) else None
+    return _before_casts(made.operand) if isinstance(made, hlo.ConvertOp) else value
 
 
 if __name__ == "__main__":

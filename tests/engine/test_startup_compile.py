@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import spmdzero
-from spmdzero.backend.torch_xla import DeviceMesh, compile_cache, counters, runtime
+from spmdzero.backend import Mesh, counters, runtime
 from tests.support.engines import start
 from tests.support.processes import run_python
 
@@ -22,7 +22,7 @@ def trained(model: nn.Module, *, gas: int = 1) -> spmdzero.Engine:
     return engine
 
 
-def test_compile_seconds_are_reported_by_program(mesh: DeviceMesh) -> None:
+def test_compile_seconds_are_reported_by_program(mesh: Mesh) -> None:
     before = counters.compiled()[1]
     engine = trained(nn.Linear(72, 72), gas=2)
     spent = {c.kind: c.seconds for c in engine.programs.compilations}
@@ -37,7 +37,7 @@ def test_compile_seconds_are_reported_by_program(mesh: DeviceMesh) -> None:
     assert shown in check.said
 
 
-def test_more_layers_are_no_more_programs(mesh: DeviceMesh) -> None:
+def test_more_layers_are_no_more_programs(mesh: Mesh) -> None:
     compiled = []
     for layers in (2, 12):
         model = nn.Sequential(*(nn.Linear(72, 72) for _ in range(layers)))
@@ -47,13 +47,14 @@ def test_more_layers_are_no_more_programs(mesh: DeviceMesh) -> None:
     assert compiled[0] == compiled[1] == (1, [("folded boundary", 1)])
 
 
-def test_a_second_engine_of_the_same_model_compiles_nothing(mesh: DeviceMesh) -> None:
+def test_a_second_engine_of_the_same_model_compiles_nothing(mesh: Mesh) -> None:
     for _ in range(2):
         engine = trained(nn.Linear(72, 56))
     assert engine.programs.initial.count == 0
     assert list(engine.programs.compilations) == []
 
 
+@pytest.mark.torch_xla_only
 def test_on_the_cpu_a_cache_is_declined_once_with_the_reason(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
@@ -76,13 +77,17 @@ print(os.environ["XLA_PERSISTENT_CACHE_PATH"])
 """
 
 
+@pytest.mark.torch_xla_only
 def test_a_tpu_keeps_its_programs_in_the_folder() -> None:
     assert run_python("-c", ON_TPU, PJRT_DEVICE="TPU").splitlines()[-1] == "/cache"
 
 
+@pytest.mark.torch_xla_only
 def test_a_cache_that_comes_after_the_first_compilation_is_refused(
-    mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from spmdzero.backend.torch_xla import compile_cache
+
     (torch.ones(2, device=runtime.device()) + 1).cpu()
     # Only what decides for TPU is said to be one.
     monkeypatch.setenv("PJRT_DEVICE", "TPU")

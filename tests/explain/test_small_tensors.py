@@ -60,7 +60,8 @@ def test_no_gradient_is_divided_by_one_on_a_tpu(mesh: object, dtype: torch.dtype
     engine = engine_of(Sound(), config(bf16={"enabled": dtype == torch.bfloat16}))
     (program,) = trace_step(engine, batches(1, dtype)[0])
     # XLA's CPU compiler needs it.
-    divided = r"zero\.gradient/a\.weight[^/]*/aten__div"
+    # JAX's backend divides in fp32, and what casts for it is there still.
+    divided = r"zero\.gradient/a\.weight[^/]*/aten__div(?!/convert)"
     assert re.search(divided.encode(), program.annotated.module)
     made = compile_for_tpu(program.annotated, Topology.parse("v5e:2x4"))
     assert made.hlo is not None

@@ -72,6 +72,8 @@ class Graph:
         self, inputs: tuple[Slot, ...], outputs: tuple[Slot, ...], steps: tuple[Step, ...]
     ) -> None:
         self.inputs, self.outputs, self.steps = inputs, outputs, steps
+        # The key of one of thousands of steps is not made anew each time.
+        self._ordered: dict[tuple[int, ...], Graph] = {}
 
     @functools.cached_property
     def key(self) -> bytes:
@@ -80,7 +82,11 @@ class Graph:
 
     def ordered(self, order: Sequence[int]) -> "Graph":
         """The same with its outputs in another order, by their numbers."""
-        return Graph(self.inputs, tuple([self.outputs[place] for place in order]), self.steps)
+        order = tuple(order)
+        if order not in self._ordered:
+            outputs = tuple([self.outputs[place] for place in order])
+            self._ordered[order] = Graph(self.inputs, outputs, self.steps)
+        return self._ordered[order]
 
     @functools.cached_property
     def marks(self) -> dict[int, Any]:
