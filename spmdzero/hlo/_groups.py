@@ -13,6 +13,11 @@ from spmdzero.hlo._module import Instruction, Module
 _LISTED = re.compile(r"\breplica_groups=\{(\{[\d,{}\s]*\})\}")
 # An array of all devices in order, brought into a shape, transposed, and cut into groups.
 _COUNTED = re.compile(r"\breplica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+# A mesh, and the axes of it over which a group goes: how newer compilers name groups that they
+# cut themselves.
+_AXES = re.compile(r"\breplica_groups=mesh\[([^\]]*)\] \{('[^':{}]*'(?:,'[^':{}]*')*)\}")
+_AXIS = re.compile(r"'([^']*)'=(\d+)")
+_NONE = "replica_groups={}"
 _PAIRS = re.compile(r"\bsource_target_pairs=\{(.*?)\}\}")
 _PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
 
@@ -25,19 +30,32 @@ def groups_of(module: Module, collective: Instruction) -> Groups:
     Of a ``collective-permute`` the pairs of source and target.
 
     Raises:
-        SpmdZeroUsageError: all devices take part and the header doesn't count them.
+        SpmdZeroUsageError: all devices take part and the header doesn't count them, or the groups
+            are written in a way that is not known here.
     """
     return groups_in(collective.attributes) or (tuple(range(_devices(module, collective))),)
 
 
 def groups_in(text: str) -> Groups:
-    """The groups that the text of a collective lists; none where all devices take part."""
+    """The groups that the text of a collective lists; none where all devices take part.
+
+    Raises:
+        SpmdZeroUsageError: they are written in a way that is not known here.
+    """
     if pairs := _PAIRS.search(text):
         return _listed(pairs[1] + "}")
     if groups := _LISTED.search(text):
         return _listed(groups[1])
     if groups := _COUNTED.search(text):
         return _counted(*groups.groups())
+    if groups := _AXES.search(text):
+        return _of_axes(*groups.groups())
+    if (start := text.find("replica_groups=")) >= 0 and not text.startswith(_NONE, start):
+        raise SpmdZeroUsageError(
+            f"the HLO has a collective whose groups can't be read: {text[start : start + 80]!r}. "
+            "Known are lists of devices, [groups,size]<=[devices], and whole axes of a mesh whose "
+            "devices are in order"
+        )
     return ()
 
 
@@ -109,3 +127,13 @@ def _counted(count: str, size: str, dims: str, order: str | None) -> Groups:
     if order is not None:
         devices = devices.transpose([int(dim) for dim in order.split(",")])
     return tuple(map(tuple, devices.reshape(int(count), int(size)).tolist()))
+
+
+@functools.lru_cache(maxsize=256)
+def _of_axes(mesh: str, axes: str) -> Groups:
+    sizes = {name: int(size) for name, size in _AXIS.findall(mesh)}
+    chosen = [list(sizes).index(name) for name in re.findall(r"'([^']*)'", axes)]
+    others = [place for place in range(len(sizes)) if place not in chosen]
+    devices = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+    size = math.prod(devices.shape[place] for place in chosen)
+    return tuple(map(tuple, devices.transpose([*others, *chosen]).reshape(-1, size).tolist()))

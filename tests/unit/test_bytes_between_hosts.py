@@ -2,6 +2,7 @@
 
 import pytest
 
+from spmdzero import SpmdZeroUsageError
 from spmdzero.hlo import between_hosts
 from spmdzero.inspect import CollectiveLedger
 
@@ -31,12 +32,16 @@ PAYLOAD = 64
         ("replica_groups={}", 8, 1, 1),
         ("replica_groups={{0,1,2,3,4,5,6,7}}", 8, 1, 1),
         ("replica_groups=[1,8]<=[8]", 8, 1, 1),
+        ("replica_groups=mesh['fsdp'=8] {'fsdp'}", 8, 1, 1),
+        ("replica_groups=mesh['data'=2,'fsdp'=4] {'data','fsdp'}", 8, 1, 1),
         # Within two hosts; four hosts have two devices each, so that a group spans two of them.
         ("replica_groups={{0,1,2,3},{4,5,6,7}}", 4, 0, 1),
         ("replica_groups=[2,4]<=[8]", 4, 0, 1),
+        ("replica_groups=mesh['data'=2,'fsdp'=4] {'fsdp'}", 4, 0, 1),
         # Across: each of a host's devices has a ring of its own.
         ("replica_groups={{0,4},{1,5},{2,6},{3,7}}", 2, 4, 2),
         ("replica_groups=[4,2]<=[2,4]T(1,0)", 2, 4, 2),
+        ("replica_groups=mesh['data'=2,'fsdp'=4] {'data'}", 2, 4, 2),
         ("replica_groups=[4,2]<=[4,2]", 2, 0, 0),
     ],
 )
@@ -47,6 +52,20 @@ def test_each_ring_leaves_a_host_once(groups: str, size: int, of_two: int, of_fo
         (moved,) = CollectiveLedger.from_hlo(text, hosts=hosts).collectives
         assert (moved.group_size, moved.wire_bytes) == (size, sent)
         assert moved.host_bytes == rings * sent
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        "replica_groups=mesh['x'=2,'y'=4], device_ids=(0,2,1,3,4,5,6,7) {'y'}",
+        "replica_groups=mesh['x'=8] {'x':(2)2}",
+        "replica_groups=another",
+    ],
+)
+def test_groups_in_another_form_are_refused_and_not_taken_for_all_devices(groups: str) -> None:
+    text = ONE.format(kind="all-reduce", groups=groups, more=SUM)
+    with pytest.raises(SpmdZeroUsageError, match=r"groups can't be read: .replica_groups="):
+        CollectiveLedger.from_hlo(text)
 
 
 def test_pairs_and_parts_go_from_device_to_device() -> None:
