@@ -56,7 +56,7 @@ def tag_of(
         return _tag(traced.op_name)
     nameless = not instruction.op_name
     if element is None and not nameless:
-        return own
+        return own if own[0] else _parameter_by_output(module, instruction, outputs)
     before = (v.op_name for v in module.origin(operand, through=ELEMENTWISE | {"parameter"}))
     for name in (*before, *_names_after(module, instruction, element)):
         near = _tag(name)
@@ -97,6 +97,17 @@ def _tag_by_use(
                 return role, tensor
         elif _tag(use.user.op_name)[1]:
             return _tag(use.user.op_name)
+    return "", ""
+
+
+def _parameter_by_output(
+    module: Module, instruction: Instruction, outputs: Sequence[str]
+) -> tuple[str, str]:
+    """Of what is handed out as a new parameter, moved at most: a cast's name can be all it has."""
+    for use in module.readers(instruction, through=_LAYOUT) if outputs else ():
+        if use.user is None and outputs[use.position].startswith("parameter/"):
+            role, _, tensor = outputs[use.position].partition("/")
+            return role, tensor
     return "", ""
 
 

@@ -1,6 +1,8 @@
 """Reading the text of an optimised HLO module."""
 
+import dataclasses
 import re
+from math import prod
 
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.hlo._module import Instruction, Module, Shape
@@ -35,7 +37,39 @@ def parse(text: str) -> Module:
             "the text is not one HLO module: it lacks a 'HloModule' header or an ENTRY "
             "computation. Pass the whole text of the optimised module."
         )
+    for computation in computations.values():
+        for instruction in computation.values():
+            computation[instruction.name] = _plain(instruction, computation)
     return Module(header, entry, computations)
+
+
+def _plain(instruction: Instruction, siblings: dict[str, Instruction]) -> Instruction:
+    """The instruction in the words of others that do the same.
+
+    A call on the side is an async-start with all operands, and an async-done: the text has a
+    call-start and a call-done. libtpu prepares one early for a transfer that a SparseCore does, and
+    names the operands in a call-update, which is when it starts. A reduction over dims of one
+    element is a reshape: libtpu puts one behind the gather of a vector.
+    """
+    match instruction.opcode:
+        case "call-done":
+            return dataclasses.replace(instruction, opcode="async-done")
+        case "call-start" if instruction.operands:
+            return dataclasses.replace(instruction, opcode="async-start")
+        case "call-update":
+            prepared, *operands = instruction.operands
+            called = siblings[prepared].attributes
+            siblings[prepared] = dataclasses.replace(siblings[prepared], attributes="")
+            return dataclasses.replace(
+                instruction, opcode="async-start", operands=tuple(operands), attributes=called
+            )
+        case "reduce" if len(instruction.operands) == 2:
+            (whole,), (left,) = siblings[instruction.operands[0]].shapes, instruction.shapes
+            if prod(whole.dims) == prod(left.dims):
+                return dataclasses.replace(
+                    instruction, opcode="reshape", operands=instruction.operands[:1]
+                )
+    return instruction
 
 
 def _instruction(found: re.Match[str], computation: str) -> Instruction:

@@ -2,6 +2,8 @@
 
 `v5e_2x4_stage2_bf16.txt` is cut out of the program that libtpu 0.0.21 made of the contract GPT at
 width 512 (tests/explain/golden.py): what the collectives read stands as inputs.
+`tpu7x_2x2x1_stage2_bf16.txt` is what libtpu 0.0.50 made of two linear layers of 4096 and 512 on
+JAX; cut to what the readers read (layouts and most of the configurations are gone).
 """
 
 from pathlib import Path
@@ -13,6 +15,27 @@ DATA = Path(__file__).parents[1] / "data/hlo"
 
 def ledger(name: str) -> CollectiveLedger:
     return CollectiveLedger.from_hlo((DATA / name).read_text())
+
+
+def test_what_a_sparse_core_moves_is_a_tensors_and_runs_beside_the_rest() -> None:
+    # The program's outputs begin with the new parameters.
+    parameters = [f"parameter/{n}" for n in ("down.bias", "up.bias", "up.weight", "down.weight")]
+    text = (DATA / "tpu7x_2x2x1_stage2_bf16.txt").read_text()
+    tpu7x = CollectiveLedger.from_hlo(text, outputs=[*parameters, *[""] * 20])
+    moved = {(c.role, c.kind, c.tensor): c for c in tpu7x.collectives if c.asynchronous}
+    matrices = {
+        (kind, name) for kind in ("reduce-scatter", "all-gather") for name in ("up", "down")
+    }
+    assert set(moved) == {
+        ("gradient" if kind == "reduce-scatter" else "parameter", kind, f"{name}.weight")
+        for kind, name in matrices
+    } | {("parameter", "all-gather", "down.bias")}
+    for (_, kind, name), c in moved.items():
+        whole = 4096 if name == "down.bias" else 4096 * 512
+        assert (c.dtype, c.bytes, c.group_size) == ("bf16", 2 * whole, 8), kind
+    assert tpu7x.activations == ()
+    whole = {(c.role, c.tensor) for c in tpu7x.collectives if c.kind == "all-reduce"}
+    assert {("gradient", "down.bias"), ("norm", "global"), ("output", "loss")} <= whole
 
 
 def test_one_fusion_scatters_three_named_gradients_and_one_sum_names_each_of_its_vectors():
