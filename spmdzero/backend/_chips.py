@@ -6,7 +6,9 @@ from pathlib import Path
 _PCI = Path("/sys/bus/pci/devices")
 _MAKER = "0x1ae0"
 # As jax reads them (jax/_src/hardware_utils.py); torch_xla keeps the numbers without the names.
-_GENERATIONS = {"0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e"}
+_GENERATIONS = {
+    "0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e", "0x0076": "tpu7x"
+}  # fmt: skip
 
 
 def has_tpu_chips() -> bool:

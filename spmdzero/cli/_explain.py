@@ -112,7 +112,7 @@ def _start_again() -> None:
 
 
 def _by_devices(tpu: list[str], devices: int | None) -> dict[int, list[str]]:
-    """Number of devices -> the topologies of that many chips."""
+    """Number of devices -> the topologies of that many."""
     groups: dict[int, list[str]] = {}
     if devices is not None or not tpu:
         groups[devices or _DEFAULT_DEVICES] = []

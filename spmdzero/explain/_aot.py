@@ -1,6 +1,7 @@
 """Compiling a program for TPUs on a machine that has none."""
 
 import hashlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -16,7 +17,7 @@ from spmdzero.backend import AnnotatedProgram, current
 from spmdzero.backend import flags as own_flags
 from spmdzero.errors import SpmdZeroRuntimeError
 from spmdzero.explain import _passes
-from spmdzero.explain._chips import Topology
+from spmdzero.explain._chips import CHIPS, Topology
 
 # Those with wheels of jax 0.7.1 and libtpu 0.0.21, in the markers of pyproject.toml too: what
 # torch_xla's programs are compiled by.
@@ -123,6 +124,8 @@ def compile_for_tpu(
     request = {
         "topology": topology.slice_name,
         "slices": topology.slices,
+        "cores": topology.chip.cores,
+        "devices": topology.devices,
         "flags": {**_LEAN, **(own_flags.ALWAYS if flags is None else flags)},
         "stablehlo": program.is_stablehlo,
         "input_shardings": dict(program.input_shardings),
@@ -132,14 +135,14 @@ def compile_for_tpu(
         with tempfile.TemporaryDirectory() as folder:
             _order(Path(folder), program.module, request, name=topology.name)
             _passes.compile_one(Path(folder))
-            return _read(Path(folder), name=topology.name)
+            return _read(Path(folder), topology)
     told = json.dumps(request, sort_keys=True).encode()
     folder = Path(between, hashlib.sha256(program.module + told).hexdigest())
     if not folder.exists():
         folder.mkdir()
         _order(folder, program.module, request, name=topology.name)
         raise WaitingError
-    return _read(folder, name=topology.name)
+    return _read(folder, topology)
 
 
 def _order(folder: Path, module: bytes, request: dict[str, Any], *, name: str) -> None:
@@ -159,7 +162,8 @@ def _order(folder: Path, module: bytes, request: dict[str, Any], *, name: str) -
     (folder / "order").write_text(json.dumps(order))
 
 
-def _read(folder: Path, *, name: str) -> Compiled:
+def _read(folder: Path, topology: Topology) -> Compiled:
+    name = topology.name
     done = json.loads((folder / "status").read_text())
     if done["status"] is None:
         raise SpmdZeroRuntimeError(
@@ -175,6 +179,8 @@ def _read(folder: Path, *, name: str) -> Compiled:
             f"the TPU compiler failed for {name} (status {done['status']}):\n{last}"
         )
     result = json.loads((folder / "result").read_text())
+    if "refused" in result:
+        raise SpmdZeroRuntimeError(_refused(topology, result["refused"]))
     if "exhausted" in result:
         used = _USED.search(result["exhausted"])
         if used is None:
@@ -189,3 +195,26 @@ def _read(folder: Path, *, name: str) -> Compiled:
         flops=result["flops"],
         bytes_accessed=result["bytes_accessed"],
     )
+
+
+def _refused(topology: Topology, said: str) -> str:
+    """Why libtpu has no such topology, and what does."""
+    chip, here = topology.chip, importlib.metadata.version("libtpu")
+    refused = f"libtpu {here} has no topology {topology.slice_name} ({said})"
+    if _number(here) >= _number(chip.libtpu):
+        return f"{refused}. Take other numbers of chips: v5e:2x4 and v5p:2x2x2 are two that it has"
+    older = ", ".join(known.name for known in CHIPS.values() if known.libtpu != chip.libtpu)
+    newer = "pip install --upgrade 'jax[tpu]' brings one"
+    if current().name != "jax":
+        newer = (
+            "JAX's backend takes it, in an environment of its own: SPMDZERO_BACKEND=jax, pip "
+            "install spmdzero 'jax[tpu]'"
+        )
+    return (
+        f"{refused}. libtpu {chip.libtpu} compiles for {chip.name}: {newer}. What is here compiles "
+        f"for {older}"
+    )
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])

@@ -23,11 +23,11 @@ from jax.experimental import topologies
 def main(request_path: str, result_path: str) -> None:
     """Reads the request, compiles, writes the result; a failure is a traceback and status 1."""
     request = json.loads(Path(request_path).read_text())
-    topology = topologies.get_topology_desc(
-        topology_name=request["topology"], platform="tpu", num_slices=request["slices"]
-    )
-    # As torch_xla numbers them: on one slice along x first. libtpu lists them host by host.
-    devices = sorted(topology.devices, key=lambda device: device.id)
+    try:
+        devices = devices_of(request)
+    except xla_client.XlaRuntimeError as error:
+        Path(result_path).write_text(json.dumps({"refused": str(error)}))
+        return
     module = Path(request["module"]).read_bytes()
     if request["stablehlo"]:
         module = without_the_cpus(module)
@@ -51,6 +51,18 @@ def main(request_path: str, result_path: str) -> None:
         "bytes_accessed": cost["bytes accessed"],
     }
     Path(result_path).write_text(json.dumps(result))
+
+
+def devices_of(request: dict[str, Any]) -> list[Any]:
+    """The devices of a request's topology."""
+    cores = {"chip_config_name": request["cores"]} if request["cores"] else {}
+    topology = topologies.get_topology_desc(
+        topology_name=request["topology"], platform="tpu", num_slices=request["slices"], **cores
+    )
+    # As torch_xla numbers them: on one slice along x first. libtpu lists them host by host.
+    found = sorted(topology.devices, key=lambda device: device.id)
+    assert len(found) == request["devices"], f"{len(found)} devices, not {request['devices']}"
+    return found
 
 
 def compiled(devices: list[Any], module: bytes, build: Any) -> Any:

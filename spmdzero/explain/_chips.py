@@ -7,22 +7,27 @@ from math import prod
 from spmdzero.backend import Torus, scatters_whole
 from spmdzero.errors import SpmdZeroUsageError
 
-_NAME = re.compile(r"(?:(?P<slices>\d+)x)?(?P<chip>v\d+\w*):(?P<shape>\d+(?:x\d+){1,2})")
+_NAME = re.compile(r"(?:(?P<slices>\d+)x)?(?P<chip>(?:v|tpu)\d+\w*):(?P<shape>\d+(?:x\d+){1,2})")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """One chip of a TPU generation, by its maker's figures.
+    """What one device of a TPU generation is: a chip by its maker's figures, or its part of one.
 
     Attributes:
         name: ``v5e``, ``v6e``, ...
         hbm_bytes: memory, bytes.
         bf16_flops: peak bf16 operations per second.
-        hbm_rate: bytes per second between memory and chip.
-        ici_rate: bytes per second between this chip and its neighbours, all links together.
+        hbm_rate: bytes per second between memory and device.
+        ici_rate: bytes per second that it sends to its neighbours, all links together. Where
+            several devices are one chip, its share of the chip's links: what they send each other
+            goes over faster ones.
         matrix_units: units that multiply matrices.
         matrix_width: each multiplies by a square of so many weights.
         source: where the figures are published.
+        devices: how many of them a chip is.
+        libtpu: the oldest version that was seen to compile for it.
+        cores: libtpu's name for how cores are devices, "" for what it does on its own.
     """
 
     name: str
@@ -33,6 +38,9 @@ class Chip:
     matrix_units: int
     matrix_width: int
     source: str
+    devices: int
+    libtpu: str
+    cores: str
 
     @property
     def clock(self) -> float:
@@ -41,36 +49,56 @@ class Chip:
 
 
 def _chip(
-    name: str, *, gib: int, tflops: int, hbm: int, ici_gbit: int, units: int, width: int = 128
-) -> Chip:
+    name: str, *, gib: int, tflops: int, hbm: int, ici_gbit: int, units: int, width: int = 128,
+    devices: int = 1, libtpu: str = "0.0.21", cores: str = "",
+) -> Chip:  # fmt: skip
+    """The figures of one device; those that are given are a chip's, `ici_gbit` one way."""
     return Chip(
         name=name,
-        hbm_bytes=gib * 2**30,
-        bf16_flops=tflops * 1e12,
-        hbm_rate=hbm * 1e9,
-        ici_rate=ici_gbit / 8 * 1e9,
-        matrix_units=units,
+        hbm_bytes=gib * 2**30 // devices,
+        bf16_flops=tflops * 1e12 / devices,
+        hbm_rate=hbm * 1e9 / devices,
+        ici_rate=ici_gbit / 8 * 1e9 / devices,
+        matrix_units=units // devices,
         matrix_width=width,
         source=f"https://cloud.google.com/tpu/docs/{name}",
+        devices=devices,
+        libtpu=libtpu,
+        cores=cores,
     )
 
 
+# How much a device of theirs multiplies in a cycle is what libtpu's estimate of a product of two
+# bf16 matrices of 8,192 x 8,192 has to fit into. It reckons with 7.4 of v4's 8 units, 3.5 of v5e's
+# 4 and 7.2 of v5p's 8, 0.0.21 and 0.0.50 alike.
 CHIPS = {
     chip.name: chip
     for chip in (
-        _chip("v4", gib=32, tflops=275, hbm=1228, ici_gbit=2400, units=8),
+        # Its two cores are one device for torch_xla and JAX; libtpu on its own makes two of them.
+        _chip("v4", gib=32, tflops=275, hbm=1228, ici_gbit=2400, units=8, cores="megacore"),
         _chip("v5e", gib=16, tflops=197, hbm=819, ici_gbit=1600, units=4),
         _chip("v5p", gib=95, tflops=459, hbm=2765, ici_gbit=4800, units=8),
-        # Editions of its page say 2 or 4 units. libtpu 0.0.21 reckons with more than 2 can do: 1.4
-        # times as much for a product of two matrices of 8,192 x 8,192.
+        # Editions of its page say 2 or 4 units, jax/_src/tpu_info.py says 2. libtpu 0.0.21 and
+        # 0.0.50 reckon with more than 2 can do: with 2.8 for that product.
         _chip("v6e", gib=32, tflops=918, hbm=1640, ici_gbit=3584, units=4, width=256),
+        # jax/_src/tpu_info.py says 2 units a core. libtpu 0.0.50 reckons with 3.2, which takes 4:
+        # the clock is 2.2 GHz then, and would be 4.4 GHz with 2. Its page says 1,200 GB/s over ICI
+        # both ways, as that of v5p does.
+        _chip(
+            "tpu7x", gib=192, tflops=2307, hbm=7380, ici_gbit=4800, units=8, width=256,
+            devices=2, libtpu="0.0.50",
+        ),
     )
-}
+}  # fmt: skip
+# Generations that jax/_src/tpu_info.py names and libtpu 0.0.50 doesn't know.
+_NOT_YET = ("tpu8i", "tpu8t")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
     """A group of chips: ``v5e:2x4`` is one slice, ``2xv5e:2x4`` two slices joined by DCN.
+
+    A chip of ``tpu7x`` is two devices, any other is one: ``tpu7x:2x2x1`` has 8 devices.
 
     Attributes:
         name: as written.
@@ -94,10 +122,15 @@ class Topology:
         found = _NAME.fullmatch(name)
         chip = CHIPS.get(found["chip"]) if found else None
         if found is None or chip is None:
+            why = (
+                f": no libtpu up to 0.0.50 compiles for {found['chip']}"
+                if found and found["chip"] in _NOT_YET
+                else ""
+            )
             raise SpmdZeroUsageError(
-                f"{name!r} is no TPU topology that is known here. Write a generation "
-                f"({', '.join(CHIPS)}) and the chips along each direction, such as v5e:2x4 or "
-                "v5p:2x2x2; two slices of it are 2xv5e:2x4"
+                f"{name!r} is no TPU topology that is known here{why}. Write a generation "
+                f"({', '.join(CHIPS)}) and the chips along each direction, such as v5e:2x4, "
+                "v5p:2x2x2 or tpu7x:2x2x1; two slices of it are 2xv5e:2x4"
             )
         shape = tuple(int(length) for length in found["shape"].split("x"))
         return cls(name=name, chip=chip, shape=shape, slices=int(found["slices"] or 1))
@@ -108,11 +141,20 @@ class Topology:
         return f"{self.chip.name}:{'x'.join(map(str, self.shape))}"
 
     @property
+    def scatters_whole(self) -> bool:
+        """Whether libtpu scatters over all devices of a slice at once.
+
+        On tpu7x, whose SparseCores do it, 0.0.50 was seen to on every slice that was tried: 2x2x1,
+        2x2x2, 2x4x2, 2x2x4, 4x4x2, 4x4x4.
+        """
+        return self.chip.devices > 1 or scatters_whole(self.shape)
+
+    @property
     def torus_to_trace(self) -> Torus | None:
         """The shape, where a program traced for it differs from others; None where it doesn't."""
-        return None if self.slices > 1 or scatters_whole(self.shape) else self.shape
+        return None if self.slices > 1 or self.scatters_whole else self.shape
 
     @property
     def devices(self) -> int:
-        """Chips of all slices; each is one device."""
-        return self.slices * prod(self.shape)
+        """Of all chips of all slices."""
+        return self.slices * prod(self.shape) * self.chip.devices

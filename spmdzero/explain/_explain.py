@@ -63,12 +63,12 @@ def explain(
         batch: what one forward takes: a tensor, a tuple of inputs or a dict of keyword inputs,
             with the rows of a micro-batch of all devices. On the meta device floats become normal
             draws, everything else zeros.
-        tpu: topologies such as ``"v5e:2x4"`` of as many chips as this process has devices; needs
+        tpu: topologies such as ``"v5e:2x4"`` of as many devices as this process has; needs
             the extra ``spmdzero[tpu]``, no TPU.
         stages: which to compile; the config's always is. The others are planned.
 
     Raises:
-        SpmdZeroUsageError: a topology that is unknown, or of another number of chips; a model on
+        SpmdZeroUsageError: a topology that is unknown, or of another number of devices; a model on
             the meta device without any; more devices than a process's CPU can be.
         SpmdZeroRuntimeError: jax or libtpu is missing, or the compiler failed.
         SpmdZeroError: whatever `initialize` raises.
@@ -113,7 +113,7 @@ def explain_engine(
         tpu: as in `explain`.
 
     Raises:
-        SpmdZeroUsageError: a topology that is unknown, or of another number of chips.
+        SpmdZeroUsageError: a topology that is unknown, or of another number of devices.
         SpmdZeroRuntimeError: jax or libtpu is missing, or the compiler failed.
     """
     if inputs and named:
@@ -161,7 +161,7 @@ def _topologies(names: Iterable[str]) -> list[Topology]:
     for topology in topologies:
         if topology.devices != here:
             raise SpmdZeroUsageError(
-                f"{topology.name} has {topology.devices} chips and this process {here} devices. A "
+                f"{topology.name} has {topology.devices} devices and this process {here}. A "
                 "program is traced for as many devices as it is compiled for: on the command line "
                 f"`spmdzero explain ... --tpu {topology.name}` sees to it, or start Python with "
                 f"CPU_NUM_DEVICES={topology.devices} PJRT_DEVICE=CPU"

@@ -9,8 +9,8 @@ matrix units, and moving blocks are left out, so a real kernel takes longer.
   2 x S x head dim operations. A forward has 2 products; of a backward in two kernels the one for
   queries has 3 and the one for keys and values 4, since both make the scores again; a fused
   backward has 5.
-- Time is that of padded head dims: a matrix unit is 128 (v6e: 256) wide, and a head dim of 64
-  leaves half of it idle. libtpu's own estimate of a batched product says the same.
+- Time is that of padded head dims: a matrix unit is 128 (v6e, tpu7x: 256) wide, and a head dim of
+  64 leaves half of it idle. libtpu's own estimate of a batched product says the same.
 - All scores count, unless the kernel was traced in a scope that says `causal`: then blocks that the
   mask hides whole don't. Splash attention's name has the blocks; of others half the scores count.
 - Of any other kernel only the bytes are known.

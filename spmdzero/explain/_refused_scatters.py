@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from spmdzero.backend import scatters_whole
 from spmdzero.explain._chips import Topology
 from spmdzero.inspect import Collective
 from spmdzero.plan import Role, ShardingPlan, TensorPlan
@@ -66,7 +65,7 @@ def _why(
             "XLA's CPU compiler has no pass that makes one from an annotation",
             "nothing to do: compile for TPU to see what becomes of it",
         )
-    if not any_scattered and not scatters_whole(topology.shape):
+    if not any_scattered and not topology.scatters_whole:
         data = min(topology.shape)
         fix = (
             '"spmd": {"reduction": "auto", "forward": "region"} scatters over one direction of the '

@@ -14,7 +14,7 @@ import spmdzero
 from spmdzero import Explanation
 from spmdzero.backend import Mesh
 from spmdzero.errors import SpmdZeroRuntimeError
-from spmdzero.explain import _aot
+from spmdzero.explain import Topology, _aot
 
 LENGTH, WIDTH, HEADS = 256, 128, 2
 CONFIG = {
@@ -52,9 +52,9 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     found: dict[str, str] = {}
     read = _aot._read
 
-    def kept(folder: Path, *, name: str) -> Any:
-        made = read(folder, name=name)
-        found[name] = made.hlo or ""
+    def kept(folder: Path, topology: Topology) -> Any:
+        made = read(folder, topology)
+        found[topology.name] = made.hlo or ""
         return made
 
     monkeypatch.setattr(_aot, "_read", kept)
@@ -174,5 +174,5 @@ def test_a_failure_in_a_kernel_is_said_before_the_kernel(tmp_path: Path) -> None
     said = f"Traceback:\n  line 1\njaxlib.XlaRuntimeError: INTERNAL: expected <= 7\n{kernel}"
     (tmp_path / "status").write_text(json.dumps({"status": 1, "said": said}))
     with pytest.raises(SpmdZeroRuntimeError, match=r"for v5e:2x4.*\n.*expected <= 7") as failure:
-        _aot._read(tmp_path, name="v5e:2x4")
+        _aot._read(tmp_path, Topology.parse("v5e:2x4"))
     assert len(str(failure.value).splitlines()) < 10

@@ -6,12 +6,15 @@ from spmdzero import SpmdZeroUsageError
 from spmdzero.explain import CHIPS, Topology
 
 
-def test_a_name_says_how_many_chips_there_are() -> None:
+def test_a_name_says_how_many_devices_there_are() -> None:
     for name, devices, slices, slice_name in (
         ("v5e:2x4", 8, 1, "v5e:2x4"),
         ("v6e:4x4", 16, 1, "v6e:4x4"),
         ("v5p:2x2x2", 8, 1, "v5p:2x2x2"),
         ("2xv5e:2x4", 16, 2, "v5e:2x4"),
+        # A chip of it is two devices.
+        ("tpu7x:2x2x1", 8, 1, "tpu7x:2x2x1"),
+        ("2xtpu7x:2x4", 32, 2, "tpu7x:2x4"),
     ):
         found = Topology.parse(name)
         assert (found.devices, found.slices, found.slice_name) == (devices, slices, slice_name)
@@ -19,7 +22,7 @@ def test_a_name_says_how_many_chips_there_are() -> None:
 
 
 def test_another_name_is_refused_with_an_example() -> None:
-    for name in ("v5e", "v5e:8", "v9x:2x4", "v5e:2x", "2v5e:2x4", ""):
+    for name in ("v5e", "v5e:8", "v9x:2x4", "v5e:2x", "2v5e:2x4", "", "v7x:2x2x1", "tpu8"):
         with pytest.raises(SpmdZeroUsageError, match=r"such as v5e:2x4"):
             Topology.parse(name)
 
@@ -30,3 +33,31 @@ def test_v5e_has_the_figures_of_its_data_sheet() -> None:
     assert chip.bf16_flops == 197e12
     assert (chip.hbm_bytes, chip.hbm_rate) == (16 * 2**30, 819e9)
     assert chip.ici_rate == 200e9
+
+
+def test_a_device_of_tpu7x_is_half_a_chip_of_its_data_sheet() -> None:
+    """2307 TFLOPs, 192 GiB at 7380 GB/s: https://cloud.google.com/tpu/docs/tpu7x.
+
+    It lists 1200 GB/s over ICI, both ways, as the same table does for v5p, whose own page says
+    4800 Gbit/s one way.
+    """
+    device, v5p = CHIPS["tpu7x"], CHIPS["v5p"]
+    assert device.devices == 2
+    assert device.bf16_flops == 2307e12 / 2
+    assert (device.hbm_bytes, device.hbm_rate) == (96 * 2**30, 7380e9 / 2)
+    assert device.ici_rate == v5p.ici_rate / 2 == 300e9
+
+
+def test_a_generation_that_no_libtpu_compiles_for_is_refused_for_that() -> None:
+    for name in ("tpu8i:2x2x1", "tpu8t:2x2x1"):
+        with pytest.raises(SpmdZeroUsageError, match=r"0\.0\.50 compiles for tpu8.*tpu7x:2x2x1"):
+            Topology.parse(name)
+
+
+def test_where_a_chip_is_two_devices_no_torus_is_traced_for() -> None:
+    for name in ("tpu7x:2x2x1", "tpu7x:2x2x2", "tpu7x:4x4x4"):
+        assert (Topology.parse(name).scatters_whole, Topology.parse(name).torus_to_trace) == (
+            True,
+            None,
+        )
+    assert Topology.parse("v5p:2x2x2").torus_to_trace == (2, 2, 2)

@@ -87,7 +87,7 @@ def test_a_step_moves_what_its_programs_move_and_no_activation(explanation: Expl
 
 
 def test_every_chip_has_its_times(explanation: Explanation) -> None:
-    assert [line.target for line in explanation.rooflines] == ["v4", "v5e", "v5p", "v6e"]
+    assert [line.target for line in explanation.rooflines] == ["v4", "v5e", "v5p", "v6e", "tpu7x"]
     # 2 micro-batches of 32 positions a device.
     assert explanation.tokens == 64
     assert {line.bound for line in explanation.rooflines} == {"network"}
@@ -164,5 +164,5 @@ def test_an_engine_explains_its_own_stage_by_training_one_step() -> None:
 
 
 def test_a_topology_of_another_size_is_refused_with_the_command_that_takes_it() -> None:
-    with pytest.raises(SpmdZeroUsageError, match=r"4 chips and this process 8 devices.*explain"):
+    with pytest.raises(SpmdZeroUsageError, match=r"4 devices and this process 8.*explain"):
         spmdzero.explain(make_model(), config(), make_batch(0, 0), tpu=["v5e:2x2"])

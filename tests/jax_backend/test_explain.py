@@ -1,7 +1,9 @@
 """`explain` on JAX: what is traced without data, and what the TPU's compiler makes of it."""
 
+import importlib.metadata
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -13,13 +15,14 @@ from torch import nn
 
 import spmdzero
 from spmdzero import Explanation
-from spmdzero.explain import require_tpu_compiler
+from spmdzero.explain import CHIPS, require_tpu_compiler
 from tests.support.processes import environment
 from tests.support.trajectory import ROOT
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu is an extra"
 )
+NEWEST = CHIPS["tpu7x"].libtpu
 WIDTH, INNER = 128, 512
 # Weights are split, biases stay whole.
 SPLIT, WHOLE = 2 * WIDTH * INNER, WIDTH + INNER
@@ -49,9 +52,14 @@ class Tree(nn.Module):
         return sum(net(norm(x)) for norm, net in self.blocks)  # type: ignore[bad-return]
 
 
-def explained(model: nn.Module, **config: object) -> Explanation:
+def explained(model: nn.Module, tpu: str = "v5e:2x4", **config: object) -> Explanation:
     x = torch.randn(32, WIDTH, dtype=torch.bfloat16)
-    return spmdzero.explain(model, CONFIG | config, x, tpu=["v5e:2x4"], stages=())
+    return spmdzero.explain(model, CONFIG | config, x, tpu=[tpu], stages=())
+
+
+def knows_tpu7x() -> bool:
+    version = importlib.metadata.version("libtpu")
+    return tuple(map(int, version.split(".")[:3])) >= tuple(map(int, NEWEST.split(".")))
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +138,68 @@ def test_gradients_of_accumulated_micro_batches_are_programs_of_two_kinds() -> N
     assert (micro.kind, micro.runs, boundary.kind, boundary.runs) == ("micro", 3, "boundary", 1)
     assert all(program.ledger.of_role("gradient") for program in (micro, boundary))
     assert {c.role for c in micro.ledger.collectives} == {"gradient", "output"}
+
+
+def hollow_on(tpu: str, **config: object) -> Explanation:
+    with torch.device("meta"):
+        model = Net()
+    return explained(model, tpu, **config)
+
+
+def test_two_devices_of_a_chip_scatter_and_gather_beside_compute() -> None:
+    if not knows_tpu7x():
+        pytest.skip(f"libtpu {importlib.metadata.version('libtpu')} doesn't know tpu7x")
+    explanation = hollow_on("tpu7x:2x2x1")
+    moves = explanation.moves_on("tpu7x:2x2x1")
+    assert moved(explanation, "tpu7x:2x2x1") == {
+        ("gradient", "reduce-scatter", "bf16"): 2 * SPLIT,
+        ("gradient", "all-reduce", "bf16"): 2 * WHOLE,
+        ("parameter", "all-gather", "bf16"): 2 * SPLIT,
+        ("norm", "all-reduce", "f32"): 4,
+        ("output", "all-reduce", "bf16"): 2,
+    }
+    assert (moves.activations, moves.unnamed, moves.refused) == ((), (), ())
+    assert moves.over_floor == pytest.approx(1, rel=1e-3)
+    # What a SparseCore does is asynchronous without any flag.
+    split = [c for c in moves.programs[0].ledger.collectives if c.kind != "all-reduce"]
+    assert [(c.asynchronous, c.group_size) for c in split] == 4 * [(True, 8)]
+    time = explanation.time_on("tpu7x:2x2x1")
+    assert time.clock == pytest.approx(2.2e9, rel=1e-3)
+    assert time.wire == pytest.approx(sum(c.wire_bytes for c in split) / 300e9, rel=0.02)
+    assert 0 < time.hidden < time.wire < time.seconds
+    (memory,) = explanation.fit_at(2).compiled
+    assert (memory.fits, memory.hbm_bytes) == (True, 96 * 2**30)
+
+
+def test_a_libtpu_that_does_not_know_a_generation_says_which_one_does() -> None:
+    if knows_tpu7x():
+        pytest.skip(f"libtpu {importlib.metadata.version('libtpu')} knows tpu7x")
+    here = re.escape(importlib.metadata.version("libtpu"))
+    said = rf"libtpu {here} has no topology tpu7x:2x2x1 .*TPU7x.* libtpu {re.escape(NEWEST)} "
+    with pytest.raises(spmdzero.SpmdZeroRuntimeError, match=rf"{said}.*v4, v5e, v5p, v6e$"):
+        hollow_on("tpu7x:2x2x1")
+
+
+@pytest.mark.parametrize("tpu", ["v4:2x2x2", "v6e:2x4"])
+def test_other_generations_scatter_and_gather_what_is_planned(tpu: str) -> None:
+    explanation = hollow_on(tpu)
+    moves = explanation.moves_on(tpu)
+    bytes_moved = moved(explanation, tpu)
+    assert bytes_moved["parameter", "all-gather", "bf16"] == 2 * SPLIT
+    assert ("gradient", "reduce-scatter", "bf16") in bytes_moved
+    assert moves.over_floor == pytest.approx(1, rel=1e-3)
+    assert 0 < explanation.time_on(tpu).wire < explanation.time_on(tpu).seconds
+
+
+def test_over_two_axes_each_collective_is_of_its_own_axis() -> None:
+    explanation = hollow_on("v5e:2x4", spmd={"mesh": {"data": 2, "fsdp": -1}})
+    (program,) = explanation.moves_on("v5e:2x4").programs
+    split = [c for c in program.ledger.collectives if c.kind != "all-reduce"]
+    assert {(c.kind, c.group_size) for c in split} == {("reduce-scatter", 4), ("all-gather", 4)}
+    whole = [c for c in program.ledger.of_role("gradient") if c.kind == "all-reduce"]
+    sizes = {(c.tensor, c.group_size) for c in whole}
+    assert sizes == {("up.weight", 2), ("down.weight", 2), ("up.bias", 8), ("down.bias", 8)}
+    assert explanation.moves_on("v5e:2x4").over_floor == pytest.approx(1, rel=1e-3)
 
 
 class Wide(nn.Module):

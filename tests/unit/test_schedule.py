@@ -3,7 +3,8 @@
 `v6e_2x4_scan_splash.txt` is a JAX program for v6e:2x4, a scan of 4 transformer blocks with splash
 attention, 8 heads of 128 over 1,024 tokens a chip, forward and backward, compiled with the flags of
 asynchronous collective fusion; cut to what the readers read (layouts, sources and the kernels' code
-are gone). `v5e_2x4_stage2_bf16.txt` is the one of test_ledger_tpu.py.
+are gone). `v5e_2x4_stage2_bf16.txt` and `tpu7x_2x2x1_stage2_bf16.txt` are those of
+test_ledger_tpu.py.
 """
 
 import re
@@ -159,10 +160,11 @@ def test_a_steps_time_is_the_sum_of_its_kinds_and_of_its_modules() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "clock"), [("v4", 1.05e9), ("v5e", 1.5e9), ("v5p", 1.75e9), ("v6e", 1.75e9)]
+    ("name", "clock"),
+    [("v4", 1.05e9), ("v5e", 1.5e9), ("v5p", 1.75e9), ("v6e", 1.75e9), ("tpu7x", 2.2e9)],
 )
 def test_a_chips_clock_follows_from_its_peak_and_its_matrix_units(name: str, clock: float) -> None:
-    # v4 runs at 1,050 MHz (arXiv 2304.01433, table 4); of v5p and v6e nothing is published.
+    # v4 runs at 1,050 MHz (arXiv 2304.01433, table 4); of v5p and later nothing is published.
     assert CHIPS[name].clock == pytest.approx(clock, rel=3e-3)
 
 
@@ -179,3 +181,14 @@ def test_a_time_is_drawn_as_one_bar_with_a_legend_and_as_lines() -> None:
     assert "wire (modelled)" in lines
     # Where they come from, without the folders of the machine that compiled.
     assert "pallas_call" in lines
+
+
+def test_a_transfer_of_a_sparse_core_goes_on_from_its_operand_to_its_end() -> None:
+    hlo = text("tpu7x_2x2x1_stage2_bf16")
+    started = {o.name: o for o in read_schedule(hlo) if o.asynchronous and o.wire_bytes}
+    sent = [2 * n * 7 // 8 for n in (4096 * 512, 4096 * 512, 4096, 4096 * 512, 4096 * 512)]
+    assert [o.wire_bytes for o in started.values()] == sent
+    assert {o.ends for o in read_schedule(hlo)} >= {*started}
+    time = step_time([(hlo, 1)], CHIPS["tpu7x"], target="tpu7x:2x2x1")
+    assert time.wire == pytest.approx(sum(sent) / 300e9, rel=1e-2)
+    assert 0 < time.hidden < time.wire

@@ -37,7 +37,7 @@ def test_each_set_keeps_torch_xlas_own_scatters_and_hides() -> None:
 def test_auto_is_the_set_of_the_chip_that_is_named_or_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert flags.flags_for("auto", chip="v6e") == flags.flags_for("v6e")
     # One that nothing was measured on.
-    assert flags.flags_for("auto", chip="v4") == {}
+    assert flags.flags_for("auto", chip="v4") == flags.flags_for("auto", chip="tpu7x") == {}
     monkeypatch.setattr(flags, "tpu_generation", lambda: "v5e")
     assert flags.flags_for("auto") == {}
     monkeypatch.setenv("PJRT_DEVICE", "TPU")
@@ -49,6 +49,7 @@ def test_auto_is_the_set_of_the_chip_that_is_named_or_here(monkeypatch: pytest.M
     [
         ([("0x1ae0", "0x0063")], "v5e"),
         ([("0x8086", "0x0063"), ("0x1ae0", "0x006f")], "v6e"),
+        ([("0x1ae0", "0x0076")], "tpu7x"),
         # Another card of the same maker, and a generation that came later.
         ([("0x1ae0", "0x001f"), ("0x1ae0", "0x0099")], None),
         ([], None),
