@@ -27,6 +27,19 @@ class Arrays(Protocol):
     def inner(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor that a dispatch mode sees in the place of `tensor`."""
 
+    def backward(
+        self,
+        tensors: torch.Tensor | Sequence[torch.Tensor],
+        grads: Sequence[torch.Tensor] | None = None,
+        *,
+        retain_graph: bool | None = None,
+        inputs: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        """`torch.autograd.backward` in which function modes stay, for what is recomputed in it.
+
+        `torch.Tensor.backward` leaves them out, and since torch 2.14 the other does for a subclass.
+        """
+
     def replace(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
         """Makes `tensor` alone hold what `other` holds, whatever wraps it."""
 

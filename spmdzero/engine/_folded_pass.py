@@ -200,7 +200,7 @@ class PassTracer(ModuleTracer):
         map_tensors(passage.output, lambda _, tensor: outputs.append(tensor))
         refusing: Any = {"key": _refuse_draw, "read": refuse_read} if folds else {}
         with self._region.backward(passage.state, **refusing):
-            torch.autograd.backward([outputs[index] for index in grads], list(grads.values()))
+            arrays.backward([outputs[index] for index in grads], list(grads.values()))
         if folds:
             self.refuse_reads()
 

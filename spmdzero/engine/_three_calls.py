@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import map_tensors
+from spmdzero.backend import arrays, map_tensors
 from spmdzero.data._inputs import to_half
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._backward import BackwardWatch
@@ -112,10 +112,7 @@ class ThreeCalls:
             check_loss(loss)
             averaged = loss / training.batch.accumulation if scale_wrt_gas else loss
             with self._watch.by_engine(loss):
-                # `Tensor.backward` would leave out function modes, the region's too, for what is
-                # recomputed inside.
-                scaled = self._times_loss_scale(averaged)
-                torch.autograd.backward(scaled, retain_graph=retain_graph)
+                arrays.backward(self._times_loss_scale(averaged), retain_graph=retain_graph)
             self._accumulation.collect_gradients()
             detached = training.mesh.mark(self._of_all(loss.detach().reshape(())).clone())
             training.health.watch(detached, step=training.counters.global_steps)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import Mesh, Passage
+from spmdzero.backend import Mesh, Passage, arrays
 from spmdzero.step._boundary import Boundary
 from spmdzero.step._folds import Folds
 from spmdzero.step._gradient_path import GradientPath
@@ -117,8 +117,7 @@ class StepProgram:
         # It runs in this thread: autograd's own would let go of values after the program was cut.
         here = torch.autograd.set_multithreading_enabled(False)
         with here, backward(passage.state):
-            # `Tensor.backward` would leave out function modes for what is recomputed inside.
-            torch.autograd.backward(scaled)
+            arrays.backward(scaled)
         return loss.detach(), found, passage
 
 

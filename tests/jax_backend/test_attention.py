@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 
 from spmdzero.backend import runtime
-from spmdzero.backend.attention import JAX_VERSION
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._program import function_of
@@ -17,9 +16,6 @@ from spmdzero.backend.jax.mesh import DeviceMesh
 from tests.unit.region_harness import Apply, Probe
 
 ROWS = 8  # one for each device
-of_one_version = pytest.mark.skipif(
-    jax.__version__ != JAX_VERSION, reason=f"the kernels are written in jax {JAX_VERSION}"
-)
 
 
 def lowered_for_tpu(mesh: DeviceMesh, attend: Any, *tensors: torch.Tensor) -> str:
@@ -42,7 +38,6 @@ def lowered_for_tpu(mesh: DeviceMesh, attend: Any, *tensors: torch.Tensor) -> st
         return traced.lower(lowering_platforms=("tpu",)).as_text()
 
 
-@of_one_version
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_forward_and_backward_are_a_kernel_each_on_a_tpu(
     mesh: DeviceMesh, dtype: torch.dtype
@@ -55,7 +50,6 @@ def test_forward_and_backward_are_a_kernel_each_on_a_tpu(
     assert "256x256" not in text  # weights
 
 
-@of_one_version
 def test_beside_a_mask_the_backward_has_two_kernels(mesh: DeviceMesh) -> None:
     x, mask = torch.zeros(ROWS, 2, 256, 64), torch.ones(ROWS, 1, 1, 256, dtype=torch.bool)
     text = lowered_for_tpu(

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
-from spmdzero.backend import Mesh
+from spmdzero.backend import Mesh, arrays
 
 Backward = Callable[[torch.Tensor, torch.Tensor], Any]
 BACKWARDS: dict[str, Backward] = {
@@ -40,3 +42,28 @@ def test_a_read_there_is_a_read(mesh: Mesh, name: str) -> None:
     y.register_hook(lambda grad: seen.append((grad.cpu().device.type, f"{grad.sum():.1f}")))
     BACKWARDS[name](y.sum(), x)
     assert seen == [("cpu", "3.0"), ("cpu", "3.00")]
+
+
+class Sines(TorchFunctionMode):
+    """Counts the sines that a function mode sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.sin
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_is_recomputed_in_the_backward_is_under_the_same_modes(mesh: Mesh) -> None:
+    x = torch.ones(3, device="xla").requires_grad_()
+    with Sines() as sines:
+        y = checkpoint(lambda x: torch.sin(torch.sin(x)), x, use_reentrant=False)
+        assert sines.count == 2
+        arrays.backward(y.sum())
+    assert sines.count == 4
+    grad = x.grad
+    assert grad is not None
+    expected = torch.sin(torch.tensor(1.0)).cos() * torch.tensor(1.0).cos()
+    torch.testing.assert_close(grad.cpu(), expected.expand(3))

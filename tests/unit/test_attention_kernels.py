@@ -1,6 +1,7 @@
 """Attention by kernels, interpreted on the CPU, beside torch's own."""
 
 import dataclasses
+import importlib.metadata
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,11 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from spmdzero._logging import forget_what_was_logged
-from spmdzero.backend import Mesh, programs
+from spmdzero.backend import Mesh, current, programs
+from spmdzero.backend.attention import _splash
 from spmdzero.backend.attention._call import Call, PlainError
 from spmdzero.backend.attention._form import block_of, padded_length
+from spmdzero.errors import SpmdZeroRuntimeError
 from tests.unit.region_harness import Apply, Probe
 
 ROWS = 8  # one for each device
@@ -237,3 +240,39 @@ def test_blocks_divide_what_they_are_padded_to() -> None:
         128, 128, 1024, 1024, 1152, 8192,
     ]  # fmt: skip
     assert (block_of(1024), block_of(1152), block_of(8192)) == (1024, 128, 1024)
+
+
+def test_kernels_of_another_jax_are_refused_or_left_out(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(ROWS, 2, 128, 16)
+
+    def attend(attention: Any) -> Probe:
+        probe = Probe(
+            Apply(lambda x: F.scaled_dot_product_attention(x, x, x)), mesh, attention=attention
+        )
+        with torch.no_grad():
+            probe(probe.batch(x))
+        return probe
+
+    if current().name == "torch_xla":
+        real = importlib.metadata.version
+        other = {"jax": "0.9.9"}
+        monkeypatch.setattr(
+            importlib.metadata, "version", lambda name: other.get(name) or real(name)
+        )
+        reason = "jax 0.9.9 is installed, and the kernels are read as jax 0.7.1 writes them"
+    else:
+        monkeypatch.setattr(_splash.splash, "_splash_attention_bwd", lambda res, do: None)
+        _splash.is_as_known.cache_clear()
+        reason = r"jax \S+ has other kernels than those that are known"
+    try:
+        with pytest.raises(
+            SpmdZeroRuntimeError, match=rf'"attention": "kernel".*{reason}: pip install'
+        ):
+            attend("kernel")
+    finally:
+        monkeypatch.undo()
+        _splash.is_as_known.cache_clear()
+    (call,) = attend("kernel").region.attention
+    assert call.plain_because is None

@@ -5,10 +5,9 @@ A backend says how an operation of its programs runs them.
 
 from spmdzero.backend.attention._form import Form, dtype_name
 from spmdzero.backend.attention._function import Direction, Kernels, jax_function
-from spmdzero.backend.attention._mode import JAX_VERSION, AttentionKernels
+from spmdzero.backend.attention._mode import AttentionKernels
 
 __all__ = [
-    "JAX_VERSION",
     "AttentionKernels",
     "Direction",
     "Form",

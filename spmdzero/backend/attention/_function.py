@@ -21,10 +21,13 @@ class Kernels:
             the mask; or the gradients of the first three, of these, what ``"forward"`` made and
             the output's gradient. What runs forward is handed to `kept_of_kernel` and `kept`.
         install: the command that installs what they are written in.
+        version: of JAX, the only one whose kernels the compiler reads; None for each of which the
+            functions are those that are called here.
     """
 
     run: Callable[[Direction, Form, Sequence[torch.Tensor]], list[torch.Tensor]]
     install: str
+    version: str | None = None
 
 
 def jax_function(direction: Direction, form: Form) -> Callable[..., tuple[Any, ...]]:

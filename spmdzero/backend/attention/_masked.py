@@ -168,7 +168,8 @@ def _call(form: Form, kernel: Any, **options: Any) -> Any:
 
 def _by_query(form: Form) -> tuple[_Blocks, tuple[int, ...]]:
     group = form.heads // form.kv_heads
-    blocks = _Blocks(form, lambda b, h, i, j: (b, h, h // group, i, j))
+    # Python's division of numbers that may be negative asks newer JAX which TPU it is for.
+    blocks = _Blocks(form, lambda b, h, i, j: (b, h, jax.lax.div(h, group), i, j))
     grid = (form.batch, form.heads, form.q_length // blocks.q, form.kv_length // blocks.kv)
     return blocks, grid
 

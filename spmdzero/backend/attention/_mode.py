@@ -20,8 +20,6 @@ from spmdzero.backend.attention._function import Kernels
 from spmdzero.errors import SpmdZeroRuntimeError
 
 _ATTENTION = F.scaled_dot_product_attention
-# What their masks and blocks are written in is private to it.
-JAX_VERSION = "0.7.1"
 
 
 class AttentionKernels(TorchFunctionMode):
@@ -92,14 +90,25 @@ class AttentionKernels(TorchFunctionMode):
     def _require_a_way(self) -> None:
         if self._is_global:
             raise PlainError("the forward is global, and GSPMD can't split a kernel")
-        found = importlib.metadata.version("jax") if importlib.util.find_spec("jax") else None
-        if found == JAX_VERSION:
+        said, fix = _missing(self._kernels.version), self._kernels.install
+        if said is None:
             return
-        said = "jax is not installed" if found is None else f"jax {found} is installed"
-        fix = f"the kernels are written in jax {JAX_VERSION}: {self._kernels.install}"
         if self._always:
-            raise SpmdZeroRuntimeError(f'"spmd": {{"attention": "kernel"}}: {said}, and {fix}')
-        raise PlainError(f"{said}, and {fix}")
+            raise SpmdZeroRuntimeError(f'"spmd": {{"attention": "kernel"}}: {said}: {fix}')
+        raise PlainError(f"{said}: {fix}")
+
+
+def _missing(wanted: str | None) -> str | None:
+    """What stands against JAX's kernels, of the one version that is wanted or of any."""
+    if not importlib.util.find_spec("jax"):
+        return "jax, in which the kernels are written, is not installed"
+    found = importlib.metadata.version("jax")
+    if wanted is not None:
+        other = f"jax {found} is installed, and the kernels are read as jax {wanted} writes them"
+        return None if found == wanted else other
+    from spmdzero.backend.attention._splash import is_as_known
+
+    return None if is_as_known() else f"jax {found} has other kernels than those that are known"
 
 
 def _cast(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,11 +1,12 @@
 """Attention whose mask is known beforehand: JAX's splash attention, which skips hidden blocks.
 
-`jax.experimental.pallas.ops.tpu.splash_attention` of jax 0.7.1. Its forward and backward are called
-as such, not by JAX's autograd, because torch's calls them; its masks stay NumPy's, because an array
-of JAX's would start a backend.
+`jax.experimental.pallas.ops.tpu.splash_attention`, tested with jax 0.7.1 and 0.12.0. Its forward
+and backward are called as such, not by JAX's autograd, because torch's calls them; its masks stay
+NumPy's, because an array of JAX's would start a backend.
 """
 
 import functools
+import inspect
 from typing import Any
 
 from jax import vmap
@@ -16,6 +17,28 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from spmdzero.backend.attention._form import Form, block_of
 
 _OF_ONE_DEVICE = {"downcast_smem_data": True, "head_shards": 1, "q_seq_shards": 1}
+
+
+# Private to JAX: what is handed to them by name, and by place.
+_FORWARD = (
+    "fwd_mask_info", "q", "k", "v", "segment_ids", "sinks", "mask_value", "is_mqa", "block_sizes",
+    "residual_checkpoint_name", "save_residuals", "mask_function", "attn_logits_soft_cap",
+    "interpret",
+)  # fmt: skip
+_BACKWARD = (
+    "save_residuals", "mask_value", "is_mqa", "block_sizes", "residual_checkpoint_name",
+    "mask_function", "attn_logits_soft_cap", "interpret", "res", "do",
+)  # fmt: skip
+
+
+@functools.cache
+def is_as_known() -> bool:
+    """Whether the functions of the JAX that is installed take what those do that were tested."""
+    known = (("_splash_attention_forward", _FORWARD), ("_splash_attention_bwd", _BACKWARD))
+    return all(
+        tuple(inspect.signature(getattr(splash, name, print)).parameters) == parameters
+        for name, parameters in known
+    )
 
 
 class _Seen(masks._ComputableMask):

@@ -65,4 +65,4 @@ def _run(direction: Direction, form: Form, tensors: Sequence[torch.Tensor]) -> l
     return kept(kept_of_kernel([*made])) if direction == "forward" else [*made]
 
 
-KERNELS = Kernels(run=_run, install="pip install 'jax[tpu]==0.7.1'")
+KERNELS = Kernels(run=_run, install="pip install 'jax==0.7.1'")

@@ -1,7 +1,6 @@
 """What Python calls of a lazy tensor ask of its device, which C++ takes for the CPU."""
 
 import contextlib
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from spmdzero.backend.jax import _unasked as unasked
 from spmdzero.backend.jax._dispatch import dispatched, read, replace, value_of
 from spmdzero.backend.jax._tensor import DEVICE, LazyTensor, hooks
 from spmdzero.backend.replica import in_region
@@ -177,20 +177,6 @@ def _format(tensor: torch.Tensor, spec: str) -> str:
     return format(_item(tensor), spec)
 
 
-def _unasked(function: Any) -> Any:
-    """Torch's own, which doesn't ask its tensors for an answer: it would again and again."""
-    made = types.FunctionType(
-        function.__code__,
-        vars(torch.autograd) | {"has_torch_function": lambda _: False},
-        argdefs=function.__defaults__,
-    )
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
-
-
-_backward_unasked, _grad_unasked = _unasked(torch.autograd.backward), _unasked(torch.autograd.grad)
-
-
 # Hooks and Functions are the user's code, whose calls are answered here too.
 @_answer(_Tensor.backward)
 def _backward(
@@ -198,20 +184,20 @@ def _backward(
     create_graph: bool = False, inputs: Any = None,
 ) -> None:  # fmt: skip
     with torch._C._EnableTorchFunction():
-        _backward_unasked(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+        unasked.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 @_answer(torch.autograd.backward)
 def _backward_of_several(*args: Any, **kwargs: Any) -> None:
     # A newer torch asks here.
     with torch._C._EnableTorchFunction():
-        _backward_unasked(*args, **kwargs)
+        unasked.backward(*args, **kwargs)
 
 
 @_answer(torch.autograd.grad)
 def _grad(*args: Any, **kwargs: Any) -> Any:
     with torch._C._EnableTorchFunction():
-        return _grad_unasked(*args, **kwargs)
+        return unasked.grad(*args, **kwargs)
 
 
 @_answer(F.scaled_dot_product_attention)

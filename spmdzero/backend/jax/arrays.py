@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from jax.sharding import NamedSharding, PartitionSpec
 
-from spmdzero.backend.jax import _dispatch, _host
+from spmdzero.backend.jax import _dispatch, _host, _unasked
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._tensor import OWN, LazyTensor
 from spmdzero.backend.jax._values import Space, Value
@@ -43,6 +43,11 @@ def read(tensor: torch.Tensor) -> torch.Tensor:
 def inner(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that a dispatch mode sees in the place of `tensor`: itself."""
     return tensor
+
+
+def backward(tensors: Any, grads: Any = None, **named: Any) -> None:
+    """`torch.autograd.backward` in which function modes stay."""
+    _unasked.backward(tensors, grads, **named)
 
 
 def fresh(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils.stateless import _reparametrize_module
 
 from spmdzero.backend._compiler import FoldedFunction, StandInKeptError
-from spmdzero.backend._current import compiler
+from spmdzero.backend._current import arrays, compiler
 from spmdzero.backend.replica._anchors import Anchors, no_hooks
 from spmdzero.backend.replica._dispatch import RegionDispatch
 from spmdzero.backend.replica._kept import kept_tensors
@@ -33,7 +33,7 @@ def _gradients(
     `torch.autograd.grad` would switch function modes off, and with them attention's kernels in
     what is computed again.
     """
-    torch.autograd.backward([y], [dy], inputs=list(ways))
+    arrays.backward([y], [dy], inputs=list(ways))
     found = [way.grad for way in ways]
     for way in ways:
         way.grad = None

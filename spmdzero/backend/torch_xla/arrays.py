@@ -81,6 +81,11 @@ def inner(tensor: torch.Tensor) -> torch.Tensor:
     return torch._from_functional_tensor(tensor)
 
 
+def backward(tensors: Any, grads: Any = None, **named: Any) -> None:
+    """`torch.autograd.backward`; tensors of torch_xla's are no subclass."""
+    torch.autograd.backward(tensors, grads, **named)
+
+
 def fresh(tensor: torch.Tensor) -> torch.Tensor:
     """A copy that is an operation of the pending program, free to be annotated.
 

@@ -24,7 +24,8 @@ def _run(direction: Direction, form: Form, tensors: Sequence[torch.Tensor]) -> l
     return [torch.ops.aten.lift_fresh.default(tensor) for tensor in made]
 
 
-KERNELS = Kernels(run=_run, install="pip install 'spmdzero[tpu]'")
+# libtpu 0.0.21 reads what this version of JAX writes.
+KERNELS = Kernels(run=_run, install="pip install 'spmdzero[tpu]'", version="0.7.1")
 
 
 @functools.cache
