@@ -1,6 +1,6 @@
 """What knows devices: the protocol, and one folder for each compiler's front end that keeps it."""
 
-from spmdzero.backend._arrays import Arrays
+from spmdzero.backend._arrays import Arrays, Form
 from spmdzero.backend._autograd_graph import nodes_behind
 from spmdzero.backend._compiler import (
     CompiledProgram,
@@ -49,6 +49,7 @@ __all__ = [
     "CompiledProgram",
     "Compiler",
     "FoldedFunction",
+    "Form",
     "Forward",
     "KeySource",
     "Mesh",

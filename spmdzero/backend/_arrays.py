@@ -5,6 +5,9 @@ from typing import Any, Protocol
 
 import torch
 
+Form = tuple[tuple[int, ...], torch.dtype, str]
+"""Shape, dtype and `Arrays.sharding_of` of a tensor."""
+
 
 class Arrays(Protocol):
     """Questions about a tensor that a `Mesh` made, or that was computed from one.
@@ -67,8 +70,8 @@ class Arrays(Protocol):
     def sharding_of(self, tensor: torch.Tensor) -> str:
         """The annotation as HLO writes it, ``''`` where there is none."""
 
-    def shardings_of(self, tensors: Sequence[torch.Tensor]) -> list[str]:
-        """`sharding_of` each, in one call."""
+    def forms_of(self, tensors: Sequence[torch.Tensor]) -> list[Form]:
+        """Of each what a program is compiled for."""
 
     def is_split(self, tensor: torch.Tensor) -> bool:
         """Whether an annotated tensor may be different on each device."""

@@ -86,8 +86,17 @@ class FoldedFunction:
 class CompiledProgram(Protocol):
     """A program on the devices."""
 
-    def run(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def run(
+        self, sources: Sequence[torch.Tensor], into: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor]:
         """Starts it; what was donated of `sources` is gone afterwards.
+
+        Args:
+            sources: what it is called with.
+            into: for each output the tensor that holds it from then on, as `Arrays.set_value` has
+                it, None for a new one.
+
+        Returns the tensors that hold the outputs.
 
         Raises:
             ProgramLostError: it is no longer kept; nothing has changed.

@@ -15,7 +15,7 @@ from spmdzero.errors import (
 )
 from spmdzero.state._still_placed import require_placed
 from spmdzero.state._training import Training
-from spmdzero.step._autograd import autograd_grad, set_autograd_grad
+from spmdzero.step._autograd import autograd_grad, parameters_with_grad, set_autograd_grad
 
 _NO_COALESCING = (
     "coalesce_grad_reduction needs ZeRO stage 1 or 2 and managed gradient accumulation. Use "
@@ -208,17 +208,18 @@ class Accumulation:
         With a global forward these are all; otherwise what a loss term that was computed outside
         of the module, such as a weight penalty, gives.
         """
-        for name, parameter in self._training.parameters:
-            if (grad := autograd_grad(parameter)) is not None:
-                if not arrays.is_mine(grad):
-                    # The module was moved off the devices, and trained by plain torch since.
-                    require_placed(self._training)
-                across = self._training.mesh.across
-                whole = grad if across is None else across.mean(grad)
-                self._training.gradients.add_global(name, whole)
-                set_autograd_grad(parameter, None)
-                if self._direct_calls is not None and not self.ran_forward:
-                    self._direct_calls.say_gradients(self._training.module)
+        for name, parameter in parameters_with_grad(self._training.parameters):
+            grad = autograd_grad(parameter)
+            assert grad is not None
+            if not arrays.is_mine(grad):
+                # The module was moved off the devices, and trained by plain torch since.
+                require_placed(self._training)
+            across = self._training.mesh.across
+            whole = grad if across is None else across.mean(grad)
+            self._training.gradients.add_global(name, whole)
+            set_autograd_grad(parameter, None)
+            if self._direct_calls is not None and not self.ran_forward:
+                self._direct_calls.say_gradients(self._training.module)
 
     def step_is_boundary(self) -> bool:
         """Whether the `step()` that runs ends an accumulation."""

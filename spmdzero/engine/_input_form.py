@@ -40,7 +40,7 @@ class InputForm:
         form, tensors = freeze((args, dict(kwargs)))
         handles = arrays.buffer_handles(tensors)
         shared = tuple(handles.index(handle) for handle in handles)
-        return cls(form=(form, tuple(arrays.shardings_of(tensors)), shared), tensors=tuple(tensors))
+        return cls(form=(form, tuple(arrays.forms_of(tensors)), shared), tensors=tuple(tensors))
 
 
 def freeze(tree: Any) -> tuple[Hashable, list[torch.Tensor]]:

@@ -19,8 +19,10 @@ def block(
         return "wall_clock_breakdown times forward, backward and step apart"
     if any(launching.hooks) or nn.modules.module._has_any_global_hook():
         return "a hook of the engine, or of all modules, has to run at each step"
-    if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters):
-        return "a parameter has a gradient hook"
+    # A subclass of torch's would be asked for an answer to each, at each step.
+    with torch._C.DisableTorchFunctionSubclass():
+        if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters):
+            return "a parameter has a gradient hook"
     optimizer = training.optimizer
     if optimizer is not None and (
         optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks

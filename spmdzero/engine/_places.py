@@ -1,15 +1,13 @@
 """Where a step's state is kept: what a captured program reads and writes."""
 
 import dataclasses
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 import torch
 
 from spmdzero.backend import PartitionSpec, arrays
 from spmdzero.state._training import Training
-
-Form = tuple[torch.Size, torch.dtype, str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,19 +31,6 @@ class Place:
     def tensor(self) -> torch.Tensor | None:
         """The tensor that is there now."""
         return self.holder.get(self.key)
-
-    def put(self, value: torch.Tensor) -> None:
-        """Makes `value` what is there."""
-        if self.rebinds:
-            self.holder[self.key] = value
-        else:
-            arrays.set_value(self.holder[self.key], value)
-
-
-def forms_of(tensors: Sequence[torch.Tensor]) -> list[Form]:
-    """What of tensors a program is compiled for."""
-    shapes, dtypes = [t.shape for t in tensors], [t.dtype for t in tensors]
-    return list(zip(shapes, dtypes, arrays.shardings_of(tensors), strict=True))
 
 
 def own_numbers(training: Training) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import CompiledProgram, arrays, compiler, draw_keys
+from spmdzero.backend import CompiledProgram, Form, arrays, compiler, draw_keys
 from spmdzero.engine._kinds import NotCapturableError
 from spmdzero.engine._loss import check_loss, find_loss
 from spmdzero.engine._module_tracer import (
@@ -17,7 +17,7 @@ from spmdzero.engine._module_tracer import (
     fold_python,
     refuse_read,
 )
-from spmdzero.engine._places import Form, Place, agreement, forms_of, state_places
+from spmdzero.engine._places import Place, agreement, state_places
 from spmdzero.state._training import Training
 from spmdzero.step._numbers import loss_scale_number, step_number
 from spmdzero.step._program import StepProgram
@@ -69,12 +69,12 @@ class WholeStep:
         """
         tensors = [place.tensor for place in self.reads]
         present = [tensor for tensor in tensors if tensor is not None]
-        if len(present) == len(tensors) and forms_of(present) == self.forms:
+        if len(present) == len(tensors) and arrays.forms_of(present) == self.forms:
             return present
         for place, tensor, form in zip(self.reads, tensors, self.forms, strict=True):
             if tensor is None:
                 raise NotCapturableError(f"{place.name} is gone")
-            if forms_of([tensor]) != [form]:
+            if arrays.forms_of([tensor]) != [form]:
                 raise NotCapturableError(f"{place.name} has another shape, dtype or sharding")
         return present
 
@@ -112,9 +112,11 @@ class WholeStep:
     def start(self, sources: Sequence[torch.Tensor]) -> torch.Tensor:
         """Starts the program and puts what it returns in its places; returns the loss."""
         assert self.program is not None
-        *values, loss = self.program.run(sources)
+        into = [None if place.rebinds else place.tensor for place in self.writes]
+        *values, loss = self.program.run(sources, [*into, None])
         for place, value in zip(self.writes, values, strict=True):
-            place.put(value)
+            if place.rebinds:
+                place.holder[place.key] = value
         return loss
 
 
@@ -167,7 +169,7 @@ def trace_whole_step(
     traced, read = traced.narrowed(len(state), len(state) + len(inputs) + len(hosts))
     names = list(state)
     reads = [names[index] for index in read]
-    forms = forms_of([state[name] for name in reads])
+    forms = arrays.forms_of([state[name] for name in reads])
     added = {name.partition("/")[2] for name in written if name.startswith("accumulator/")}
     return WholeStep(
         traced=traced.labelled(reads, forms, written),

@@ -15,7 +15,7 @@ from harness.workload import Workload
 from peers.config import deepspeed_config
 
 import spmdzero
-from spmdzero.backend import draw_keys
+from spmdzero.backend import arrays, draw_keys
 from spmdzero.engine._whole_step import host_numbers
 
 WARM_UP = 5
@@ -48,10 +48,13 @@ def measure(model: str, devices: int, steps: int) -> dict[str, float]:
         inputs = [engine.mesh.place(x, engine.mesh.batch_spec(x.dim(), 0)) for x in batch]
         state = [place.holder[place.key] for place in record.reads]
         began = time.thread_time()
-        *results, _ = program.run([*state, *inputs, *numbers])
+        *results, _ = program.run([*state, *inputs, *numbers], [None] * (len(record.writes) + 1))
         started = time.thread_time()
         for place, value in zip(record.writes, results, strict=True):
-            place.put(value)
+            if place.rebinds:
+                place.holder[place.key] = value
+            else:
+                arrays.set_value(place.holder[place.key], value)
         start.append(started - began)
         putting.append(time.thread_time() - started)
 

@@ -8,7 +8,7 @@ import torch
 
 from spmdzero.backend._compiler import FoldedFunction
 from spmdzero.backend.jax import _host
-from spmdzero.backend.jax._dispatch import own_value, value_of
+from spmdzero.backend.jax._dispatch import own_value, value_of, write
 from spmdzero.backend.jax._donation import in_order
 from spmdzero.backend.jax._execute import Executable, compilations
 from spmdzero.backend.jax._folded import Recorded
@@ -28,7 +28,7 @@ class CompiledProgram:
         inputs: for each input the index of a source, or an array.
         donated: numbers of the inputs whose memory is given away.
         outputs: for each output of the function its place among the program's.
-        forms: a meta tensor like each.
+        forms: shape and dtype of each.
         seeds: numbers of the inputs that are another seed each time.
     """
 
@@ -36,11 +36,20 @@ class CompiledProgram:
     inputs: tuple[int | Any, ...]
     donated: tuple[int, ...]
     outputs: tuple[int, ...]
-    forms: tuple[torch.Tensor, ...]
+    forms: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     seeds: frozenset[int]
 
-    def run(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Starts the program; what was donated of `sources` is gone afterwards."""
+    def run(
+        self, sources: Sequence[torch.Tensor], into: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor]:
+        """Starts the program; what was donated of `sources` is gone afterwards.
+
+        Args:
+            sources: what it is called with, on the devices.
+            into: for each output of the function the tensor that is to hold it, or None.
+
+        Returns the function's outputs; the devices may still be computing them.
+        """
         values = [own_value(source) for source in sources]
         arrays = [values[i].array if isinstance(i, int) else i for i in self.inputs]
         for place in self.donated:
@@ -55,9 +64,14 @@ class CompiledProgram:
             arrays = [seed if place in self.seeds else a for place, a in enumerate(arrays)]
         results = self.program.run(arrays)
         made: list[torch.Tensor] = []
-        for place, form in zip(self.outputs, self.forms, strict=True):
-            array = results[place]
-            made.append(over(Value(form.shape, form.dtype, Space.GLOBAL, array=array), form))
+        for place, form, target in zip(self.outputs, self.forms, into, strict=True):
+            shape, dtype = form
+            value = Value(shape, dtype, Space.GLOBAL, array=results[place])
+            if target is None:
+                made.append(over(value))
+            else:
+                write(target, value)
+                made.append(target)
         return made
 
 
@@ -101,8 +115,6 @@ def compile_alone(
         ),
         donated=numbers,
         outputs=tuple(order.index(index) for index in range(count)),
-        forms=tuple(
-            torch.empty(slot.shape, dtype=slot.dtype, device="meta") for slot in graph.outputs
-        ),
+        forms=tuple((tuple(slot.shape), slot.dtype) for slot in graph.outputs),
         seeds=recorded.seeds,
     )

@@ -14,7 +14,7 @@ from spmdzero.backend.jax._decompose import decomposed, kernel_of_others, of_dat
 from spmdzero.backend.jax._functional import functional
 from spmdzero.backend.jax._lowered import made_by, require_lowering
 from spmdzero.backend.jax._operations import AtenOp, identity
-from spmdzero.backend.jax._tensor import LazyTensor, hooks, meta_of, over
+from spmdzero.backend.jax._tensor import LazyTensor, alias_of, hooks, meta_of, over
 from spmdzero.backend.jax._trees import found, swapped
 from spmdzero.backend.jax._values import Operation, Space, Value, record
 from spmdzero.backend.jax._views import UnwritableViewError, ViewStep, written
@@ -202,7 +202,7 @@ def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return recorded(func, args, kwargs)
     made, offset = meta_result(func, args, kwargs), int(source.storage_offset())
     if func in _ALIASES:
-        return LazyTensor(source.cell, source.steps, made, offset)
+        return alias_of(source, source.steps, made, offset)
     several = isinstance(made, list | tuple)
     results = []
     for place, meta in enumerate(made if several else [made]):
@@ -210,7 +210,7 @@ def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             func, args[1:], kwargs, place if several else None,
             tuple(source.shape), tuple(meta.shape), source.dtype,
         )  # fmt: skip
-        results.append(LazyTensor(source.cell, (*source.steps, step), meta, offset))
+        results.append(alias_of(source, (*source.steps, step), meta, offset))
     return type(made)(results) if several else results[0]
 
 
@@ -221,12 +221,12 @@ def write(tensor: torch.Tensor, value: Value) -> None:
             f"{user_line()}: a value on the devices is written into a tensor on the CPU. Move it "
             "first: tensor.cpu()"
         )
-    held = tensor.cell.value
+    cell, held = tensor.cell, tensor.cell.value
     # Of what is no view they are known without asking torch, which a step does for each tensor.
     shape, dtype = (tuple(tensor.shape), tensor.dtype) if tensor.steps else (held.shape, held.dtype)
-    if (value.shape, value.dtype) != (shape, dtype):
+    if value.shape != shape or value.dtype != dtype:
         value = compute(_aten.expand.default, _cast(value, dtype), list(shape))
-    tensor.cell.value = _with(tensor.steps, held, value) if tensor.steps else value
+    cell.value = _with(tensor.steps, held, value) if tensor.steps else value
 
 
 def _with(steps: tuple[ViewStep, ...], held: Value, value: Value) -> Value:

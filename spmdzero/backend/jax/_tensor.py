@@ -5,6 +5,7 @@ torch ships them. Python is told the device ``xla:0``: `_python` answers what a 
 the device, `_dispatch` records what autograd leaves of it.
 """
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -141,3 +142,13 @@ def over(value: Value, like: torch.Tensor | None = None) -> LazyTensor:
         like = torch.empty(value.shape, dtype=value.dtype, device="meta")
         return LazyTensor(Cell(value), (), like)
     return LazyTensor(Cell(value, like.stride()), (), like)
+
+
+def alias_of(
+    source: LazyTensor, steps: tuple[ViewStep, ...], like: torch.Tensor, offset: int
+) -> LazyTensor:
+    """A tensor that shares the cell of `source`, an inference tensor only where that is one."""
+    # torch shares the version of a normal tensor, and refuses one that was made in the mode.
+    inside = torch.is_inference_mode_enabled() and not source.is_inference()
+    with torch.inference_mode(mode=False) if inside else contextlib.nullcontext():
+        return LazyTensor(source.cell, steps, like, offset)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from jax.sharding import NamedSharding, PartitionSpec
 
+from spmdzero.backend._arrays import Form
 from spmdzero.backend.jax import _dispatch, _host, _unasked
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._tensor import OWN, LazyTensor
@@ -96,14 +97,18 @@ def is_kept_beside(memory: "weakref.ref[Value]", tensor: torch.Tensor) -> bool:
     return value is not None and value is not value_of(tensor) and value.holders > 0
 
 
-def shardings_of(tensors: Sequence[torch.Tensor]) -> list[str]:
-    """`sharding_of` each."""
-    return [sharding_of(tensor) for tensor in tensors]
+def forms_of(tensors: Sequence[torch.Tensor]) -> list[Form]:
+    """Of each shape, dtype and sharding."""
+    # A value knows its shape and dtype; torch would ask the tensor's class for them.
+    return [(v.shape, v.dtype, _sharding_of(v)) for v in map(value_of, tensors)]
 
 
 def sharding_of(tensor: torch.Tensor) -> str:
     """The annotation as HLO writes it, ``''`` where there is none."""
-    value = value_of(tensor)
+    return _sharding_of(value_of(tensor))
+
+
+def _sharding_of(value: Value) -> str:
     if value.space is Space.REPLICA:
         return "{manual}"
     sharding = sharding_in_jax(value)
@@ -189,5 +194,5 @@ __all__ = [
     "PARAMETER", "are_pending", "attributes", "buffer_handles", "fresh",
     "inner", "is_kept_beside", "is_mine", "is_split",
     "local_replicas", "local_shapes", "local_shards", "local_slices", "memory_of", "read",
-    "replace", "set_value", "sharding_of", "shardings_of", "write_stamp",
+    "replace", "set_value", "sharding_of", "write_stamp",
 ]  # fmt: skip

@@ -189,7 +189,9 @@ class DeviceMesh:
         With several hosts a tensor that is split holds this host's part only.
         """
         spec = spec or (None,) * host.dim()
-        array = self._put(_host.to_numpy(host), spec)
+        return self._placed(host, self._put(_host.to_numpy(host), spec))
+
+    def _placed(self, host: torch.Tensor, array: jax.Array) -> torch.Tensor:
         value = Value(array.shape, host.dtype, Space.GLOBAL, array=array)
         _host.note_upload(value)
         placed = over(value)
@@ -212,7 +214,13 @@ class DeviceMesh:
 
     def place_all(self, hosts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Uploads CPU tensors to every device whole."""
-        return [self.place(host) for host in hosts]
+        if jax.process_count() > 1:
+            return [self.place(host) for host in hosts]
+        whole = self.sharding(())
+        with wide_numbers():
+            # One call: JAX takes longer to prepare one than to send a number.
+            arrays = jax.device_put([_host.to_numpy(host) for host in hosts], whole)
+        return [self._placed(host, array) for host, array in zip(hosts, arrays, strict=True)]
 
     def overwrite(self, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
         """Replaces what the devices hold of `tensor`, which stays the same tensor.

@@ -1,10 +1,12 @@
 """What the devices hold of one tensor: see `spmdzero.backend.Arrays`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch_xla.distributed.spmd as xs
 
+from spmdzero.backend._arrays import Form
 from spmdzero.backend.torch_xla import _private, runtime
 from spmdzero.backend.torch_xla._private import (
     are_pending,
@@ -16,7 +18,6 @@ from spmdzero.backend.torch_xla._private import (
     replace,
     set_value,
     sharding_of,
-    shardings_of,
     write_stamp,
 )
 
@@ -25,6 +26,7 @@ __all__ = [
     "are_pending",
     "attributes",
     "buffer_handles",
+    "forms_of",
     "fresh",
     "inner",
     "is_kept_beside",
@@ -39,7 +41,6 @@ __all__ = [
     "replace",
     "set_value",
     "sharding_of",
-    "shardings_of",
     "write_stamp",
 ]
 
@@ -84,6 +85,12 @@ def inner(tensor: torch.Tensor) -> torch.Tensor:
 def backward(tensors: Any, grads: Any = None, **named: Any) -> None:
     """`torch.autograd.backward`; tensors of torch_xla's are no subclass."""
     torch.autograd.backward(tensors, grads, **named)
+
+
+def forms_of(tensors: Sequence[torch.Tensor]) -> list[Form]:
+    """Of each shape, dtype and sharding."""
+    shapes, dtypes = [t.shape for t in tensors], [t.dtype for t in tensors]
+    return list(zip(shapes, dtypes, _private.shardings_of(tensors), strict=True))
 
 
 def fresh(tensor: torch.Tensor) -> torch.Tensor:

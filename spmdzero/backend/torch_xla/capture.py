@@ -34,12 +34,15 @@ class CapturedProgram:
     sources: int
     outputs: tuple[int, ...]
 
-    def run(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def run(
+        self, sources: Sequence[torch.Tensor], into: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor]:
         """Starts the program; buffers of donated sources are gone afterwards.
 
         Args:
             sources: tensors that are not pending, of the shapes, dtypes and shardings that the
                 program was compiled for.
+            into: for each output of the function the tensor that is to hold it, or None.
 
         Returns the function's outputs; the devices may still be computing them.
 
@@ -52,7 +55,12 @@ class CapturedProgram:
             pool.append(_private.seed_tensor(device))
         results = _private.run_compiled(self.program, [pool[place] for place in self.inputs])
         _private.advance_seed(device)
-        return [results[place] for place in self.outputs]
+        made = []
+        for place, target in zip(self.outputs, into, strict=True):
+            if target is not None:
+                _private.set_value(target, results[place])
+            made.append(results[place] if target is None else target)
+        return made
 
 
 def compile_alone(
