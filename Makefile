@@ -69,6 +69,10 @@ SHARED_ALL := $(SHARED) tests/audit tests/checkpoint tests/cli tests/interchange
 	$(addprefix tests/integrations/test_,accelerate.py after_import.py client_names.py \
 	distribution.py install.py launcher.py lightning.py lightning_tied.py run.py trainer_class.py)
 
+# Without transformers, accelerate and Lightning, which have their own newest torch.
+SHARED_NEWEST := tests/explain/test_attention.py \
+	$(filter-out tests/integrations/% tests/notebooks %_outputs.py %_transformers.py,$(SHARED))
+
 test: lint
 	$(PYTEST) -m "not slow"
 	SPMDZERO_BACKEND=jax $(PYTEST) -m "not slow" tests/jax_backend $(SHARED)
@@ -96,7 +100,7 @@ test-newest:
 	@echo "Installing spmdzero with the newest torch and JAX into .venv-newest: 6 GB, 10 minutes, the first time"
 	@$(PIP_INSTALL:$(BIN)%=$(NEWEST_BIN)%) --upgrade -e '.[jax]' torch 'jax[tpu]' pytest pytest-xdist hypothesis expecttest
 	@$(NEWEST_BIN)/python -c 'import sys, torch, jax; print("Python", sys.version.split()[0], "torch", torch.__version__, "jax", jax.__version__)'
-	$(NEWEST_BIN)/pytest tests/jax_backend -m "not slow"
+	SPMDZERO_BACKEND=jax $(NEWEST_BIN)/pytest -n 2 --dist loadfile -m "not slow" tests/jax_backend $(SHARED_NEWEST)
 
 lint: .venv/installed
 	$(BIN)/ruff check

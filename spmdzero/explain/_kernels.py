@@ -12,7 +12,8 @@ matrix units, and moving blocks are left out, so a real kernel takes longer.
 - Time is that of padded head dims: a matrix unit is 128 (v6e, tpu7x: 256) wide, and a head dim of
   64 leaves half of it idle. libtpu's own estimate of a batched product says the same.
 - All scores count, unless the kernel was traced in a scope that says `causal`: then blocks that the
-  mask hides whole don't. Splash attention's name has the blocks; of others half the scores count.
+  mask hides whole don't. Splash attention says its blocks, in its name or, in newer JAX, beside
+  it; of others half the scores count.
 - Of any other kernel only the bytes are known.
 """
 
@@ -67,7 +68,7 @@ def _attention_flops(kernel: Kernel, op_names: Sequence[str], width: int) -> tup
     scores = math.prod(query[:-1]) * key[-2]
     products = _products(kernel, said, arrays[0])
     if "causal" in said:
-        scores *= _seen(said, products, query[-2], key[-2])
+        scores *= _seen(f"{said} {kernel.said}", products, query[-2], key[-2])
     # Half of the products contract or make the queries' head dim, half the values'.
     head = (query[-1] + value[-1]) / 2
     wide = (_padded(query[-1], width) + _padded(value[-1], width)) / 2
@@ -76,9 +77,9 @@ def _attention_flops(kernel: Kernel, op_names: Sequence[str], width: int) -> tup
 
 def _seen(said: str, products: int, queries: int, keys: int) -> float:
     """The share of blocks that a causal mask doesn't hide whole."""
-    # A name has the blocks of all of its kernels.
+    # A name has the blocks of all of its kernels; what newer JAX writes beside it has them too.
     which = {_FORWARD: "", 3: "_dq"}.get(products, "_dkv")
-    found = [re.search(rf"block_{side}{which}[=_](\d+)", said) for side in ("q", "kv")]
+    found = [re.search(rf'block_{side}{which}(?:[=_]|": )(\d+)', said) for side in ("q", "kv")]
     q_block, kv_block = (int(one[1]) if one else 0 for one in found)
     if not q_block or not kv_block:
         return 1 / 2

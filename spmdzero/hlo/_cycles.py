@@ -13,6 +13,7 @@ _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _KERNEL = 'custom_call_target="tpu_custom_call"'
 # Pallas writes an author's own count into the call's configuration, with numbers as JSON has them.
 _STATED = re.compile(r'"cost_estimate":\s*\{([^}]*)\}')
+_SAID = re.compile(r"kernel_metadata=\{(.*?)\}\}")
 _NUMBER = re.compile(r'"(\w+)":\s*"?(-?\d+)')
 # Transfers that libtpu fuses with other work are told apart by their channels.
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
@@ -33,6 +34,7 @@ class Kernel:
         results: the arrays that one call writes.
         flops: operations of one call by its author's count; None where he gave none.
         bytes_accessed: bytes that one call reads and writes, likewise.
+        said: what its author wrote beside it, such as the sizes of its blocks, as JSON.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Kernel:
     results: tuple[Shape, ...]
     flops: int | None
     bytes_accessed: int | None
+    said: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,11 +178,12 @@ class _Schedule:
     def _kernel(self, instruction: Instruction) -> Kernel:
         stated = _STATED.search(instruction.attributes)
         numbers = {key: int(n) for key, n in _NUMBER.findall(stated[1])} if stated else {}
-        operands = self._module.operands(instruction)
+        operands, said = self._module.operands(instruction), _SAID.search(instruction.attributes)
         return Kernel(
             name=instruction.name,
             operands=tuple(shape for operand in operands for shape in operand.shapes),
             results=instruction.shapes,
             flops=numbers.get("flops"),
             bytes_accessed=numbers.get("bytes_accessed"),
+            said=said[1].replace("\\", "") if said else "",
         )

@@ -21,7 +21,7 @@ def parse(text: str) -> Module:
     """
     header, entry, current = "", "", ""
     computations: dict[str, dict[str, Instruction]] = {}
-    for line in text.splitlines():
+    for line in _whole_lines(text):
         if line.startswith("HloModule "):
             header = line
         elif found := _HEADER.match(line):
@@ -41,6 +41,22 @@ def parse(text: str) -> Module:
         for instruction in computation.values():
             computation[instruction.name] = _plain(instruction, computation)
     return Module(header, entry, computations)
+
+
+def _whole_lines(text: str) -> list[str]:
+    """The lines; an instruction is one, which a kernel's own metadata would break off."""
+    lines: list[str] = []
+    is_open = False
+    for line in text.splitlines():
+        if _INSTRUCTION.match(line):
+            is_open = True
+        elif is_open and line not in ("", "}"):
+            lines[-1] += line
+            continue
+        else:
+            is_open = False
+        lines.append(line)
+    return lines
 
 
 def _plain(instruction: Instruction, siblings: dict[str, Instruction]) -> Instruction:

@@ -63,8 +63,10 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def kernels(text: str) -> list[str]:
     """``forward`` or ``backward``, of each kernel in the text."""
-    calls = [line for line in text.splitlines() if 'custom_call_target="tpu_custom_call"' in line]
-    return [re.findall(r"attention\.(forward|backward)", line)[0] for line in calls]
+    # An instruction may go over several lines.
+    calls = re.split(r"\n  (?=%|ROOT )", text)
+    calls = [call for call in calls if 'custom_call_target="tpu_custom_call"' in call]
+    return [re.findall(r"attention\.(forward|backward)", call)[0] for call in calls]
 
 
 def assert_is_a_kernel(text: str) -> None:

@@ -143,3 +143,13 @@ def test_what_jax_lowers_too_late_names_the_line_and_spoils_no_other_value(mesh:
             assert torch.equal((sound + 1).cpu(), torch.full((3,), 3.0))
     finally:
         object.__setattr__(op, "function", own)
+
+
+def test_in_inference_mode_what_views_a_tensor_is_of_its_kind_as_in_torch(mesh: Mesh) -> None:
+    for device in ("cpu", "xla"):
+        made = torch.ones(2, 3, device=device)
+        with torch.inference_mode():
+            computed = made * 2
+            views = [made.detach(), made.view(-1), made.t(), computed.detach(), computed.t()]
+        assert [view.is_inference() for view in views] == [False] * 3 + [True] * 2, device
+        torch.testing.assert_close(views[-1].cpu(), torch.full((3, 2), 2.0))

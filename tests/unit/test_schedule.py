@@ -131,6 +131,31 @@ def test_blocks_that_a_causal_mask_hides_whole_cost_nothing() -> None:
         assert kernel_cost(causal, V6E).flops == pytest.approx(whole * 36 / 64), name
 
 
+def test_a_newer_kernel_says_its_blocks_in_lines_of_their_own() -> None:
+    # Of what jax 0.12.0 and libtpu 0.0.50.1 made of causal attention, [8, 1024, 128].
+    array, said = "bf16[8,1024,128]{2,1,0}", r"{\"block_q\": 128, \"block_kv\": 256}"
+    hlo = f"""HloModule m, is_scheduled=true
+
+ENTRY %e (q: {array}, k: {array}, v: {array}) -> {array} {{
+  %q = {array} parameter(0)
+  %k = {array} parameter(1)
+  %v = {array} parameter(2)
+  %splash_mha_fwd_residuals.1 = ({array}, f32[8,1024]{{1,0}}) custom-call(%q, %k, %v), \
+custom_call_target="tpu_custom_call", frontend_attributes={{kernel_metadata={{
+"xprof_metadata":"{said}"
+}}}}, metadata={{op_name="jit(run)/attention.forward.causal/pallas_call" stack_frame_id=69}}
+  ROOT %out = {array} get-tuple-element(%splash_mha_fwd_residuals.1), index=0, \
+frontend_attributes={{kernel_metadata={{
+"xprof_metadata":"{said}"
+}}}}, metadata={{op_name="jit(run)/attention.forward.causal/pallas_call" stack_frame_id=69}}
+}}
+"""
+    (operation,) = [o for o, _ in each_operation(read_schedule(hlo)) if o.kernel]
+    assert operation.op_names == ("jit(run)/attention.forward.causal/pallas_call",)
+    # Of 8 x 4 blocks 2 x (1 + 2 + 3 + 4) are seen.
+    assert kernel_cost(operation, V6E).flops == 2 * 2 * 8 * 1024 * 1024 * 128 * 20 / 32
+
+
 def test_what_a_kernels_author_counted_goes_before_the_model() -> None:
     hlo = re.sub(
         r'custom_call_target="tpu_custom_call"',

@@ -11,6 +11,8 @@ from spmdzero.compat.comm._through_host import Done, run_on_host
 
 Group = dist.ProcessGroup | None
 Tensors = Sequence[torch.Tensor]
+# Newer torch deprecates the name that it has had, which stays DeepSpeed's.
+_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 @labelled()
@@ -53,7 +55,7 @@ def all_gather_into_tensor(
 ) -> Any:
     """`output_tensor`, `[n * rows, ...]`, becomes every process's `tensor`, in order of rank."""
     return run_on_host(
-        lambda sources, targets, asynchronous: dist.all_gather_into_tensor(
+        lambda sources, targets, asynchronous: _gather_single(
             targets[0], sources[0], group, asynchronous
         ),
         read=[tensor],
