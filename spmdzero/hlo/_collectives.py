@@ -139,6 +139,8 @@ def _of_each_operand(
         role, tensor = tag_of(module, held, traced, operand, element, outputs)
         if not traced.op_name and kind in _SUMS and math.prod(payload.dims) > 1:
             role, tensor = gradient_by_use(module, held, element) or (role, tensor)
+            # A micro-batch's gradients are handed out as what they are added to.
+            role = "gradient" if role == "accumulator" else role
         wire = _wire_bytes(shown, payload.bytes, size)
         yield Collective(
             kind=shown,

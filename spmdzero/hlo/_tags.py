@@ -17,7 +17,7 @@ ELEMENTWISE |= {"transpose", "all-reduce-done", "async-done"}
 _LAYOUT = ELEMENTWISE | {"slice", "dynamic-slice", "dynamic-update-slice", "pad", "concatenate"}
 _LAYOUT |= {"select", "copy-start", "copy-done", "collective-permute", "collective-permute-start"}
 _LAYOUT |= {"collective-permute-done", "all-gather-done", "fusion", "get-tuple-element"}
-_LAYOUT |= {"parameter", "tuple"}
+_LAYOUT |= {"slice-start", "slice-done", "parameter", "tuple"}
 
 
 def traced_as(module: Module, instruction: Instruction, element: int | None) -> Instruction:

@@ -65,7 +65,8 @@ def _plain(instruction: Instruction, siblings: dict[str, Instruction]) -> Instru
     A call on the side is an async-start with all operands, and an async-done: the text has a
     call-start and a call-done. libtpu prepares one early for a transfer that a SparseCore does, and
     names the operands in a call-update, which is when it starts. A reduction over dims of one
-    element is a reshape: libtpu puts one behind the gather of a vector.
+    element is a reshape: libtpu puts one behind the gather of a vector. The parts in which it
+    copies a large array are put together by a custom call.
     """
     match instruction.opcode:
         case "call-done":
@@ -79,6 +80,8 @@ def _plain(instruction: Instruction, siblings: dict[str, Instruction]) -> Instru
             return dataclasses.replace(
                 instruction, opcode="async-start", operands=tuple(operands), attributes=called
             )
+        case "custom-call" if 'custom_call_target="ConcatBitcast"' in instruction.attributes:
+            return dataclasses.replace(instruction, opcode="concatenate")
         case "reduce" if len(instruction.operands) == 2:
             (whole,), (left,) = siblings[instruction.operands[0]].shapes, instruction.shapes
             if prod(whole.dims) == prod(left.dims):

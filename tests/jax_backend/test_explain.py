@@ -163,6 +163,9 @@ def test_two_devices_of_a_chip_scatter_and_gather_beside_compute() -> None:
     # What a SparseCore does is asynchronous without any flag.
     split = [c for c in moves.programs[0].ledger.collectives if c.kind != "all-reduce"]
     assert [(c.asynchronous, c.group_size) for c in split] == 4 * [(True, 8)]
+    accumulated = hollow_on("tpu7x:2x2x1", gradient_accumulation_steps=2)
+    micro, _ = accumulated.moves_on("tpu7x:2x2x1").programs
+    assert {c.role for c in micro.ledger.collectives} == {"gradient", "output"}
     time = explanation.time_on("tpu7x:2x2x1")
     assert time.clock == pytest.approx(2.2e9, rel=1e-3)
     assert time.wire == pytest.approx(sum(c.wire_bytes for c in split) / 300e9, rel=0.02)

@@ -66,3 +66,29 @@ def test_the_end_of_an_async_pair_names_what_its_start_moves():
     # The source line is that of the named tensor.
     assert pairs["gradient", "wte.weight"].source == "model.py:12"
     assert pairs["gradient", "ln.bias"].source == ""
+
+
+PARTS = """\
+HloModule parts, num_partitions=8
+
+ENTRY %main (shard: bf16[512,1024]) -> (bf16[4096,1024]) {
+  %shard = bf16[512,1024]{1,0} parameter(0)
+  %whole = bf16[4096,1024] all-gather(%shard), replica_groups={}, dimensions={0}, NAMED
+  %flat = s8[8388608]{0} bitcast(%whole)
+  %start.0 = ((s8[8388608]{0}), s8[4194304]{0}, s32[]) slice-start(%flat), slice={[0:4194304]}
+  %start.1 = ((s8[8388608]{0}), s8[4194304]{0}, s32[]) slice-start(%flat), slice={[4194304:8388608]}
+  %done.0 = s8[4194304]{0} slice-done(%start.0)
+  %done.1 = s8[4194304]{0} slice-done(%start.1)
+  %joined = bf16[4096,1024]{1,0} custom-call(%done.0, %done.1), custom_call_target="ConcatBitcast"
+  ROOT %out = (bf16[4096,1024]{1,0}) tuple(%joined)
+}
+""".replace("NAMED", 'metadata={op_name="jit(run)/aten___to_copy/convert_element_type"}')
+
+
+def test_a_parameter_that_is_gathered_and_copied_in_parts_is_no_leak() -> None:
+    """As libtpu 0.0.50 copies matrices of 8 MB on tpu7x."""
+    (moved,) = CollectiveLedger.from_hlo(PARTS, outputs=["parameter/up.weight"]).collectives
+    assert (moved.role, moved.tensor, moved.group_size) == ("parameter", "up.weight", 8)
+    # An output of the model is a leak, as are values that the step keeps nothing of.
+    (moved,) = CollectiveLedger.from_hlo(PARTS, outputs=["output/logits"]).collectives
+    assert moved.role == ""
