@@ -30,6 +30,10 @@ _LEAN: Mapping[str, str] = {"xla_tpu_enable_deduplicated_calls": "true"}
 _USED = re.compile(r"Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm")
 _RAISED = re.compile(r"[\w.]*Error: ")
 _TIMEOUT = 1800  # seconds
+_OF_THE_SET = (
+    '\nIt was compiled with the flags of the set that "spmd": {"xla_flags": ...} names; '
+    '"none" has none'
+)
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -130,19 +134,20 @@ def compile_for_tpu(
         "stablehlo": program.is_stablehlo,
         "input_shardings": dict(program.input_shardings),
     }
+    hint = _OF_THE_SET if set(flags or ()) - set(own_flags.ALWAYS) else ""
     between = os.environ.get(_passes.FOLDER)
     if between is None:
         with tempfile.TemporaryDirectory() as folder:
             _order(Path(folder), program.module, request, name=topology.name)
             _passes.compile_one(Path(folder))
-            return _read(Path(folder), topology)
+            return _read(Path(folder), topology, hint=hint)
     told = json.dumps(request, sort_keys=True).encode()
     folder = Path(between, hashlib.sha256(program.module + told).hexdigest())
     if not folder.exists():
         folder.mkdir()
         _order(folder, program.module, request, name=topology.name)
         raise WaitingError
-    return _read(folder, topology)
+    return _read(folder, topology, hint=hint)
 
 
 def _order(folder: Path, module: bytes, request: dict[str, Any], *, name: str) -> None:
@@ -162,7 +167,7 @@ def _order(folder: Path, module: bytes, request: dict[str, Any], *, name: str) -
     (folder / "order").write_text(json.dumps(order))
 
 
-def _read(folder: Path, topology: Topology) -> Compiled:
+def _read(folder: Path, topology: Topology, *, hint: str = "") -> Compiled:
     name = topology.name
     done = json.loads((folder / "status").read_text())
     if done["status"] is None:
@@ -176,7 +181,7 @@ def _read(folder: Path, topology: Topology) -> Compiled:
         raised = [place for place, line in enumerate(lines) if _RAISED.match(line)]
         last = "\n".join(lines[raised[-1] if raised else -8 :][:8])
         raise SpmdZeroRuntimeError(
-            f"the TPU compiler failed for {name} (status {done['status']}):\n{last}"
+            f"the TPU compiler failed for {name} (status {done['status']}):\n{last}{hint}"
         )
     result = json.loads((folder / "result").read_text())
     if "refused" in result:

@@ -52,8 +52,8 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     found: dict[str, str] = {}
     read = _aot._read
 
-    def kept(folder: Path, topology: Topology) -> Any:
-        made = read(folder, topology)
+    def kept(folder: Path, topology: Topology, **more: Any) -> Any:
+        made = read(folder, topology, **more)
         found[topology.name] = made.hlo or ""
         return made
 

@@ -174,6 +174,14 @@ def test_two_devices_of_a_chip_scatter_and_gather_beside_compute() -> None:
     assert (memory.fits, memory.hbm_bytes) == (True, 96 * 2**30)
 
 
+def test_flags_that_a_newer_libtpu_refuses_are_told_by_the_configs_key() -> None:
+    if not knows_tpu7x():
+        pytest.skip(f"libtpu {importlib.metadata.version('libtpu')} compiles with each flag")
+    said = r'(?s)ReduceScatter.*other than TPU v5e.*"spmd": \{"xla_flags": ...\} names; "none"'
+    with pytest.raises(spmdzero.SpmdZeroRuntimeError, match=said):
+        hollow_on("v6e:2x4", spmd={"xla_flags": "auto"})
+
+
 def test_a_libtpu_that_does_not_know_a_generation_says_which_one_does() -> None:
     if knows_tpu7x():
         pytest.skip(f"libtpu {importlib.metadata.version('libtpu')} knows tpu7x")
