@@ -40,6 +40,12 @@ _HIDE_SOURCE = (
 _HIDE_PUBLISHED = (
     f"{_HIDE_SOURCE}; published among the flags that MaxDiffusion is trained with on v5p"
 )
+_FUSE_SCATTER = XlaFlag(
+    name="xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter",
+    value="true",
+    effect="the matrix products of the backward run between a reduce-scatter's start and end",
+    source=_HIDE_SOURCE,
+)
 _HIDE = (
     XlaFlag(
         name="xla_enable_async_reduce_scatter_fusion",
@@ -47,12 +53,7 @@ _HIDE = (
         effect="a reduce-scatter has a start and an end",
         source=_HIDE_PUBLISHED,
     ),
-    XlaFlag(
-        name="xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter",
-        value="true",
-        effect="the matrix products of the backward run between a reduce-scatter's start and end",
-        source=_HIDE_PUBLISHED,
-    ),
+    _FUSE_SCATTER,
     XlaFlag(
         name="xla_tpu_ars_combiner_threshold_in_bytes",
         value="1",
@@ -85,7 +86,15 @@ _ALL = (_KEEP_GATHERS, *_SCATTER, *_HIDE)
 # all-reduces of their parameters' all-gathers without it, and a step moves 1.50 times the floor
 # (1.00 with it).
 ALWAYS: Mapping[str, str] = {_KEEP_GATHERS.name: _KEEP_GATHERS.value}
-FLAG_SETS: Mapping[str, tuple[XlaFlag, ...]] = {"none": (), "v5e": _ALL, "v5p": _ALL, "v6e": _ALL}
+# libtpu 0.0.50 compiles nothing with it elsewhere: it "is only supported on TPU v5e", and on others
+# may lead to "incorrect results, hang, SDC". libtpu 0.0.21 takes it and says nothing.
+_BUT_ON_V5E = tuple(flag for flag in _ALL if flag is not _FUSE_SCATTER)
+FLAG_SETS: Mapping[str, tuple[XlaFlag, ...]] = {
+    "none": (),
+    "v5e": _ALL,
+    "v5p": _BUT_ON_V5E,
+    "v6e": _BUT_ON_V5E,
+}
 
 
 def flags_of(name: str, *, chip: str | None) -> Mapping[str, str]:

@@ -179,7 +179,8 @@ def test_flags_that_a_newer_libtpu_refuses_are_told_by_the_configs_key() -> None
         pytest.skip(f"libtpu {importlib.metadata.version('libtpu')} compiles with each flag")
     said = r'(?s)ReduceScatter.*other than TPU v5e.*"spmd": \{"xla_flags": ...\} names; "none"'
     with pytest.raises(spmdzero.SpmdZeroRuntimeError, match=said):
-        hollow_on("v6e:2x4", spmd={"xla_flags": "auto"})
+        hollow_on("v6e:2x4", spmd={"xla_flags": "v5e"})
+    assert hollow_on("v6e:2x4", spmd={"xla_flags": "auto"}).xla_flags
 
 
 def test_a_libtpu_that_does_not_know_a_generation_says_which_one_does() -> None:
