@@ -59,8 +59,9 @@ def devices_of(request: dict[str, Any]) -> list[Any]:
     topology = topologies.get_topology_desc(
         topology_name=request["topology"], platform="tpu", num_slices=request["slices"], **cores
     )
-    # As torch_xla numbers them: on one slice along x first. libtpu lists them host by host.
-    found = sorted(topology.devices, key=lambda device: device.id)
+    # As the backend's mesh has them: torch_xla's on one slice along x first, JAX's host by host.
+    host = 1 if request["stablehlo"] else 0
+    found = sorted(topology.devices, key=lambda device: (host * device.process_index, device.id))
     assert len(found) == request["devices"], f"{len(found)} devices, not {request['devices']}"
     return found
 

@@ -20,6 +20,7 @@ from spmdzero.backend.jax._cells import require_same
 from spmdzero.backend.jax._dispatch import own_value, value_of, write
 from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._operations import MeshOp
+from spmdzero.backend.jax._slice import devices_by_host
 from spmdzero.backend.jax._tensor import LazyTensor, over
 from spmdzero.backend.jax._values import Space, Value, record
 from spmdzero.backend.jax._versions import wide_numbers
@@ -44,9 +45,8 @@ class DeviceMesh:
 
     @functools.cached_property
     def devices(self) -> jax.sharding.Mesh:
-        """The mesh as JAX has it; those of one process are beside each other, as its rows are."""
-        ordered = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
-        devices = np.array(ordered[: self.spec.size]).reshape(self.spec.shape)
+        """The mesh as JAX has it, host by host."""
+        devices = np.array(devices_by_host()[: self.spec.size]).reshape(self.spec.shape)
         return jax.sharding.Mesh(devices, self.spec.names)
 
     @property

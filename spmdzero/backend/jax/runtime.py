@@ -19,6 +19,7 @@ from spmdzero.backend.jax._execute import start as start_values
 from spmdzero.backend.jax._factories import register
 from spmdzero.backend.jax._forked import forks
 from spmdzero.backend.jax._generator import generator
+from spmdzero.backend.jax._slice import devices_by_host, torus_of
 from spmdzero.backend.jax._tensor import DEVICE
 from spmdzero.backend.jax.mesh import DeviceMesh
 from spmdzero.errors import SpmdZeroRuntimeError
@@ -147,5 +148,7 @@ def program_platform() -> str:
 
 
 def program_torus() -> Torus | None:
-    """How the chips are joined that the program being traced is for."""
-    return traced.torus
+    """How the chips are joined that the program being traced is for; None where nothing tells."""
+    if traced.torus is not None or platform() != "TPU":
+        return traced.torus
+    return torus_of(devices_by_host())
