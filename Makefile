@@ -70,7 +70,7 @@ SHARED_ALL := $(SHARED) tests/audit tests/checkpoint tests/cli tests/interchange
 	distribution.py install.py launcher.py lightning.py lightning_tied.py run.py trainer_class.py)
 
 # Without transformers, accelerate and Lightning, which have their own newest torch.
-SHARED_NEWEST := tests/explain/test_attention.py \
+SHARED_NEWEST := tests/explain/test_attention.py tests/audit tests/checkpoint tests/hosts \
 	$(filter-out tests/integrations/% tests/notebooks %_outputs.py %_transformers.py,$(SHARED))
 
 test: lint

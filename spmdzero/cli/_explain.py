@@ -10,8 +10,10 @@ from typing import Annotated
 
 import typer
 
+from spmdzero.backend import choose
 from spmdzero.cli._duration import duration
 from spmdzero.cli._options import AsJson, Html, Strict
+from spmdzero.config import load_config
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.explain import Explanation, Topology, _passes, require_tpu_compiler
 from spmdzero.show import together
@@ -59,7 +61,7 @@ def explain(
     """Does a step fit, what does it move, what is wrong, how long does it take? No TPU needed."""
     most = None if budget is None else _seconds(budget, tpu)
     if meta and tpu and _passes.FOLDER not in os.environ:
-        _start_again()
+        _start_again(config)
     explanations = [
         _explain_on(
             count,
@@ -103,8 +105,10 @@ def _print(explanations: list[Explanation], *, as_json: bool, html: Path | None)
         typer.echo(f"problem: {problem}", err=True)
 
 
-def _start_again() -> None:
+def _start_again(config: Path) -> None:
     """Replaces this process: a model that fills memory leaves the TPU's compiler the rest of it."""
+    # Each backend needs a compiler of its own, and the config may name one.
+    choose(load_config(str(config)).spmd.backend)
     require_tpu_compiler()
     again = [sys.executable, "-m", "spmdzero", *sys.argv[1:]]
     # The Pythons that have this compiler have -P.

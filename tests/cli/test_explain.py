@@ -1,6 +1,7 @@
 """`spmdzero explain`, as a shell runs it."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from spmdzero import SpmdZeroUsageError
+from spmdzero import SpmdZeroConfigError, SpmdZeroUsageError
+from spmdzero.backend import current
 from spmdzero.cli._arguments import load_object, make_batch
+from spmdzero.cli._explain import _start_again
 from spmdzero.explain import Explanation
 from tests.support.processes import environment
 from tests.support.trajectory import ROOT
@@ -153,3 +156,22 @@ def test_topologies_of_several_sizes_are_explained_at_once_on_one_page(folder: P
         assert f"2. What moves on {target}?" in page
     # Progress, on stderr as it is no terminal.
     assert "explain: stage 1, boundary program for v6e:2x2" in done.stderr
+
+
+def test_a_process_that_starts_again_for_tpus_asks_the_backend_that_the_config_names(
+    mesh: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda _, arguments: started.append(arguments))
+    own = current().name
+    for name in ("torch_xla", "jax"):
+        config = tmp_path / f"{name}.json"
+        config.write_text(json.dumps(CONFIG | {"spmd": {"backend": name}}))
+        if name == own:
+            _start_again(config)
+        else:
+            # A process has one; started afresh it has none yet.
+            with pytest.raises(SpmdZeroConfigError, match=f"uses {own} already"):
+                _start_again(config)
+    (arguments,) = started
+    assert "-m" in arguments
