@@ -1,5 +1,6 @@
 """Each op that the table names, beside torch's own kernel, through torch's database of ops."""
 
+import functools
 import importlib.util
 import itertools
 import math
@@ -273,6 +274,43 @@ def test_a_matrix_without_a_cholesky_factor_is_said_to_have_none():
     _, ours = by_jax(table()["aten.linalg_cholesky_ex.default"], (matrices,), {})
     _, theirs = torch.linalg.cholesky_ex(matrices)
     assert torch.equal(to_torch(ours, torch.int32), theirs)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (5, 3), (2, 3, 3)], ids=str)
+def test_factors_that_differ_from_torchs_by_signs_make_the_matrix_again(shape):
+    matrix = torch.linspace(0, 9, math.prod(shape)).sin().reshape(shape)
+
+    def factors(name, *args):
+        made = by_jax(table()[f"aten.{name}.default"], args, {})
+        return [
+            to_torch(x, torch.complex64 if x.dtype.kind == "c" else torch.float32) for x in made
+        ]
+
+    close = functools.partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)
+    for mode in ("reduced", "complete"):
+        q, r = factors("linalg_qr", matrix, mode)
+        close(q @ r, matrix)
+        close(q.mT @ q, torch.eye(q.shape[-1]).expand(*shape[:-2], -1, -1))
+        close(r, r.triu())
+    u, s, vh = factors("_linalg_svd", matrix, False, True)
+    close((u * s[..., None, :]) @ vh, matrix)
+    if shape[-1] != shape[-2]:
+        return
+    values, vectors = factors("linalg_eig", matrix)
+    close(matrix.to(vectors.dtype) @ vectors, vectors * values[..., None, :])
+    close(torch.linalg.vector_norm(vectors, dim=-2), torch.ones_like(values).real)
+    symmetric = matrix + matrix.mT
+    values, vectors = factors("_linalg_eigh", symmetric)
+    close((vectors * values[..., None, :]) @ vectors.mT, symmetric)
+
+
+def test_least_squares_say_what_torchs_driver_by_singular_values_says():
+    tall = torch.linspace(0, 5, 12).sin().reshape(4, 3) + torch.eye(4, 3)
+    right, driver = torch.linspace(0, 3, 8).reshape(4, 2), {"driver": "gelsd"}
+    ours = by_jax(table()["aten.linalg_lstsq.default"], (tall, right), driver)
+    theirs = torch.linalg.lstsq(tall, right, **driver)
+    for our, their in zip(ours, theirs, strict=True):
+        assert difference(our, their) is None
 
 
 def test_polygamma_has_its_poles():
