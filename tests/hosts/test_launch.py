@@ -73,12 +73,15 @@ def launched(*words: str, **variables: str) -> Iterator[subprocess.Popen]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # What a shell starts in the background, such as these tests, ignores it, and so does what
+        # that starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         try:
             yield process
         finally:
             if process.poll() is None:
-                process.send_signal(signal.SIGINT)
+                process.terminate()
 
 
 def run(*words: str, **variables: str) -> tuple[int, str, str]:
