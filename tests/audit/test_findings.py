@@ -56,7 +56,9 @@ def test_a_layer_that_mixes_rows_is_a_stray_collective_with_module_and_operation
     mixed = found["aten::mm in module mixed"]
     assert "aten::mm in the backward pass or outside of the model" in found
     assert mixed.severity == "error"
-    assert f"all-gather f32[{ROWS}, {HIDDEN}]" in mixed.evidence
+    # Of the same tensor newer JAX gathers the transpose.
+    shapes = (f"[{ROWS}, {HIDDEN}]", f"[{HIDDEN}, {ROWS}]")
+    assert any(f"all-gather f32{shape};" in mixed.evidence for shape in shapes)
     assert '"forward": "region"' in mixed.fix
 
 
