@@ -1,56 +1,17 @@
 """A dispatch mode that computes each aten op a second time, by JAX, and compares the two."""
 
 import collections
-import math
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import torch
 from torch._decomp import core_aten_decompositions
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from spmdzero.backend.jax.ops import UnsupportedError, jax_dtype, lowering
+from spmdzero.backend.jax.ops import UnsupportedError, lowering
+from tests.jax_backend.op_arrays import TOLERANCE, by_jax, difference, to_torch
+from tests.jax_backend.op_claims import CLAIMS, REFERENCES
 
 DECOMPOSITIONS = core_aten_decompositions()
-if hasattr(jax, "enable_x64"):
-    x64 = jax.enable_x64
-else:
-    from jax.experimental import enable_x64 as x64
-
-# Both compute in float32 and round once, but sum in another order and approximate functions by
-# other polynomials. A sum's error grows with its terms, not with its result, so what is absolute
-# is taken of the largest result. Of bfloat16 another order may turn the last of 8 bits, and
-# kernels of torch that keep bfloat16 in between (a few backward ops) the last two.
-TOLERANCE = {
-    torch.float32: (2e-4, 2e-5),
-    torch.complex64: (2e-4, 2e-5),
-    torch.float64: (1e-7, 1e-8),
-    torch.complex128: (1e-7, 1e-8),
-    torch.bfloat16: (1.6e-2, 1e-2),
-    torch.float16: (2e-3, 1e-3),
-}
-
-LOOSE = {
-    # In float32 torch's own kernel is 4e-5 away from what it computes in float64, this 6e-6: see
-    # test_the_gradient_of_ctc_is_nearer_to_torchs_in_float64.
-    "aten._ctc_loss_backward.default": (2e-4, 2e-4),
-    "aten._ctc_loss_backward.Tensor": (2e-4, 2e-4),
-}
-
-# Compared with what torch computes in float64. Its kernels of polygamma lose what cancels between
-# the poles: at -8.5 for n = 6 it has 4.0e-3, and -0.2e-3 in float64. In bfloat16 it squares a
-# matrix again and again, and keeps coordinates, which have no more than 8 bits then.
-BY_DOUBLE = {
-    ("aten.polygamma.default", torch.float32),
-    ("aten.linalg_matrix_exp.default", torch.bfloat16),
-    ("aten.grid_sampler_2d.default", torch.bfloat16),
-    ("aten.grid_sampler_2d_backward.default", torch.bfloat16),
-    ("aten.grid_sampler_3d.default", torch.bfloat16),
-    ("aten.grid_sampler_3d_backward.default", torch.bfloat16),
-}
-
 # What JAX has too: not complex32, nor what is quantized.
 DTYPES = {
     torch.bool,
@@ -90,95 +51,6 @@ INDEXED = {
         "cummin.default",
     )
 }
-# Of these outputs only some are unique: the vectors turn by a sign.
-COMPARED = {
-    "aten._linalg_svd.default": (1,),
-    "aten._linalg_eigh.default": (0,),
-    "aten.linalg_qr.default": (),
-    "aten.linalg_eig.default": (0,),
-    # The others are for a gradient of the same backend's.
-    "aten._embedding_bag.default": (0,),
-    "aten._embedding_bag_forward_only.default": (0,),
-    "aten._ctc_loss.default": (0,),
-    "aten._ctc_loss.Tensor": (0,),
-    # LAPACK's drivers say more or less.
-    "aten.linalg_lstsq.default": (0,),
-}
-
-
-def to_jax(tensor):
-    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    bits = {1: torch.uint8, 2: torch.int16}.get(tensor.dtype.itemsize)
-    if bits is None or not tensor.is_floating_point():
-        return jnp.asarray(tensor.numpy())
-    return jnp.asarray(tensor.view(bits).numpy().view(jax_dtype(tensor.dtype)))
-
-
-def to_torch(array, dtype):
-    array = jnp.asarray(array)
-    if jnp.iscomplexobj(array) and not dtype.is_complex:
-        array = array.real
-    array = np.array(array.astype(jax_dtype(dtype)))
-    if dtype.is_floating_point and dtype.itemsize == 2:
-        return torch.from_numpy(array.view(np.int16)).view(dtype)
-    return torch.from_numpy(array)
-
-
-def by_jax(function, args, kwargs):
-    """What the lowering computes of torch's tensors, traced as in a program."""
-    leaves, spec = tree_flatten((list(args), dict(kwargs)))
-    where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-
-    def traced(arrays):
-        filled = list(leaves)
-        for i, array in zip(where, arrays, strict=True):
-            filled[i] = array
-        a, k = tree_unflatten(filled, spec)
-        return function(*a, **k)
-
-    with x64(True):
-        return jax.jit(traced)([to_jax(leaves[i]) for i in where])
-
-
-def difference(ours, theirs, tolerance=None):
-    """What is wrong with our array; None if nothing is."""
-    if tuple(ours.shape) != tuple(theirs.shape):
-        return f"shape {tuple(ours.shape)}, torch has {tuple(theirs.shape)}"
-    dtype = theirs.dtype
-    ours, theirs = to_torch(ours, dtype), theirs.detach().resolve_conj().resolve_neg()
-    if theirs.numel() == 0:
-        return None
-    if dtype not in TOLERANCE:
-        wrong = int((ours != theirs).sum())
-        return f"{wrong} of {ours.numel()} differ" if wrong else None
-    rtol, atol = tolerance or TOLERANCE[dtype]
-    exact = torch.complex128 if dtype.is_complex else torch.float64
-    ours, theirs = ours.to(exact), theirs.to(exact)
-    finite = theirs[theirs.isfinite()].abs()
-    largest = finite.max().item() if finite.numel() else 1.0
-    close = torch.isclose(ours, theirs, rtol, atol * max(1.0, largest), equal_nan=True)
-    if bool(close.all()):
-        return None
-    worst = (ours - theirs).abs().nan_to_num(torch.inf).max().item()
-    return f"{int((~close).sum())} of {close.numel()} differ, by up to {worst:.3g}"
-
-
-def tolerance_of(name, args):
-    """The relative and the absolute one of an op; None for that of the dtype."""
-    if name != "aten.polygamma.default" or args[1].dtype != torch.float32:
-        return LOOSE.get(name)
-    # A power of fp32's last bit beside a pole; the last bit of the terms, which cancel between two.
-    return 2e-5, math.factorial(args[0]) * 2 ** (args[0] + 1) * torch.finfo(torch.float32).eps
-
-
-def by_double(func, args, kwargs, theirs):
-    """What torch computes of the same numbers in float64, as the dtypes of `theirs`."""
-
-    def wide(x):
-        return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-
-    exact = func(*tree_map(wide, tuple(args)), **tree_map(wide, kwargs))
-    return tree_map(lambda x, like: x if like is None else x.to(like.dtype), exact, theirs)
 
 
 def signature(func, args, kwargs):
@@ -268,24 +140,33 @@ class Checker(TorchDispatchMode):
         self.exercised.add(name)
         if name in UNDEFINED:
             return
-        if (name, *dtypes[:1]) in BY_DOUBLE:
-            theirs = by_double(func, args, kwargs, theirs)
         single = isinstance(theirs, torch.Tensor)
         theirs, ours = ([theirs], [ours]) if single else (list(theirs), list(ours))
         if len(theirs) != len(ours):
             self.wrong.append(f"{name}: {len(ours)} outputs, torch has {len(theirs)}")
             return
+        wrong = self.compared(func, args, kwargs, ours, theirs)
+        shown = f"{name}{self.shown(args, kwargs)}"
+        self.wrong += [f"{shown} output {i}: {what}" for i, what in wrong if what]
+
+    @classmethod
+    def compared(cls, func, args, kwargs, ours, theirs):
+        """Pairs of an output's number, or a claim's, and what is wrong with it, or None."""
+        name = str(func)
+        if name in CLAIMS:
+            yield from enumerate(CLAIMS[name](func, args, kwargs, ours, theirs))
+            return
+        if name in REFERENCES:
+            theirs = REFERENCES[name](func, args, kwargs, theirs)
         for i, (our, their) in enumerate(zip(ours, theirs, strict=True)):
-            if their is None or i not in COMPARED.get(name, (i,)):
+            if their is None:
                 continue
             if our is None:
-                wrong = "None"
+                yield i, "None"
             elif name in INDEXED and i == 1:
-                wrong = self.misplaced(args, kwargs, our, theirs[0], their)
+                yield i, cls.misplaced(args, kwargs, our, theirs[0], their)
             else:
-                wrong = difference(our, their, tolerance_of(name, args))
-            if wrong:
-                self.wrong.append(f"{name}{self.shown(args, kwargs)} output {i}: {wrong}")
+                yield i, difference(our, their)
 
     @staticmethod
     def misplaced(args, kwargs, index, values, their):

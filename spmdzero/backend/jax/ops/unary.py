@@ -179,9 +179,10 @@ def _cotangents(n: int, x: Any) -> Any:
     derivative = np.polynomial.Polynomial([0.0, np.pi])
     for _ in range(n):
         derivative = derivative.deriv() * np.polynomial.Polynomial([-np.pi, 0.0, -np.pi])
-    rest = x - jnp.floor(x)
     # It is 0 at a half to the last bit, where the terms are large, and exact beside the poles.
-    cotangent = jnp.sin(jnp.pi * (0.5 - rest)) / jnp.sin(jnp.pi * jnp.minimum(rest, 1 - rest))
+    near = x - jnp.round(x)
+    rest = jnp.abs(near)
+    cotangent = jnp.sign(near) * jnp.sin(jnp.pi * (0.5 - rest)) / jnp.sin(jnp.pi * rest)
     return jnp.polyval(jnp.asarray(derivative.coef[::-1], x.dtype), cotangent)
 
 
@@ -193,7 +194,7 @@ def polygamma(n: int, self: Any) -> Any:
         return _digamma(x)
     # JAX adds up ten terms, and is wrong below -8. There its reflection is taken (DLMF 5.15.6),
     # which rounds more where the two of it cancel.
-    far = x < -7
+    far = x < 0
     value = jsp.polygamma(n, jnp.where(far, 1 - x, x))
     value = jnp.where(far, (-1) ** n * value - _cotangents(n, x), value)
     if n == 1:
