@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from spmdzero.backend import Mesh, arrays
@@ -42,6 +44,26 @@ def test_a_read_there_is_a_read(mesh: Mesh, name: str) -> None:
     y.register_hook(lambda grad: seen.append((grad.cpu().device.type, f"{grad.sum():.1f}")))
     BACKWARDS[name](y.sum(), x)
     assert seen == [("cpu", "3.0"), ("cpu", "3.00")]
+
+
+class PassesOn(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_dispatch_mode_that_passes_operations_on_changes_no_gradient(mesh: Mesh) -> None:
+    def gradient() -> torch.Tensor:
+        x = torch.linspace(-1, 2, 8, device="xla").bfloat16().requires_grad_()
+        # C++ casts in it, and the gradient goes back by a cast to what C++ takes for the CPU.
+        F.rms_norm(x, (8,)).exp().sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    plain = gradient()
+    with PassesOn():
+        watched = gradient()
+    assert watched.device.type == "xla"
+    assert torch.equal(watched.cpu(), plain.cpu())
 
 
 class Sines(TorchFunctionMode):

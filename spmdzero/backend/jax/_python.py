@@ -47,7 +47,12 @@ def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return _answers[func](*args, **kwargs)
         if type(func) is _READS and func.__name__ == "__get__":
             return func(*args)
-        if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cpu":
+        if (
+            kwargs.get("device") is not None
+            and torch.device(kwargs["device"]).type == "cpu"
+            # A dispatch mode passes operations on, whose device C++ takes for the CPU.
+            and not isinstance(func, torch._ops.OpOverload)
+        ):
             like = torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype)
             return func(like, *args[1:], **kwargs)
         if isinstance(func, _C_CALLS) and func not in _MIXED:
