@@ -240,8 +240,11 @@ class CapturedSteps:
         loss = find_loss(forward())
         self._calls.backward(loss)
         share = loss.detach() / training.batch.accumulation
-        assert training.total is not None
-        training.total = training.mesh.mark(training.total + share)
+        before = training.total
+        assert before is not None
+        # It lives until the program has started: JAX's backend would have it give its memory away
+        # from the second micro-batch on, which would be another program than the first one's.
+        training.total = training.mesh.mark(before + share)
         # If they were alive, they would be outputs of the program.
         del loss, share
         if ends:

@@ -31,13 +31,13 @@ BF16 = {"bf16": {"enabled": True}}
     "cfg",
     [
         config(),
-        config(stage=1, gas=2),
+        config(stage=1, gas=3),
         config(stage=0),
         config(**GLOBAL),
         config(**BF16, gradient_clipping=0.5),
         config(spmd={"reduction": "explicit"}, **BF16),
     ],
-    ids=["stage 2", "stage 1, two micro-batches", "stage 0", "global", "bf16", "explicit bf16"],
+    ids=["stage 2", "stage 1, three micro-batches", "stage 0", "global", "bf16", "explicit bf16"],
 )
 def test_nothing_is_found_in_a_sound_model(cfg: dict) -> None:
     engine = engine_of(NoNorm() if cfg.get("spmd") == {"forward": "global"} else Sound(), cfg)
