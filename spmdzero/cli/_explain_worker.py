@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 
+from spmdzero.backend import choose
 from spmdzero.cli._arguments import load_object, make_batch
+from spmdzero.config import load_config
 from spmdzero.errors import SpmdZeroError
 from spmdzero.explain import Explanation, WaitingError, _passes, explain
+from spmdzero.integrations._install import refuse_other_backends
 
 
 def main(asked: str, answered: str) -> None:
@@ -24,6 +27,9 @@ def main(asked: str, answered: str) -> None:
 
 
 def _explain(request: dict[str, Any]) -> Explanation:
+    if choose(load_config(request["config"]).spmd.backend).name == "jax":
+        # By itself transformers imports torch_xla, beside which JAX's backend doesn't start.
+        refuse_other_backends()
     with torch.device("meta" if request["meta"] else "cpu"):
         model = load_object(request["model"])()
     batch = make_batch(request["batch"])

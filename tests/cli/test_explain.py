@@ -139,6 +139,21 @@ def test_what_is_no_batch_or_no_object_is_refused() -> None:
 
 
 @pytest.mark.slow
+def test_a_model_of_hugging_face_is_explained_where_torch_xla_is_installed_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A user's environment has no such word.
+    monkeypatch.delenv("USE_TORCH_XLA", raising=False)
+    done = run(
+        folder, "tests.support.models:small_gpt2", "ds.json", "-b", "input_ids={devices}x32:int64",
+        "-b", "labels={devices}x32:int64", "--devices", "2", "--own-stage", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)
+    assert Explanation.from_json(json.dumps(found)).devices == 2
+
+
+@pytest.mark.slow
 def test_topologies_of_several_sizes_are_explained_at_once_on_one_page(folder: Path) -> None:
     done = run(
         folder, "net:Net", "ds.json", "--batch", "x={devices}x64", "--own-stage", "--json",
