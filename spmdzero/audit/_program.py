@@ -14,6 +14,8 @@ _LAYOUT |= {"parameter"}
 # What may stand between the sum of a gradient and the update, element by element.
 _BETWEEN = {"add", "subtract", "multiply", "divide", "convert", "select", "dynamic-slice", "slice"}
 _BETWEEN |= {"copy", "bitcast", "reshape", "transpose", "negate", "concatenate", "pad"}
+# The gradient of an embedding that all rows share is added to rows of its table.
+_BETWEEN |= {"scatter", "dynamic-update-slice"}
 _SERVES_A_GRADIENT = re.compile(r"\bzero\.(?:gradient|update|norm|direction)/")
 _HLO_NAMES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}
 _MOVED = {"parameter": "values are gathered", "gradient": "gradients are reduced"}
