@@ -68,14 +68,13 @@ def script(folder: Path, text: str) -> str:
 def launched(*words: str, **variables: str) -> Iterator[subprocess.Popen]:
     told = {"SPMDZERO_BACKEND": "jax", "PYTHONPATH": str(ROOT), **variables}
     with subprocess.Popen(
-        [sys.executable, "-m", "spmdzero", "launch", *words],
+        # What a shell starts in the background, such as these tests, ignores it, and so does what
+        # that starts. A fork of this process, with JAX's threads, could set it too, and hang.
+        ["env", "--default-signal=INT", sys.executable, "-m", "spmdzero", "launch", *words],
         env=environment(**told),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # What a shell starts in the background, such as these tests, ignores it, and so does what
-        # that starts.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         try:
             yield process
