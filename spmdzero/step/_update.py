@@ -124,7 +124,7 @@ class GroupUpdate:
         ]
 
     def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """For each member the new parameter and the new state, not marked.
+        """For each member the new parameter and the new state, marked.
 
         Formulas and order are DeepSpeed's (runtime/zero/stage_1_and_2.py, `step`).
         """
@@ -171,4 +171,11 @@ class GroupUpdate:
         stored = mesh.mark(new_weights.to(member.dtype), spec)
         with programs.scope(f"zero.parameter/{member.name}"):
             gathered = gather(mesh, stored, placement, member.shape)
-        return [gathered, *(new[slot].to(state[slot].dtype) for slot in member.slots)]
+        specs = dict.fromkeys(rule.scalars, ())
+        return [
+            gathered,
+            *(
+                mesh.mark(new[slot].to(state[slot].dtype), specs.get(slot, spec))
+                for slot in member.slots
+            ),
+        ]

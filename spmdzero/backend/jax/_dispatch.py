@@ -13,8 +13,9 @@ from spmdzero.backend.jax._cells import Cell
 from spmdzero.backend.jax._decompose import decomposed, kernel_of_others, of_data
 from spmdzero.backend.jax._functional import functional
 from spmdzero.backend.jax._lowered import made_by, require_lowering
+from spmdzero.backend.jax._meta import on_meta
 from spmdzero.backend.jax._operations import AtenOp, identity
-from spmdzero.backend.jax._tensor import LazyTensor, alias_of, hooks, meta_of, over
+from spmdzero.backend.jax._tensor import LazyTensor, alias_of, hooks, over
 from spmdzero.backend.jax._trees import found, swapped
 from spmdzero.backend.jax._values import Operation, Space, Value, record
 from spmdzero.backend.jax._views import UnwritableViewError, ViewStep, written
@@ -176,16 +177,13 @@ def _mask_place(func: Any) -> int | None:
 
 
 def meta_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the operation returns, on the meta device.
+    """What the operation returns, on the meta device; not to be written to.
 
     Raises:
         ReplicaRegionError: its shape depends on values.
     """
-    margs, mkwargs = _map(args, kwargs, torch.Tensor, meta_of)
-    if "device" in mkwargs:
-        mkwargs["device"] = torch.device("meta")
     try:
-        return func(*margs, **mkwargs)
+        return on_meta(func, args, kwargs)
     except NotImplementedError as error:
         op = AtenOp.of(func)
         if op is not None:

@@ -3,12 +3,15 @@
 import dataclasses
 import functools
 import hashlib
+import operator
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from spmdzero.backend.jax._trees import swapped
 from spmdzero.backend.jax._values import Node, Space, Value
+
+_MARKS = ("mark", "leave")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,8 +94,12 @@ class Graph:
     @functools.cached_property
     def marks(self) -> dict[int, Any]:
         """Number of a slot -> the operation that says its sharding, by `mesh` and `spec`."""
-        said = (step for step in self.steps if step.op.key[0] in ("mark", "leave"))
+        said = (step for step in self.steps if step.op.key[0] in _MARKS)
         return {step.made[0].number: step.op for step in said}
+
+    def mark_of(self, output: int) -> Any:
+        """The operation that says the sharding of an output, None where none does."""
+        return self.marks.get(self.outputs[output].number)
 
     @classmethod
     def of(cls, roots: Sequence[Value]) -> tuple["Graph", list[Value]]:
@@ -107,6 +114,16 @@ class Graph:
         if any(isinstance(step.op, Folded) for step in graph.steps):
             graph = _expanded(graph)
         return graph, list(builder.leaves)
+
+
+def mark_of(value: Value) -> Any:
+    """The operation that says the sharding of a pending value, None where none does."""
+    if value.node is None:
+        return None
+    op: Any = value.node.op
+    if isinstance(op, Folded):
+        return op.graph.mark_of(value.index)
+    return op if op.key[0] in _MARKS else None
 
 
 class _Builder:
@@ -218,13 +235,16 @@ def _ordered(root: Value, known: dict[int, Slot]) -> Iterator[Node]:
                 stack.append((value.node, False))
 
 
-def _frozen(tree: Any) -> Any:
+_NUMBER = operator.attrgetter("number")
+
+
+def _frozen(tree: Any, number: Callable[[Slot], int] = _NUMBER) -> Any:
     if isinstance(tree, Slot):
-        return ("%", tree.number)
+        return ("%", number(tree))
     if isinstance(tree, list | tuple):
-        return tuple([_frozen(item) for item in tree])
+        return tuple([_frozen(item, number) for item in tree])
     if isinstance(tree, dict):
-        return tuple(sorted((key, _frozen(item)) for key, item in tree.items()))
+        return tuple(sorted((key, _frozen(item, number)) for key, item in tree.items()))
     # 1, 1.0 and True are equal, and -0.0 is 0.0, but not the same to an operation.
     return (type(tree).__name__, repr(tree))
 
@@ -232,16 +252,15 @@ def _frozen(tree: Any) -> Any:
 def _digest(graph: Graph) -> bytes:
     numbers: dict[int, int] = {}
 
-    def number(slot: Slot) -> Slot:
-        numbers.setdefault(slot.number, len(numbers))
-        return Slot(numbers[slot.number], (), None, slot.space)
+    def number(slot: Slot) -> int:
+        return numbers.setdefault(slot.number, len(numbers))
 
     digest = hashlib.sha256()
     for slot in graph.inputs:
         number(slot)
         digest.update(repr((slot.shape, str(slot.dtype), int(slot.space))).encode())
     for step in graph.steps:
-        given = [_frozen(swapped(tree, Slot, number)) for tree in (step.args, step.kwargs)]
+        given = [_frozen(step.args, number), _frozen(step.kwargs, number)]
         digest.update(repr((step.op.key, given)).encode())
         for slot in step.made:
             number(slot)

@@ -13,14 +13,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from spmdzero.backend._arrays import Form
 from spmdzero.backend.jax import _dispatch, _host, _unasked
 from spmdzero.backend.jax._dispatch import value_of
+from spmdzero.backend.jax._graph import mark_of
 from spmdzero.backend.jax._tensor import OWN, LazyTensor
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax.mesh import ordered_shards
 from spmdzero.backend.scan import StandIn
-
-_SHARDED = ("mark", "leave")
-
 
 PARAMETER = LazyTensor
 
@@ -119,10 +117,8 @@ def sharding_in_jax(value: Value) -> Any:
     """The annotation of a global value as JAX has it, None where there is none."""
     if value.array is not None:
         return value.array.sharding
-    if value.node is not None and value.node.op.key[0] in _SHARDED:
-        op: Any = value.node.op
-        return NamedSharding(op.mesh, PartitionSpec(*op.spec))
-    return None
+    op = mark_of(value)
+    return None if op is None else NamedSharding(op.mesh, PartitionSpec(*op.spec))
 
 
 @functools.lru_cache

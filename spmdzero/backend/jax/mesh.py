@@ -19,6 +19,7 @@ from spmdzero.backend.jax._across import JaxAcross
 from spmdzero.backend.jax._cells import require_same
 from spmdzero.backend.jax._dispatch import own_value, value_of, write
 from spmdzero.backend.jax._execute import compilations
+from spmdzero.backend.jax._graph import mark_of
 from spmdzero.backend.jax._operations import MeshOp
 from spmdzero.backend.jax._slice import devices_by_host
 from spmdzero.backend.jax._tensor import LazyTensor, over
@@ -81,22 +82,24 @@ class DeviceMesh:
     def mark(self, tensor: torch.Tensor, spec: PartitionSpec | None = None) -> torch.Tensor:
         """Annotates `tensor` in place (replicated by default) and returns it."""
         spec = tuple(spec or (None,) * tensor.dim())
-        value, sharding = value_of(tensor), self.sharding(spec)
+        value, key = value_of(tensor), ("mark", spec, *self._key)
         assert isinstance(tensor, LazyTensor)
         self._keep_same(tensor)
+        marked = mark_of(value)
+        if marked is not None and marked.key == key:
+            return tensor
+        sharding = self.sharding(spec)
         if value.array is not None and value.space is not Space.REPLICA:
             if value.array.sharding.is_equivalent_to(sharding, len(value.shape)):
                 return tensor
-        elif value.node is not None and value.node.op.key == ("mark", spec, *self._key):
-            return tensor
 
         def constrained(array: jax.Array) -> jax.Array:
             return jax.lax.with_sharding_constraint(array, sharding)
 
-        op = MeshOp(("mark", spec, *self._key), constrained, Space.GLOBAL, spec, self.devices)
-        (marked,) = record(op, (value,), {}, [(value.shape, value.dtype)])
+        op = MeshOp(key, constrained, Space.GLOBAL, spec, self.devices)
+        (annotated,) = record(op, (value,), {}, [(value.shape, value.dtype)])
         writes = tensor.cell.writes
-        write(tensor, marked)
+        write(tensor, annotated)
         # An annotation changes no number.
         tensor.cell.writes = writes
         return tensor
