@@ -25,12 +25,7 @@ def on_meta(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         NotImplementedError: torch doesn't know without data.
     """
     key = (func, torch.get_default_dtype(), _form(args), _form(kwargs))
-    try:
-        known = key in _known
-    except TypeError:
-        # Something among the inputs has no hash.
-        return _made(func, args, kwargs)
-    if not known:
+    if key not in _known:
         made = _made(func, args, kwargs)
         if len(_known) >= _MOST:
             _known.clear()

@@ -89,9 +89,12 @@ class DeviceMesh:
         if marked is not None and marked.key == key:
             return tensor
         sharding = self.sharding(spec)
-        if value.array is not None and value.space is not Space.REPLICA:
-            if value.array.sharding.is_equivalent_to(sharding, len(value.shape)):
-                return tensor
+        if (
+            value.array is not None
+            and value.space is not Space.REPLICA
+            and value.array.sharding.is_equivalent_to(sharding, len(value.shape))
+        ):
+            return tensor
 
         def constrained(array: jax.Array) -> jax.Array:
             return jax.lax.with_sharding_constraint(array, sharding)

@@ -1,0 +1,74 @@
+"""What a step that is recorded again is spared: asking torch for forms, and marking."""
+
+import pytest
+import torch
+
+import spmdzero
+from spmdzero.backend import Mesh, arrays, compiler
+from spmdzero.backend.jax import _meta
+from spmdzero.backend.jax._dispatch import value_of
+from tests.support.contract import make_batch, make_model
+
+DEVICE = torch.device("xla", 0)
+
+
+def test_forms_are_remembered_by_all_that_decides_them(mesh: Mesh) -> None:
+    x = torch.arange(12).reshape(3, 4).to(DEVICE)
+    add, div = torch.ops.aten.add.Tensor, torch.ops.aten.div.Tensor
+    first = _meta.on_meta(add, (x, 1), {})
+    assert _meta.on_meta(add, (x, 1), {}) is first
+    assert first.dtype == torch.int64
+    # Equal in Python, and another number to torch.
+    assert _meta.on_meta(add, (x, 1.0), {}).dtype == torch.float32
+    assert _meta.on_meta(add, (x > 0, True), {}).dtype == torch.bool
+    assert _meta.on_meta(add, (x > 0, 1), {}).dtype == torch.int64
+    assert _meta.on_meta(add, (x.t(), 1), {}).stride() == x.t().stride()
+    assert _meta.on_meta(div, (x, x), {}).dtype == torch.float32
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert _meta.on_meta(div, (x, x), {}).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_an_error_is_raised_each_time(mesh: Mesh) -> None:
+    x = torch.ones(3, 4).to(DEVICE)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="broadcast"):
+            torch.add(x, torch.ones(5).to(DEVICE))
+
+
+def test_what_a_folded_function_marked_is_not_marked_again(mesh: Mesh) -> None:
+    spec = ("fsdp", None)
+    x = mesh.place(torch.ones(16, 4))
+    folded = compiler.fold(lambda given: [mesh.mark(given[0] + 1, spec)], [x])
+    (made,) = folded([x])
+    node = value_of(made).node
+    assert node is not None
+    mesh.mark(made, spec)
+    assert value_of(made).node is node
+    assert arrays.sharding_of(made) == "{devices=[8,1]<=[8]}"
+    # Another sharding is an operation of its own.
+    other = mesh.mark(arrays.fresh(made), (None, None))
+    assert arrays.sharding_of(other) == "{replicated}"
+    assert arrays.local_shapes(made) == [(2, 4)] * 8
+    assert arrays.local_shapes(other) == [(16, 4)] * 8
+    assert torch.equal(arrays.read(made), torch.full((16, 4), 2.0))
+
+
+def test_the_three_calls_record_no_operation_for_each_parameter() -> None:
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "zero_optimization": {"stage": 2},
+    }
+    engine, optimizer, *_ = spmdzero.initialize(model=make_model(), config=config)
+    for step in range(4):
+        engine.backward(engine(*make_batch(step, 0)))
+        engine.step()
+    engine.backward(engine(*make_batch(4, 0)))
+    optimizer.step()
+    tensors = [t for name, t in optimizer.tensors().items() if not name.startswith("counter/")]
+    assert all(arrays.are_pending(tensors))
+    # Those that are updated together are results of one.
+    assert len({id(value_of(tensor).node) for tensor in tensors}) < len(tensors) / 50
