@@ -171,11 +171,8 @@ class GroupUpdate:
         stored = mesh.mark(new_weights.to(member.dtype), spec)
         with programs.scope(f"zero.parameter/{member.name}"):
             gathered = gather(mesh, stored, placement, member.shape)
-        specs = dict.fromkeys(rule.scalars, ())
-        return [
-            gathered,
-            *(
-                mesh.mark(new[slot].to(state[slot].dtype), specs.get(slot, spec))
-                for slot in member.slots
-            ),
+        # Of what is marked here JAX's backend needs no operation for each state of a folded update.
+        return [gathered] + [
+            mesh.mark(new[slot].to(state[slot].dtype), () if slot in rule.scalars else spec)
+            for slot in member.slots
         ]

@@ -97,10 +97,6 @@ class Graph:
         said = (step for step in self.steps if step.op.key[0] in _MARKS)
         return {step.made[0].number: step.op for step in said}
 
-    def mark_of(self, output: int) -> Any:
-        """The operation that says the sharding of an output, None where none does."""
-        return self.marks.get(self.outputs[output].number)
-
     @classmethod
     def of(cls, roots: Sequence[Value]) -> tuple["Graph", list[Value]]:
         """The graph that computes `roots`, and the values that are its inputs.
@@ -122,7 +118,7 @@ def mark_of(value: Value) -> Any:
         return None
     op: Any = value.node.op
     if isinstance(op, Folded):
-        return op.graph.mark_of(value.index)
+        return op.graph.marks.get(op.graph.outputs[value.index].number)
     return op if op.key[0] in _MARKS else None
 
 

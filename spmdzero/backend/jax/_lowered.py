@@ -1,6 +1,6 @@
 """What an operation makes of arrays that JAX traces, and whether it can: asked while recording."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import torch
 
 from spmdzero._user_line import user_line
-from spmdzero.backend.jax._trees import swapped
+from spmdzero.backend.jax._trees import hashable, swapped
 from spmdzero.backend.jax._values import Value
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax.ops import UnsupportedError, jax_dtype, torch_dtype
@@ -93,7 +93,7 @@ def require_lowering(
     Raises:
         SpmdZeroRuntimeError: JAX can't.
     """
-    key = (op.key, _signature(args), _signature(kwargs))
+    key = (op.key, hashable((args, kwargs), (Value, float), _decides))
     if key in _known:
         return
     try:
@@ -144,15 +144,6 @@ class _Place(int):
     """The number of an array among those that are traced."""
 
 
-def _signature(tree: Any) -> Any:
-    if isinstance(tree, Value):
-        return tree.shape, tree.dtype
-    if isinstance(tree, list | tuple):
-        return tuple([_signature(item) for item in tree])
-    if isinstance(tree, Mapping):
-        return tuple([(key, _signature(item)) for key, item in tree.items()])
-    if isinstance(tree, float):
-        # Another one at each step would be traced at each.
-        return float
-    # 1 and True are equal, but not the same to an operation.
-    return type(tree), tree
+def _decides(leaf: Value | float) -> Hashable:
+    # Another float at each step would be traced at each.
+    return float if isinstance(leaf, float) else (leaf.shape, leaf.dtype)

@@ -5,6 +5,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from jax.sharding import NamedSharding, PartitionSpec
+
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax.ops import lowering
 
@@ -52,6 +54,12 @@ class MeshOp:
     makes: Space | None = None
     spec: tuple[Any, ...] | None = None
     mesh: Any = None
+
+    @functools.cached_property
+    def sharding(self) -> NamedSharding:
+        """How JAX says `spec`."""
+        assert self.spec is not None
+        return NamedSharding(self.mesh, PartitionSpec(*self.spec))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The results, of arrays that JAX traces."""

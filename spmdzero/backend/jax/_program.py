@@ -222,6 +222,5 @@ def marked_spec(graph: Graph, mesh: Mesh) -> list[Any]:
             shardings.append(_own.sharding(slot.shape, mesh))
         else:
             op = graph.marks.get(slot.number)
-            said = None if op is None else NamedSharding(op.mesh, PartitionSpec(*op.spec))
-            shardings.append(said)
+            shardings.append(None if op is None else op.sharding)
     return shardings

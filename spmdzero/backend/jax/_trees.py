@@ -1,6 +1,6 @@
 """What stands in lists, tuples and dicts: of values, of slots, of tensors."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, TypeVar
 
 Leaf = TypeVar("Leaf")
@@ -29,3 +29,17 @@ def swapped(tree: Any, kind: type[Leaf], get: Callable[[Leaf], Any]) -> Any:
     if isinstance(tree, dict):
         return {key: swapped(item, kind, get) for key, item in tree.items()}
     return tree
+
+
+def hashable(
+    tree: Any, kind: type[Leaf] | tuple[type[Leaf], ...], get: Callable[[Leaf], Hashable]
+) -> Hashable:
+    """What is equal for trees that are, with `get(leaf)` for each of `kind`."""
+    if isinstance(tree, kind):
+        return get(tree)
+    if isinstance(tree, list | tuple):
+        return tuple([hashable(item, kind, get) for item in tree])
+    if isinstance(tree, Mapping):
+        return tuple([(key, hashable(item, kind, get)) for key, item in tree.items()])
+    # 1, 1.0 and True are equal, but not the same to an operation.
+    return type(tree), tree

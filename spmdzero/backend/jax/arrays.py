@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from spmdzero.backend._arrays import Form
 from spmdzero.backend.jax import _dispatch, _host, _unasked
@@ -118,7 +118,7 @@ def sharding_in_jax(value: Value) -> Any:
     if value.array is not None:
         return value.array.sharding
     op = mark_of(value)
-    return None if op is None else NamedSharding(op.mesh, PartitionSpec(*op.spec))
+    return None if op is None else op.sharding
 
 
 @functools.lru_cache
