@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from spmdzero.backend import arrays, runtime
+from spmdzero.backend import arrays, current, runtime
 from spmdzero.data._loader import ZeroDataLoader
 from spmdzero.errors import SpmdZeroUsageError, UsageValueError
 from spmdzero.state._training import Training
@@ -185,6 +185,9 @@ class MastersFollow:
                 "load_state_dict(assign=True) would replace parameters that the engine trains by "
                 "others. Leave assign out: values are copied onto the devices"
             )
+        if current().in_region():
+            # A forward loads into a replica's copies, whose masters follow as after any write.
+            return
         for parameter in module.parameters(recurse=False):
             # The user may have moved the module off the devices, and its engine with it.
             if arrays.is_mine(parameter):

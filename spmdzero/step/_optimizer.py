@@ -19,7 +19,7 @@ from spmdzero.step._loss_scale import LossScaled
 from spmdzero.step._numbers import group_numbers, number_keys, scale_numbers
 from spmdzero.step._schedule_hold import ScheduleHold
 from spmdzero.step._torch_calls import PlannedOptimizer, refuse_closure
-from spmdzero.step._update import Member
+from spmdzero.step._update import Member, master_of_written
 
 
 class ZeroOptimizer(LossScaled, PlannedOptimizer):
@@ -233,6 +233,16 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
             if master is not None:
                 stored = store(self._mesh, parameter.detach().float(), self._placement(name))
                 self._mesh.commit(master, stored, self.spec(f"master/{name}"))
+
+    @torch.no_grad()
+    def follow_writes(self, written: Collection[str]) -> None:
+        """Has the masters of parameters that a forward wrote follow, see `master_of_written`."""
+        for parameter in self._trainable():
+            name, master = self._names[parameter], self.state[parameter].get("master")
+            if name in written and master is not None:
+                placement = self._placement(name)
+                new = master_of_written(self._mesh, parameter, master, placement)
+                self._mesh.commit(master, new, self.spec(f"master/{name}"))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients summed so far."""

@@ -176,3 +176,21 @@ class GroupUpdate:
             mesh.mark(new[slot].to(state[slot].dtype), () if slot in rule.scalars else spec)
             for slot in member.slots
         ]
+
+
+def master_of_written(
+    mesh: Mesh, parameter: torch.Tensor, master: torch.Tensor, placement: Placement
+) -> torch.Tensor:
+    """The master of a parameter that was written, in the master's stored form and dtype.
+
+    Elements that the write left alone are what the master rounds to, and keep its digits:
+    otherwise a forward that clamps a bf16 weight would undo all updates below bf16's steps.
+
+    Args:
+        parameter: as it is now, `[*shape]`.
+        master: as it was.
+        placement: the master's.
+    """
+    now = store(mesh, parameter.detach(), placement)
+    same = now == master.to(parameter.dtype)
+    return torch.where(same, master, now.to(master.dtype))

@@ -40,8 +40,10 @@ class Model(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(Block(number, change) for number in range(5))
         self.run = run or _one_after_the_other
+        self.register_buffer("forwards", torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.forwards += 1
         return self.run(self.blocks, x).square().mean()
 
 
@@ -148,7 +150,7 @@ def _write(block: Block, y: torch.Tensor) -> torch.Tensor:
     [
         ({"run": _keeps_all}, None),
         ({"change": lambda block, y: y * (1 + block.number)}, None),
-        ({"change": _write}, "writes to its buffers"),
+        ({"change": _write}, "writes to its parameters, buffers"),
         pytest.param({"run": _stops_in_between}, None, marks=pytest.mark.slow),
         pytest.param({"change": _read}, "reads a value", marks=pytest.mark.slow),
     ],

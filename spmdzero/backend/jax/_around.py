@@ -1,7 +1,7 @@
 """What JAX's backend puts around a module: see `spmdzero.backend.replica.Around`."""
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -98,10 +98,6 @@ class JaxAround:
         kernels = AttentionKernels(self._attention, KERNELS, owner=self._module)
         with _inside(), kernels:
             yield
-
-    def value_ids(self, tensors: Sequence[torch.Tensor]) -> list[Hashable]:
-        """One for each tensor: the same as before where nothing was written into it."""
-        return [value_of(tensor).serial for tensor in tensors]
 
     def is_fixed(self, tensor: torch.Tensor) -> bool:
         """Whether a value is computed of nothing but what was uploaded since a trace began."""
