@@ -59,7 +59,7 @@ SHARED_ALL := $(SHARED) tests/audit tests/checkpoint tests/cli tests/interchange
 	$(addprefix tests/explain/test_,attention.py golden.py hidden_wire.py memory.py moves.py \
 	small_tensors.py time.py) \
 	$(addprefix tests/engine/test_,accumulation.py agreement.py captured.py captured_changes.py \
-	captured_soak.py captured_state.py captured_traced.py comms_logger.py compiled_program.py \
+	captured_soak.py captured_state.py captured_traced.py changed_module.py comms_logger.py compiled_program.py \
 	compiling_steps.py copies.py direct_calls.py embedding_accumulation.py engine.py \
 	failed_steps.py fixed_reads.py flops_profiler.py folded.py folded_changes.py \
 	folded_surroundings.py fused_loss.py loader.py loading.py multi_output.py overflow_tables.py \

@@ -6,6 +6,7 @@ from typing import Any
 
 from spmdzero.backend import runtime
 from spmdzero.engine._accumulation import Accumulation
+from spmdzero.engine._frozen import FreezeWatch
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._progress import Progress
 from spmdzero.errors import NonFiniteError, SpmdZeroRuntimeError
@@ -54,6 +55,7 @@ class StepEnd:
         self._programs, self._progress = launching.programs, progress
         self.after_step: list[Callable[[], None]] = []
         self.agreement = AgreementRhythm()
+        self._freezing = FreezeWatch(training)
 
     def end_micro_batch(self, *, boundary: bool, lr_kwargs: dict[str, Any]) -> None:
         """Counts a micro-batch that was started, and at the boundary its step.
@@ -102,6 +104,7 @@ class StepEnd:
     ) -> None:
         training, counters = self._training, self._training.counters
         counters.pass_step(samples=self._accumulation.samples_of_step(), skipped=skipped)
+        self._freezing.look()
         hold = optimizer.hold
         if skipped:
             training.skips.tell(
