@@ -63,7 +63,7 @@ SHARED_ALL := $(SHARED) tests/audit tests/checkpoint tests/cli tests/interchange
 	compiling_steps.py copies.py direct_calls.py embedding_accumulation.py engine.py \
 	failed_steps.py fixed_reads.py flops_profiler.py folded.py folded_changes.py \
 	folded_surroundings.py fused_loss.py loader.py loading.py multi_output.py overflow_tables.py \
-	placement.py profile.py recompute.py reports.py scan.py short_batches.py skipped_steps.py \
+	placement.py profile.py recompute.py reports.py reset_states.py scan.py short_batches.py skipped_steps.py \
 	startup.py startup_compile.py startup_memory.py trajectories.py two_engines.py \
 	users_optimizers.py waiting_gradients.py whole_batch.py) \
 	$(addprefix tests/examples/test_,examples.py finetune.py generation.py source_text.py) \

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from spmdzero.data._generators import generators
-from spmdzero.formats import HostState
+from spmdzero.formats import RESET_AT, HostState
 from spmdzero.state._training import Training
 from spmdzero.step._numbers import numbers_at
 from spmdzero.step._optimizer import ZeroOptimizer
@@ -52,7 +52,9 @@ def host_state(
         applied=int(optimizer.named_states()["counter/applied"].item()),
         skipped=skipped,
         param_groups=[
-            {key: _number(value) for key, value in group.items()} | {"params": names}
+            {key: _number(value) for key, value in group.items()}
+            | {"params": names}
+            | _resets(optimizer, names)
             for group, names in zip(optimizer.param_groups, training.group_names, strict=True)
         ],
         hold=optimizer.hold.state_dict() if optimizer.hold else None,
@@ -69,6 +71,11 @@ def _unfinished_step(training: Training, waiting: tuple[str, ...]) -> dict[str, 
         "backward_done": training.backward_done,
         "losses": [loss.item() for loss in training.losses],
     }
+
+
+def _resets(optimizer: ZeroOptimizer, names: list[str]) -> dict[str, Any]:
+    found = {name: optimizer.reset_at[name] for name in names if name in optimizer.reset_at}
+    return {RESET_AT: found} if found else {}
 
 
 def _number(value: Any) -> Any:
@@ -94,9 +101,11 @@ def take_over_optimizer(training: Training, state: HostState) -> None:
     """Sets the numbers of the param groups, the count of updates and the loss scale."""
     optimizer = training.optimizer
     assert optimizer is not None
+    optimizer.reset_at.clear()
     for group, saved in zip(optimizer.param_groups, state.param_groups or [], strict=False):
+        optimizer.reset_at.update(saved.get(RESET_AT, {}))
         for key, value in saved.items():
-            if key == "params":
+            if key in ("params", RESET_AT):
                 continue
             if isinstance(group.get(key), torch.Tensor):
                 # It stays the tensor that somebody else holds.

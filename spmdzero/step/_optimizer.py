@@ -1,7 +1,7 @@
 """The optimizer that updates shards: masters, moments and the gather of parameters."""
 
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,16 +18,18 @@ from spmdzero.step._gradients import GradientStore
 from spmdzero.step._loss_scale import LossScaled
 from spmdzero.step._numbers import group_numbers, number_keys, scale_numbers
 from spmdzero.step._schedule_hold import ScheduleHold
+from spmdzero.step._states import LastingState
 from spmdzero.step._torch_calls import PlannedOptimizer, refuse_closure
 from spmdzero.step._update import Member, master_of_written
 
 
-class ZeroOptimizer(LossScaled, PlannedOptimizer):
+class ZeroOptimizer(LossScaled, LastingState, PlannedOptimizer):
     """A torch optimizer whose states are shards on the mesh.
 
     `param_groups` work as in torch, so any `torch.optim.lr_scheduler` can drive it; numbers of a
     group reach the device as data and never recompile. `state[p]` holds the optimizer's slots
     and, where the parameter is not fp32, its ``"master"``, as global tensors that live sharded.
+    What is cleared of it starts anew with the next step, as torch's does; masters stay.
 
     Args:
         param_groups: the groups, their parameters on the device; kept, not copied.
@@ -43,6 +45,8 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
     Attributes:
         grad_norm: the global gradient norm of the latest step, 0-dim fp32 on the device,
             unscaled and before clipping; infinity where it was not finite.
+        reset_at: name of a parameter whose state started anew apart from others' -> the count of
+            updates then.
         hold: what holds a schedule back for skipped steps, None without a schedule.
         folds: norm and updates as functions that may be folded.
     """
@@ -77,6 +81,8 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
         self._skipped = mesh.place(torch.zeros((), dtype=torch.int32))
         self.loss_scaler = scaler
         self.folds = Folds()
+        self.reset_at: dict[str, int] = {}
+        self._masters: dict[torch.Tensor, torch.Tensor] = {}
         # Their parameters live as long as this optimizer's names of them.
         self._boundaries: dict[Hashable, Boundary] = {}
         self.hold: ScheduleHold | None = None
@@ -85,6 +91,28 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
             for parameter in group["params"]:
                 if plan[names[parameter]].trainable:
                     self._allocate(parameter, rule, group)
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        """Makes the states that were cleared, or deleted, as they are at the start.
+
+        The count of updates starts anew too, of one parameter or of all.
+        """
+        trained = self._trainable()
+        missing = {parameter for parameter in trained if not self.state.get(parameter)}
+        if not missing:
+            return
+        counted = len(missing) < len(trained)
+        now = int(self._applied.item()) if counted else 0
+        if not counted:
+            self.reset_at.clear()
+            self._mesh.commit(self._applied, torch.zeros_like(self._applied))
+        for rule, group in zip(self._rules, self.param_groups, strict=True):
+            for parameter in group["params"]:
+                if parameter in missing:
+                    self._allocate(parameter, rule, group)
+                    if now and rule.counts:
+                        self.reset_at[self._names[parameter]] = now
 
     @property
     def skipped_steps(self) -> int:
@@ -117,7 +145,7 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
         }
         return states | {"counter/applied": self._applied, "counter/skipped": self._skipped}
 
-    def _trainable(self) -> Iterable[nn.Parameter]:
+    def _trainable(self) -> list[nn.Parameter]:
         members = [p for group in self.param_groups for p in group["params"]]
         for parameter in members:
             if parameter not in self._names:
@@ -127,7 +155,7 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
                     "all parameters as model_parameters"
                 )
         # The plan's word, not requires_grad, which may change after states were allocated.
-        return (p for p in members if self._plan[self._names[p]].trainable)
+        return [p for p in members if self._plan[self._names[p]].trainable]
 
     def _allocate(self, parameter: nn.Parameter, rule: UpdateRule, group: dict[str, Any]) -> None:
         name = self._names[parameter]
@@ -135,7 +163,11 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
         state = self.state[parameter]
         master = tensor.placement(Role.MASTER)
         if master is not None:
-            state["master"] = store(self._mesh, parameter.detach().float(), master)
+            # It has digits that the parameter has not, and is no state in torch.
+            if parameter not in self._masters:
+                stored = store(self._mesh, parameter.detach().float(), master)
+                self._masters[parameter] = stored
+            state["master"] = self._masters[parameter]
         moment = tensor.placement(Role.MOMENT)
         if moment is not None:
             for slot in rule.slots:
@@ -150,6 +182,7 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Norm, clip, update and gather, as one pending program; moves nothing to the host."""
         refuse_closure(closure)
+        self.renew()
         self._gradients.reduce_deferred()
         own, boundary = self.tensors(), self.boundary()
         new = boundary(
@@ -179,7 +212,8 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
         """The step as a function, for the groups and states as they are."""
         trained = set(self._trainable())
         groups = [[p for p in group["params"] if p in trained] for group in self.param_groups]
-        key = tuple(tuple((id(p), *self.state[p]) for p in group) for group in groups)
+        shapes = tuple(tuple((id(p), *self.state[p]) for p in group) for group in groups)
+        key = shapes, tuple(self.reset_at.items())
         if key not in self._boundaries:
             numbers = number_keys(self._rules, self.param_groups)
             self._boundaries[key] = Boundary(
@@ -214,6 +248,7 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
             shape=tuple(parameter.shape),
             dtype=parameter.dtype,
             slots=tuple(self.state[parameter]),
+            reset_at=self.reset_at.get(name, 0),
             placement=self._placement(name),
         )
 

@@ -57,6 +57,7 @@ class Member:
         dtype: its own.
         slots: the keys of its state.
         placement: how its gradient, its master and its slots are stored.
+        reset_at: the count of updates when its state started anew.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Member:
     dtype: torch.dtype
     slots: tuple[str, ...]
     placement: Placement
+    reset_at: int = 0
 
     def spec(self, mesh: Mesh) -> PartitionSpec:
         """The sharding of its stored form."""
