@@ -22,6 +22,9 @@ from spmdzero.state._training import Training
 from spmdzero.step._numbers import loss_scale_number
 from spmdzero.step._optimizer import ZeroOptimizer
 
+# Backward passes without a step in one program, where no accumulator is planned.
+_MOST_PASSES = 4
+
 
 class ThreeCalls:
     """Trains by forward, backward and step; holds no state but the watch of backward passes."""
@@ -67,10 +70,10 @@ class ThreeCalls:
         """
         training = self._training
         with self._wall_clock.phase("fwd"), naming_what_left(training):
-            waits = training.backward_done and training.gradients.accumulators
-            if waits and self._accumulation.reduces:
+            store, passes = training.gradients, len(training.losses)
+            if training.backward_done and (store.outlive_programs or passes >= _MOST_PASSES):
                 # The caller goes on without a step, which would have ended this micro-batch's
-                # program.
+                # program; one of all that follow would be another for each number of them.
                 self.end_unstepped()
             return self.forward_placed(*self.place_inputs(args, kwargs))
 
