@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero._logging import is_new
+from spmdzero._logging import is_new, log_once
 from spmdzero.backend import (
     Forward,
     Mesh,
@@ -24,7 +24,6 @@ from spmdzero.config import (
     BatchSizes,
     SpmdZeroConfig,
     load_config,
-    require_scaled_loss,
     resolve_batch_sizes,
 )
 from spmdzero.data._inputs import InputPlacer
@@ -55,6 +54,13 @@ from spmdzero.step._schedule_hold import ScheduleHold
 logger = logging.getLogger("spmdzero")
 
 
+_FP16_WITHOUT_ZERO = (
+    "fp16 without ZeRO: the loss is multiplied by the loss scale, and the gradients are divided by "
+    "it. DeepSpeed 0.19.8 leaves out the multiplication there and hardly trains "
+    "(docs/coming_from_deepspeed.md)"
+)
+
+
 def require_module(model: object, **refused: object) -> nn.Module:
     """The model.
 
@@ -75,14 +81,13 @@ def require_module(model: object, **refused: object) -> nn.Module:
     return model
 
 
-def read_settings(config: Any, args: Any, optimizer: Any) -> SpmdZeroConfig:
+def read_settings(config: Any, args: Any) -> SpmdZeroConfig:
     """The config, checked together with what was passed beside it.
 
     Raises:
         SpmdZeroConfigError: it can't be honoured.
     """
     settings = load_config(config, args=args)
-    require_scaled_loss(settings, optimizer=optimizer or settings.optimizer)
     if settings.log_level is not None:
         logger.setLevel(settings.log_level.upper())
     if settings.spmd.forward == "global" and settings.communication_data_type is not None:
@@ -175,7 +180,9 @@ def make_training(
     precision, rules = PrecisionPolicy.from_config(settings), _region_rules(settings)
     # Without an optimizer nobody would multiply the loss by the scale, nor update it.
     scaled = settings.fp16.enabled and groups is not None
-    scaler = LossScaler.from_config(settings.fp16) if scaled else None
+    scaler = LossScaler.from_config(settings.fp16, stage=plan.stage) if scaled else None
+    if scaled and plan.stage == 0:
+        log_once(_FP16_WITHOUT_ZERO)
     path = GradientPath(
         plan=plan,
         mesh=mesh,

@@ -106,7 +106,8 @@ def take_over_optimizer(training: Training, state: HostState) -> None:
     if state.applied is not None:
         _set_count(training, optimizer, "counter/applied", state.applied)
     if optimizer.loss_scaler is not None and state.scaler is not None:
-        known = {item.name for item in dataclasses.fields(optimizer.loss_scaler)}
+        # Which rule it follows is this run's.
+        known = {item.name for item in dataclasses.fields(optimizer.loss_scaler)} - {"at_stage_0"}
         for key, value in state.scaler.items():
             if key in known:
                 setattr(optimizer.loss_scaler, key, value)
@@ -152,16 +153,19 @@ def take_over_skips(
     else:
         hold.load_state_dict(state.hold)
         hold.settle(after)
-        if not with_optimizer:
-            _fit_to_groups(hold, optimizer)
+        _fit_to_groups(hold, optimizer, anew=not with_optimizer)
 
 
-def _fit_to_groups(hold: ScheduleHold, optimizer: ZeroOptimizer) -> None:
-    """Makes the positions passed those of an optimizer whose numbers were not loaded."""
+def _fit_to_groups(hold: ScheduleHold, optimizer: ZeroOptimizer, *, anew: bool) -> None:
+    """Makes the positions passed those of this optimizer, whose numbers may not have been loaded.
+
+    Args:
+        anew: whether they were not.
+    """
     groups = optimizer.param_groups
     if any(len(then) != len(groups) for then in hold.positions):
         hold.forget()
-    else:
+    elif anew:
         hold.renumber(lambda then: numbers_at(optimizer._rules, groups, then))
 
 

@@ -39,6 +39,11 @@ CONFIGS = {
         "fp16": {"enabled": True, "initial_scale_power": 24, "hysteresis": 1},
         "gradient_clipping": 0.1,
     },
+    "fp16 with overflows at stage 0": {
+        "fp16": {"enabled": True, "initial_scale_power": 24},
+        "gradient_clipping": 0.1,
+        "zero_optimization": {"stage": 0},
+    },
     "explicit reduction": {"spmd": {"reduction": "explicit"}},
     "two axes": {"spmd": {"mesh": {"data": 2, "fsdp": -1}}},
     "SGD": {
@@ -52,7 +57,17 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+# What the others show together.
+SLOW = ["fp16 with overflows at stage 0"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(config, id=name, marks=[pytest.mark.slow] * (name in SLOW))
+        for name, config in CONFIGS.items()
+    ],
+)
 def test_folded_steps_are_traced_steps_bit_for_bit(config: dict[str, Any]) -> None:
     traced, folded = engines = twins(**config)
     # A length of no other test: what donates is counted when a program is compiled.

@@ -105,17 +105,23 @@ def test_a_loss_scale_at_its_minimum_ends_the_run() -> None:
         step(engine, float("inf"))
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["the config's", "the caller's"])
-def test_fp16_at_stage_0_is_refused_with_an_optimizer(own: bool) -> None:
-    model = nn.Linear(4, 4)
-    adam = {"type": "AdamW", "params": {"lr": 1e-3}}
-    with pytest.raises(spmdzero.SpmdZeroConfigError, match=r"fp16\.enabled.*stage 0.*stage\": 1"):
-        spmdzero.initialize(
-            model=model,
-            optimizer=torch.optim.AdamW(model.parameters()) if own else None,
-            config={"train_micro_batch_size_per_gpu": 1, "fp16": {"enabled": True}}
-            | ({} if own else {"optimizer": adam}),
-        )
+def test_a_loss_scale_at_its_minimum_goes_on_without_zero(caplog: pytest.LogCaptureFixture) -> None:
+    fp16 = {"enabled": True, "initial_scale_power": 1, "min_loss_scale": 1}
+    engine = start(fp16=fp16, zero_optimization={"stage": 0})
+    for _ in range(2):
+        step(engine, float("inf"))
+    assert (engine.cur_scale, engine.skipped_steps) == (1.0, 2)
+    assert "already at minimum" in caplog.text
+
+
+def test_fp16_without_zero_says_once_that_deepspeed_differs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger="spmdzero")
+    for _ in range(2):
+        start(fp16={"enabled": True}, zero_optimization={"stage": 0})
+    lines = [record for record in caplog.records if "DeepSpeed 0.19.8" in record.getMessage()]
+    assert len(lines) == 1
 
 
 def test_fp16_reads_one_scalar_a_step() -> None:

@@ -46,7 +46,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "zero_optimization.offload_optimizer.*[Uu]se|device": {
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}
     },
-    "gradient_clipping": {"gradient_cliping": 1.0},
+    "check_grad_overflow": {"bf16": {"check_grad_overflw": True}},
     "forward has no input named nope": {"spmd": {"batch_dim": {"nope": 1}}},
     "communication_data_type": {
         "communication_data_type": "bf16",
