@@ -35,6 +35,7 @@ from spmdzero.backend._region import (
     Tracing,
     refuse_gradient_hooks,
 )
+from spmdzero.backend._seeding import follow_torchs_seed
 from spmdzero.backend._stored import gather, store, stored_zeros
 from spmdzero.backend._torus import Torus, scatter_steps, scatters_whole
 from spmdzero.backend._tree import Batch, Replicated, device_types, map_tensors, replicated
@@ -74,6 +75,7 @@ __all__ = [
     "device_types",
     "draw_keys",
     "flags",
+    "follow_torchs_seed",
     "gather",
     "keep_same",
     "map_tensors",

@@ -39,6 +39,18 @@ STRIDED: dict[str, Function] = {
     "of an expanded view": lambda x: x.expand(2, 4, 6).as_strided((2, 2), (6, 1), 3),
     "written": lambda x: written(x := x.clone(), x.t().as_strided((2, 2), (1, 6), 7)),
     "written, transposed": lambda x: written(x := x.t() + 0, x.as_strided((2, 2), (1, 6), 7)),
+    "of another dtype": lambda x: x.view(torch.int32).as_strided((3, 2), (6, 2), 1),
+    "of a smaller dtype": lambda x: x.view(torch.int16).as_strided((3, 2), (6, 2), 1),
+    "of a larger dtype": lambda x: x.view(torch.float64).as_strided((3, 2), (3, 1), 1),
+    "of real parts": lambda x: torch.view_as_real(torch.complex(x, -x)).as_strided((9,), (3,), 1),
+    "of complex pairs": lambda x: torch.view_as_complex(x.view(-1, 2)).as_strided((5,), (2,), 1),
+    "of what is conjugated": lambda x: torch.complex(x, -x).conj().as_strided((5,), (2,), 1),
+    "written as another dtype": lambda x: written(
+        x := x.clone(), x.view(torch.int32).as_strided((2, 2), (6, 1), 1)
+    ),
+    "written as real parts": lambda x: written(
+        x := torch.complex(x, -x), torch.view_as_real(x).as_strided((9,), (3,), 1)
+    ),
     "copied": lambda x: torch.as_strided_copy(x.t() + 0, (2, 2), (1, 6), 7),
     "scattered": lambda x: torch.as_strided_scatter(
         x.t() + 0, torch.ones(2, 2, device=x.device), (2, 2), (1, 6), 7
@@ -82,9 +94,9 @@ REFUSED: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
         lambda: torch.linalg.qr(torch.ones(2, 2, device=DEVICE, dtype=torch.bfloat16))[0],
         "aten.linalg_qr.default can't .* none for bfloat16. Cast to torch.float32 first",
     ),
-    "another shape in place": (
-        lambda: torch.ones(1, 2, device=DEVICE).squeeze_(),
-        "aten.squeeze_.default gives a tensor another shape in place.* Use aten.squeeze.default",
+    "more memory": (
+        lambda: torch.ones(1, 2, device=DEVICE).resize_(3),
+        r"resize_ to \[3\] asks for more memory than a tensor of shape \[1, 2\]",
     ),
     "a program's input on the CPU": (
         lambda: current().mesh(MeshSpec((("fsdp", 8),))).enter(torch.ones(2), (None,)),
