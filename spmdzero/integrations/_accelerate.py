@@ -77,10 +77,10 @@ def _count_hosts(states: Any) -> None:
 
 def _join_hosts(states: Any) -> None:
     @in_place_of(states.AcceleratorState, "__init__")
-    def __init__(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    def make(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        # From here on it hands collectives to torch. DeepSpeed's launcher would have told it to make
-        # the group for them by now, and here there is none for a lone process.
+        # From here on it hands collectives to torch. DeepSpeed's launcher would have had it make
+        # the group for them by now, and a lone process has no launcher.
         if not dist.is_initialized() and self.distributed_type == states.DistributedType.DEEPSPEED:
             choose(backend_of(self.deepspeed_plugin.deepspeed_config))
             processes.join()
