@@ -69,7 +69,7 @@ SHARED_ALL := $(SHARED) tests/audit tests/checkpoint tests/cli tests/interchange
 	users_optimizers.py waiting_gradients.py whole_batch.py) \
 	$(addprefix tests/examples/test_,examples.py finetune.py generation.py source_text.py) \
 	$(addprefix tests/integrations/test_,accelerate.py after_import.py client_names.py \
-	distribution.py install.py launcher.py lightning.py lightning_tied.py run.py trainer_class.py)
+	distribution.py install.py launcher.py lightning.py lightning_tied.py run.py trainer_class.py trl.py)
 
 # Without transformers, accelerate and Lightning, which have their own newest torch.
 SHARED_NEWEST := tests/explain/test_attention.py tests/audit tests/checkpoint tests/hosts \

@@ -103,7 +103,7 @@ class ReplicaRegion:
 
     def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Tracing) -> Passage:
         """As a call, but nothing of the module is read or written."""
-        replica_rows: set[int] = set()
+        replica_rows: dict[int, int] = {}
         unshared: list[Batch] = []
 
         def enter_input(_: str, tensor: Any) -> torch.Tensor:
@@ -112,8 +112,11 @@ class ReplicaRegion:
             if not tensor.shared:
                 unshared.append(tensor)
                 return enter_whole(tensor.tensor, self._mesh, self._seed)
-            replica_rows.add(tensor.tensor.shape[tensor.dim] // self._mesh.size)
-            return enter_batch(tensor.tensor, tensor.dim, self._mesh, self._seed)
+            whole, dim, joined = tensor.tensor, tensor.dim, tensor.joined
+            rows = whole.shape[dim] // self._mesh.size
+            # A model that pairs the rows of two batches returns as many as one of them has.
+            replica_rows.update({rows // joined: 1, rows: joined})
+            return enter_batch(whole, dim, self._mesh, self._seed, joined=joined)
 
         parameters, buffers = self._enter_state(own)
         entered_args, entered_kwargs = map_tensors((args, dict(kwargs)), enter_input)
