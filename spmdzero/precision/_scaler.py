@@ -2,6 +2,8 @@
 
 import dataclasses
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from spmdzero.config import Fp16Config
 from spmdzero.errors import SpmdZeroRuntimeError
@@ -49,6 +51,12 @@ class LossScaler:
             consecutive_hysteresis=fp16.consecutive_hysteresis,
             cur_hysteresis=fp16.hysteresis,
         )
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Goes on from a saved scaler's attributes; others of its keys are left alone."""
+        for item in dataclasses.fields(self):
+            if item.name in saved:
+                setattr(self, item.name, saved[item.name])
 
     def scale_if_applied(self) -> float:
         """The scale after the coming step, if that one has no overflow.

@@ -11,7 +11,7 @@ from torch import nn
 from spmdzero.data._generators import generators
 from spmdzero.formats import HostState
 from spmdzero.state._training import Training
-from spmdzero.step._numbers import numbers_at
+from spmdzero.step._numbers import numbers_at, take_over_numbers
 from spmdzero.step._optimizer import ZeroOptimizer
 from spmdzero.step._schedule_hold import ScheduleHold
 
@@ -95,21 +95,11 @@ def take_over_optimizer(training: Training, state: HostState) -> None:
     optimizer = training.optimizer
     assert optimizer is not None
     for group, saved in zip(optimizer.param_groups, state.param_groups or [], strict=False):
-        for key, value in saved.items():
-            if key == "params":
-                continue
-            if isinstance(group.get(key), torch.Tensor):
-                # It stays the tensor that somebody else holds.
-                group[key].fill_(value)
-            else:
-                group[key] = value
+        take_over_numbers(group, saved)
     if state.applied is not None:
         _set_count(training, optimizer, "counter/applied", state.applied)
     if optimizer.loss_scaler is not None and state.scaler is not None:
-        known = {item.name for item in dataclasses.fields(optimizer.loss_scaler)}
-        for key, value in state.scaler.items():
-            if key in known:
-                setattr(optimizer.loss_scaler, key, value)
+        optimizer.loss_scaler.load(state.scaler)
 
 
 def _set_count(training: Training, optimizer: ZeroOptimizer, name: str, count: int) -> None:
