@@ -2,6 +2,8 @@
 
 import dataclasses
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from spmdzero.config import Fp16Config
 from spmdzero.errors import SpmdZeroRuntimeError
@@ -58,6 +60,15 @@ class LossScaler:
             consecutive_hysteresis=fp16.consecutive_hysteresis,
             cur_hysteresis=fp16.hysteresis,
         )
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Goes on from a saved scaler's attributes; others of its keys are left alone.
+
+        Which rule it follows is this run's: `at_stage_0` stays.
+        """
+        for item in dataclasses.fields(self):
+            if item.name in saved and item.name != "at_stage_0":
+                setattr(self, item.name, saved[item.name])
 
     def scale_if_applied(self) -> float:
         """The scale after the coming step, if that one has no overflow.
