@@ -21,6 +21,7 @@ from spmdzero.backend._current import (
     programs,
     runtime,
 )
+from spmdzero.backend._interrupts import held, let_in
 from spmdzero.backend._keys import draw_keys
 from spmdzero.backend._mesh import Across, Mesh, PartitionSpec, Reduction
 from spmdzero.backend._own_rows import keep_same, to_all_rows, to_own_rows
@@ -77,7 +78,9 @@ __all__ = [
     "flags",
     "follow_torchs_seed",
     "gather",
+    "held",
     "keep_same",
+    "let_in",
     "map_tensors",
     "memory_maps",
     "nodes_behind",
