@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import arrays, map_tensors
+from spmdzero.backend import arrays, held, map_tensors
 from spmdzero.data._inputs import to_half
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._backward import BackwardWatch
@@ -69,7 +69,7 @@ class ThreeCalls:
             ReplicaRegionError: the module does what can't be done per replica.
         """
         training = self._training
-        with self._wall_clock.phase("fwd"), naming_what_left(training):
+        with held(), self._wall_clock.phase("fwd"), naming_what_left(training):
             store, passes = training.gradients, len(training.losses)
             if training.backward_done and (store.outlive_programs or passes >= _MOST_PASSES):
                 # The caller goes on without a step, which would have ended this micro-batch's
@@ -111,7 +111,8 @@ class ThreeCalls:
             UsageAssertionError: not a scalar, or not made by a forward of this engine.
         """
         training = self._training
-        with self._wall_clock.phase("bwd"):
+        # Whoever runs an interrupted loop anew would add this micro-batch's gradients twice.
+        with held(undo=training.restart_step), self._wall_clock.phase("bwd"):
             check_loss(loss)
             averaged = loss / training.batch.accumulation if scale_wrt_gas else loss
             with self._watch.by_engine(loss):
@@ -175,7 +176,7 @@ class ThreeCalls:
                 read now and then (`AgreementRhythm`); the micro-batch counts all the same.
         """
         training = self._training
-        with self._wall_clock.phase("step"):
+        with held(), self._wall_clock.phase("step"):
             training.step_applied = False
             self._accumulation.refuse_inside("step")
             optimizer = self._require_optimizer("step")

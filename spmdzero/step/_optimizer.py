@@ -15,15 +15,15 @@ from spmdzero.precision import LossScaler, PrecisionPolicy
 from spmdzero.step._boundary import Boundary, MemberGroup
 from spmdzero.step._folds import Folds
 from spmdzero.step._gradients import GradientStore
-from spmdzero.step._loss_scale import LossScaled
 from spmdzero.step._numbers import group_numbers, number_keys, scale_numbers
 from spmdzero.step._schedule_hold import ScheduleHold
+from spmdzero.step._state_dict import WholeStates
 from spmdzero.step._states import LastingState
-from spmdzero.step._torch_calls import PlannedOptimizer, refuse_closure
+from spmdzero.step._torch_calls import refuse_closure
 from spmdzero.step._update import Member, master_of_written
 
 
-class ZeroOptimizer(LossScaled, LastingState, PlannedOptimizer):
+class ZeroOptimizer(WholeStates, LastingState):
     """A torch optimizer whose states are shards on the mesh.
 
     `param_groups` work as in torch, so any `torch.optim.lr_scheduler` can drive it; numbers of a
@@ -73,7 +73,8 @@ class ZeroOptimizer(LossScaled, LastingState, PlannedOptimizer):
         for rule, group in zip(rules, param_groups, strict=True):
             for key, value in rule.defaults.items():
                 group.setdefault(key, value)
-            rule.validate(group)
+            if group["params"]:
+                rule.validate(group)
         self._scalars = {scalar for rule in rules for scalar in rule.scalars}
         self._rules, self._plan, self._mesh, self._precision = tuple(rules), plan, mesh, precision
         self._names, self._gradients, self._clip, self._finite = names, gradients, clip, finite
@@ -92,17 +93,19 @@ class ZeroOptimizer(LossScaled, LastingState, PlannedOptimizer):
                 if plan[names[parameter]].trainable:
                     self._allocate(parameter, rule, group)
 
+        # Plain SGD keeps nothing.
+        self._stateful = {p for p, state in self.state.items() if state}
+
     @torch.no_grad()
     def renew(self) -> None:
         """Makes the states that were cleared, or deleted, as they are at the start.
 
         The count of updates starts anew too, of one parameter or of all.
         """
-        trained = self._trainable()
-        missing = {parameter for parameter in trained if not self.state.get(parameter)}
+        missing = {parameter for parameter in self._stateful if not self.state.get(parameter)}
         if not missing:
             return
-        counted = len(missing) < len(trained)
+        counted = len(missing) < len(self._stateful)
         now = int(self._applied.item()) if counted else 0
         if not counted:
             self.reset_at.clear()

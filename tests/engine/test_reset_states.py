@@ -119,6 +119,10 @@ def test_what_was_reset_apart_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     engine.save_checkpoint(tmp_path)
     other = _engine()
     other.load_checkpoint(tmp_path)
+    third = _engine()
+    third.optimizer.load_state_dict(engine.optimizer.state_dict())
+    assert engine.optimizer.reset_at == {"first.weight": 5}
+    assert other.optimizer.reset_at == third.optimizer.reset_at == {"first.weight": 5}
     three_calls(engine, *ROWS[7:9])
     three_calls(other, *ROWS[7:9])
     for one, same in zip(engine.module.parameters(), other.module.parameters(), strict=True):

@@ -22,7 +22,7 @@ class Entered:
         args, kwargs: the inputs.
         state: parameters and buffers by name; those that the forward replaces are exchanged in it.
         watch: of that state.
-        rows: the numbers of rows that a replica has of the inputs.
+        rows: how many rows of a batch a replica has, and how many batches these join.
         whole: whether an input is a batch that each replica has whole.
     """
 
@@ -30,7 +30,7 @@ class Entered:
     kwargs: dict[str, Any]
     state: dict[str, torch.Tensor]
     watch: StateWatch
-    rows: set[int]
+    rows: dict[int, int]
     whole: bool
 
 
@@ -38,7 +38,7 @@ def enter(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Tracing, *, mesh: Mesh, seed: int
 ) -> Entered:
     """Takes global inputs and `own` state into the region of `mesh`; see `_boundary` for `seed`."""
-    rows: set[int] = set()
+    rows: dict[int, int] = {}
     unshared: list[Batch] = []
 
     def enter_input(_: str, tensor: Any) -> torch.Tensor:
@@ -47,8 +47,11 @@ def enter(
         if not tensor.shared:
             unshared.append(tensor)
             return enter_whole(tensor.tensor, mesh, seed)
-        rows.add(tensor.tensor.shape[tensor.dim] // mesh.size)
-        return enter_batch(tensor.tensor, tensor.dim, mesh, seed)
+        whole, dim, joined = tensor.tensor, tensor.dim, tensor.joined
+        own_rows = whole.shape[dim] // mesh.size
+        # A model that pairs the rows of two batches returns as many as one of them has.
+        rows.update({own_rows // joined: 1, own_rows: joined})
+        return enter_batch(whole, dim, mesh, seed, joined=joined)
 
     state = _enter_state(own, mesh)
     args, kwargs = map_tensors((args, dict(kwargs)), enter_input)

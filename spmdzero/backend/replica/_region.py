@@ -15,6 +15,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from spmdzero._logging import log_once
 from spmdzero.backend._current import runtime
+from spmdzero.backend._interrupts import let_in
 from spmdzero.backend._mesh import Mesh
 from spmdzero.backend._region import (
     AttentionCall,
@@ -156,7 +157,7 @@ class ReplicaRegion:
                 dispatch.random, self._upload, self._enter_whole, loops=loops
             )
             with around:
-                with replicas, inside or contextlib.nullcontext():
+                with replicas, let_in(), inside or contextlib.nullcontext():
                     output = self._module(*entered.args, **entered.kwargs)
                 output = self._around.finish(output)
         return output, dispatch
