@@ -16,6 +16,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from spmdzero._logging import log_once
 from spmdzero.backend._current import runtime
+from spmdzero.backend._interrupts import let_in
 from spmdzero.backend._mesh import Mesh
 from spmdzero.backend._region import (
     AttentionCall,
@@ -148,7 +149,8 @@ class ReplicaRegion:
                 dispatch.random, self._upload, self._enter_whole, loops=loops
             )
             with around:
-                output = functional_call(self._module, state, args, kwargs)
+                with let_in():
+                    output = functional_call(self._module, state, args, kwargs)
                 output = self._around.finish(output)
         return output, dispatch
 
