@@ -42,6 +42,10 @@ from spmdzero.plan import ShardingPlan
 from spmdzero.profiling import profile
 
 __version__ = version("spmdzero")
+# DeepSpeed's further names of these.
+__version_major__, __version_minor__, __version_patch__ = map(int, __version__.split(".")[:3])
+__git_hash__ = __git_branch__ = "unknown"
+dist = comm
 show_log_lines()
 keep_old_paths()
 

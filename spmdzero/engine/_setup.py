@@ -190,7 +190,7 @@ def make_training(
         scaling=GradientScaling.from_config(settings, devices=mesh.size),
         wire=autocast_wire(model, settings.torch_autocast, precision),
     )
-    gradients = GradientStore(path, loss_scale=lambda: scaler.cur_scale if scaler else 1.0)
+    gradients = GradientStore(path, loss_scale=lambda: scaler.used if scaler else 1.0)
     health = LossHealth(mesh=mesh, check=settings.spmd.check_finite)
     optimizer = (
         None

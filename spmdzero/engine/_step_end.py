@@ -90,11 +90,11 @@ class StepEnd:
         # A dynamic loss scale finds its size by overflows: they are no failure.
         checked = boundary and not optimizer.dynamic_loss_scale
         self._training.health.raise_if_asked(optimizer.grad_norm if checked else None)
-        if not boundary or optimizer.loss_scaler is None:
+        if not boundary or optimizer.scaler is None:
             return False
         # The one read of a step: the scale and the schedule depend on it.
         skipped = optimizer.overflow
-        optimizer.loss_scaler.update_scale(skipped)
+        optimizer.scaler.update_scale(skipped)
         return skipped
 
     def _finish_step(

@@ -8,7 +8,7 @@ from typing import Any
 
 import spmdzero
 from spmdzero.backend import choose, processes, runtime
-from spmdzero.config import backend_of, one_of, read
+from spmdzero.config import backend_of, named_by, old_argument, one_of, read
 from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.integrations import _trainer
 from spmdzero.integrations._accelerate import require_counted
@@ -35,9 +35,8 @@ def initialize_for_client(*args: Any, **kwargs: Any) -> Any:
             `spmdzero.initialize`.
         SpmdZeroUsageError: accelerate doesn't know of the other hosts.
     """
-    given = [kwargs.pop(name, None) for name in ("config", "config_params")]
-    args_name = getattr(kwargs.get("args"), "deepspeed_config", None)
-    config = read(one_of(given[1] if given[0] is None else given[0], args_name))
+    given = old_argument(kwargs.pop("config", None), kwargs.pop("config_params", None))
+    config = read(one_of(given, named_by(kwargs.get("args"))))
     choose(backend_of(config))
     processes.join()
     require_counted(runtime.process_count())

@@ -56,7 +56,7 @@ def host_state(
             for group, names in zip(optimizer.param_groups, training.group_names, strict=True)
         ],
         hold=optimizer.hold.state_dict() if optimizer.hold else None,
-        scaler=dataclasses.asdict(optimizer.loss_scaler) if optimizer.loss_scaler else None,
+        scaler=dataclasses.asdict(optimizer.scaler) if optimizer.scaler else None,
     )
 
 
@@ -90,6 +90,10 @@ def extra_states(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield f"{name}._extra_state".lstrip("."), part
 
 
+# Which rule the loss scale follows is said by the config and the script, not by a checkpoint.
+_OF_THIS_RUN = {"at_stage_0", "raise_error_at_min_scale", "scale_factor", "override"}
+
+
 def take_over_optimizer(training: Training, state: HostState) -> None:
     """Sets the numbers of the param groups, the count of updates and the loss scale."""
     optimizer = training.optimizer
@@ -105,12 +109,11 @@ def take_over_optimizer(training: Training, state: HostState) -> None:
                 group[key] = value
     if state.applied is not None:
         _set_count(training, optimizer, "counter/applied", state.applied)
-    if optimizer.loss_scaler is not None and state.scaler is not None:
-        # Which rule it follows is this run's.
-        known = {item.name for item in dataclasses.fields(optimizer.loss_scaler)} - {"at_stage_0"}
+    if optimizer.scaler is not None and state.scaler is not None:
+        known = {item.name for item in dataclasses.fields(optimizer.scaler)} - _OF_THIS_RUN
         for key, value in state.scaler.items():
             if key in known:
-                setattr(optimizer.loss_scaler, key, value)
+                setattr(optimizer.scaler, key, value)
 
 
 def _set_count(training: Training, optimizer: ZeroOptimizer, name: str, count: int) -> None:

@@ -111,7 +111,7 @@ class Training:
     def skipped_steps(self) -> int:
         """Steps that a non-finite gradient kept from the weights; reads one scalar but in fp16."""
         optimizer = self.optimizer
-        if optimizer is None or optimizer.loss_scaler is not None or not optimizer.can_skip:
+        if optimizer is None or optimizer.scaler is not None or not optimizer.can_skip:
             return self.counters.skipped_steps
         skipped = optimizer.skipped_steps
         self.skips.tell(skipped, step=self.counters.global_steps)
