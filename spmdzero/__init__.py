@@ -1,5 +1,6 @@
 """ZeRO-1/2 as sharding annotations: DeepSpeed's engine on PyTorch/XLA SPMD."""
 
+import re
 from importlib.metadata import version
 from typing import Any
 
@@ -43,7 +44,9 @@ from spmdzero.profiling import profile
 
 __version__ = version("spmdzero")
 # DeepSpeed's further names of these.
-__version_major__, __version_minor__, __version_patch__ = map(int, __version__.split(".")[:3])
+__version_major__, __version_minor__, __version_patch__ = map(
+    int, re.findall(r"\d+", __version__)[:3]
+)
 __git_hash__ = __git_branch__ = "unknown"
 dist = comm
 show_log_lines()
