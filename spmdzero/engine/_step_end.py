@@ -8,6 +8,7 @@ from spmdzero.backend import runtime
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._progress import Progress
+from spmdzero.engine._schedule import note_step
 from spmdzero.errors import NonFiniteError, SpmdZeroRuntimeError
 from spmdzero.state._training import Training
 from spmdzero.step._optimizer import ZeroOptimizer
@@ -101,6 +102,7 @@ class StepEnd:
         self, optimizer: ZeroOptimizer, lr_kwargs: dict[str, Any], *, skipped: bool
     ) -> None:
         training, counters = self._training, self._training.counters
+        note_step(optimizer)
         counters.pass_step(samples=self._accumulation.samples_of_step(), skipped=skipped)
         hold = optimizer.hold
         if skipped:
