@@ -16,6 +16,7 @@ from spmdzero.backend import (
     choose,
     current,
     flags,
+    follow_torchs_seed,
     processes,
     runtime,
 )
@@ -129,7 +130,7 @@ def start_backend(
         for key in new:
             logger.debug("%s has no effect here: %s", key, NO_MEANING[key])
     mesh = current().mesh(spec)
-    runtime.seed(torch.initial_seed() % 2**31)
+    follow_torchs_seed(runtime.seed)
     return mesh, batch
 
 

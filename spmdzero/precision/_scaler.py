@@ -2,11 +2,14 @@
 
 import dataclasses
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from spmdzero.config import Fp16Config
 from spmdzero.errors import SpmdZeroRuntimeError, SpmdZeroUsageError
 
 logger = logging.getLogger("spmdzero")
+_OF_THIS_RUN = ("at_stage_0", "raise_error_at_min_scale", "scale_factor")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -79,6 +82,15 @@ class LossScaler:
     def used_if_applied(self) -> float:
         """`used` after the coming step, if that one has no overflow."""
         return self.scale_if_applied() if self.override is None else self.override
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Goes on from a saved scaler's attributes; others of its keys are left alone.
+
+        Which rule it follows is said by this run's config and script, and stays.
+        """
+        for item in dataclasses.fields(self):
+            if item.name in saved and item.name not in _OF_THIS_RUN:
+                setattr(self, item.name, saved[item.name])
 
     def scale_if_applied(self) -> float:
         """The scale after the coming step, if that one has no overflow.

@@ -16,14 +16,14 @@ from spmdzero.step._boundary import Boundary, MemberGroup
 from spmdzero.step._deepspeed_names import NamedAsDeepSpeeds
 from spmdzero.step._folds import Folds
 from spmdzero.step._gradients import GradientStore
-from spmdzero.step._loss_scale import LossScaled
 from spmdzero.step._numbers import group_numbers, number_keys, scale_numbers
 from spmdzero.step._schedule_hold import ScheduleHold
-from spmdzero.step._torch_calls import PlannedOptimizer, refuse_closure
+from spmdzero.step._state_dict import WholeStates
+from spmdzero.step._torch_calls import refuse_closure
 from spmdzero.step._update import Member
 
 
-class ZeroOptimizer(LossScaled, NamedAsDeepSpeeds, PlannedOptimizer):
+class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
     """A torch optimizer whose states are shards on the mesh.
 
     `param_groups` work as in torch, so any `torch.optim.lr_scheduler` can drive it; numbers of a
