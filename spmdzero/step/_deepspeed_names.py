@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from spmdzero.compat.refusals import raise_if_refused
+from spmdzero.errors import SpmdZeroUsageError
 
 
 class NamedAsDeepSpeeds(torch.optim.Optimizer):
@@ -14,6 +15,15 @@ class NamedAsDeepSpeeds(torch.optim.Optimizer):
     def optimizer(self) -> torch.optim.Optimizer:
         """Itself: no other optimizer is inside, groups and states are its own."""
         return self
+
+    @optimizer.setter
+    def optimizer(self, value: None) -> None:
+        # Older transformers let go of DeepSpeed's so, of an engine that only evaluates.
+        if value is not None:
+            raise SpmdZeroUsageError(
+                "engine.optimizer.optimizer = ...: the step is compiled for the optimizer that "
+                "initialize was given. Pass another to a new initialize(optimizer=...)"
+            )
 
     def get_lr(self) -> float:
         """The learning rate of the first param group."""

@@ -107,6 +107,10 @@ def test_the_learning_rate_is_set_for_all_groups_and_the_next_step_takes_it() ->
 def test_the_engine_answers_to_deepspeeds_attributes(made: dict[str, Any]) -> None:
     engine = made["bf16"]
     assert engine.basic_optimizer is engine.optimizer.optimizer is engine.optimizer
+    # As older transformers write it.
+    engine.optimizer.optimizer = None
+    with pytest.raises(SpmdZeroUsageError, match="initialize"):
+        engine.optimizer.optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters())
     assert engine._config.zero_config.stage == engine._config.zero_optimization_stage == 2
     assert engine._config.bfloat16_config.enabled
     assert engine._config.train_batch_size == engine.train_batch_size() == 8

@@ -16,7 +16,7 @@ _ATTRIBUTES: tuple[tuple[str, str, str], ...] = (
           parallel_partitioned_bit16_groups params_in_partition params_not_in_partition
           averaged_gradients grads_in_partition partition_count partition_size groups_padding
           ipg_buckets setup_buckets get_bit16_param_group get_flat_partition
-          get_data_parallel_partitions update_lp_params
+          get_data_parallel_partitions get_fp32_grad_partitions update_lp_params
         """,
     ),
     (
