@@ -160,6 +160,10 @@ class NoScale:
     cur_scale = loss_scale
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise SpmdZeroUsageError(
-            f"loss_scaler.{name} = {value!r}: only fp16 has a loss scale, this run has none to set"
-        )
+        # Its rules, such as raise_error_at_min_scale, may be set: there is nothing that they rule.
+        if name in ("cur_scale", "loss_scale"):
+            raise SpmdZeroUsageError(
+                f"loss_scaler.{name} = {value!r}: only fp16 has a loss scale, this run has none to "
+                "set"
+            )
+        super().__setattr__(name, value)

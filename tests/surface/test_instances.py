@@ -53,6 +53,8 @@ def test_the_loss_scale_is_read_by_every_name(made: dict[str, Any], precision: s
     assert (optimizer.needs_scaler(), optimizer.custom_loss_scaler) == (False, False)
     assert optimizer.external_loss_scale is None
     assert optimizer.loss_scaler.dynamic is False
+    # As Lightning's users write it; without fp16 nothing overflows at any scale.
+    optimizer.loss_scaler.raise_error_at_min_scale = False
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
@@ -161,3 +163,6 @@ def test_the_package_answers_to_deepspeeds_names() -> None:
     assert ".".join(map(str, parts)) == spmdzero.__version__
     assert spmdzero.__git_hash__ == spmdzero.__git_branch__ == "unknown"
     assert spmdzero.dist is spmdzero.comm
+    from spmdzero.git_version_info import version
+
+    assert version == "0.19.8"
