@@ -143,10 +143,10 @@ class ThreeCalls:
 
     def _times_loss_scale(self, loss: torch.Tensor) -> torch.Tensor:
         optimizer = self._training.optimizer
-        if optimizer is None or optimizer.loss_scaler is None:
+        if optimizer is None or optimizer.scaler is None:
             return loss
         # The scale is data: a Python number would be another program at each change of it.
-        number = loss_scale_number(optimizer.loss_scaler)
+        number = loss_scale_number(optimizer.scaler)
         return loss * self._training.mesh.place(number)
 
     def _require_optimizer(self, call: str) -> ZeroOptimizer:

@@ -58,7 +58,7 @@ def host_state(
             for group, names in zip(optimizer.param_groups, training.group_names, strict=True)
         ],
         hold=optimizer.hold.state_dict() if optimizer.hold else None,
-        scaler=dataclasses.asdict(optimizer.loss_scaler) if optimizer.loss_scaler else None,
+        scaler=dataclasses.asdict(optimizer.scaler) if optimizer.scaler else None,
     )
 
 
@@ -102,8 +102,8 @@ def take_over_optimizer(training: Training, state: HostState) -> None:
         take_over_numbers(group, saved)
     if state.applied is not None:
         _set_count(training, optimizer, "counter/applied", state.applied)
-    if optimizer.loss_scaler is not None and state.scaler is not None:
-        optimizer.loss_scaler.load(state.scaler)
+    if optimizer.scaler is not None and state.scaler is not None:
+        optimizer.scaler.load(state.scaler)
 
 
 def _tell_differing_numbers(
