@@ -1,6 +1,7 @@
 """Checkpoints by DeepSpeed's method names."""
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import importlib.metadata
@@ -75,8 +76,9 @@ class Checkpoints:
         Args:
             save_dir: folder of all checkpoints of a run, seen by all hosts.
             tag: the checkpoint's own folder in it; ``global_step<n>`` by default.
-            client_state: the caller's own, returned by `load_checkpoint`: numbers, strings,
-                tensors, and dicts, lists and tuples of them.
+            client_state: the caller's own, returned by `load_checkpoint`, as it is now: numbers,
+                strings, tensors, numpy's arrays, paths, dates, and dicts, lists, tuples and
+                namespaces of them.
             save_latest: let the file `latest` name it.
             exclude_frozen_parameters: leave out parameters that don't require gradients.
 
@@ -232,7 +234,8 @@ def _order(training: Training, folder: Path, tag: str, *, latest: bool) -> SaveO
     position = loader.state_dict() if loader is not None else {}
     description = {
         "versions": dict(_versions()),
-        "config": training.spmd_config.source,
+        # The caller's dict may have changed when it is written.
+        "config": copy.deepcopy(training.spmd_config.source),
         "mesh": dict(training.plan.mesh.axes),
         "plan": json.loads(training.plan.to_json()),
         "counters": {name: getattr(counters, name) for name in _COUNTERS},

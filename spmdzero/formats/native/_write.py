@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import filelock
 
 from spmdzero.errors import SpmdZeroCheckpointError
-from spmdzero.formats._files import checksum, settle, write_whole
+from spmdzero.formats._files import settle, write_whole
 from spmdzero.formats._latest import write_latest
 from spmdzero.formats._state import TrainingState, in_memory
 from spmdzero.formats._tensor_file import Entry, write_tensors
@@ -20,7 +20,7 @@ from spmdzero.formats.native._folder import (
     remove_leftovers,
     remove_written,
 )
-from spmdzero.formats.native._host_file import dump_host
+from spmdzero.formats.native._host_file import require_storable, write_host
 from spmdzero.formats.native._manifest import (
     COMMIT,
     Contents,
@@ -61,14 +61,14 @@ def save_native(state: TrainingState, order: SaveOrder) -> None:
     """
     with shared_failure(order):
         try:
-            host = dump_host(state.host)
+            require_storable(state.host)
             os.makedirs(order.folder, exist_ok=True)
             if order.process:
-                _save_other(state, host, order)
+                _save_other(state, order)
                 return
             # The system releases it when the process dies.
             with filelock.FileLock(order.folder / _LOCK, timeout=0):
-                _save_first(state, host, order)
+                _save_first(state, order)
         except filelock.Timeout as error:
             raise SpmdZeroCheckpointError(
                 file=order.folder,
@@ -85,15 +85,16 @@ def save_native(state: TrainingState, order: SaveOrder) -> None:
 
 
 def held_for(order: SaveOrder, state: TrainingState) -> TrainingState:
-    """A copy of this process's part of a state, to be saved later.
+    """A copy of this process's part of a state, to be saved later as it is now.
 
     Raises what copying it raises, here and in the other processes.
     """
     with shared_failure(order):
+        require_storable(state.host)
         return in_memory(state)
 
 
-def _save_first(state: TrainingState, host: bytes, order: SaveOrder) -> None:
+def _save_first(state: TrainingState, order: SaveOrder) -> None:
     path, saved_at = order.path, time.time()
     remove_leftovers(order.folder)
     remove_old_messages(order.folder)
@@ -106,7 +107,7 @@ def _save_first(state: TrainingState, host: bytes, order: SaveOrder) -> None:
             saved_at=saved_at,
             latest=order.latest,
             description=order.description,
-            contents=Contents.joined([_write_part(state, host, order), *await_parts(order)]),
+            contents=Contents.joined([_write_part(state, order), *await_parts(order)]),
         )
         data = manifest.to_json()
         write_whole(path / manifest.name, data)
@@ -121,10 +122,10 @@ def _save_first(state: TrainingState, host: bytes, order: SaveOrder) -> None:
     end(order)
 
 
-def _save_other(state: TrainingState, host: bytes, order: SaveOrder) -> None:
+def _save_other(state: TrainingState, order: SaveOrder) -> None:
     await_beginning(order)
     with _undone(order):
-        part = _write_part(state, host, order)
+        part = _write_part(state, order)
     # Once it is told of them, the first process may vouch for these files at any time.
     tell_part(order, part)
     await_end(order)
@@ -146,7 +147,7 @@ def _undone(order: SaveOrder) -> Iterator[None]:
         raise
 
 
-def _write_part(state: TrainingState, host: bytes, order: SaveOrder) -> Contents:
+def _write_part(state: TrainingState, order: SaveOrder) -> Contents:
     place = f"{order.nonce}-{order.process:05}-of-{order.processes:05}"
     parts = [(name, box) for name, tensor in state.tensors.items() for box in tensor.pieces]
     entries = [
@@ -165,14 +166,14 @@ def _write_part(state: TrainingState, host: bytes, order: SaveOrder) -> Contents
     for (name, box), (offset, digest) in zip(parts, written.places, strict=True):
         pieces[name].append(Piece(tensors.name, offset, box, digest))
     states = order.path / f"state-{place}.pt"
-    write_whole(states, host)
+    size, digest = write_host(state.host, states)
     return Contents(
         states=(states.name,),
         files={
             tensors.name: FileEntry(
                 size=written.size, checksum=written.header, checked=written.header_size
             ),
-            states.name: FileEntry(size=len(host), checksum=checksum(host), checked=len(host)),
+            states.name: FileEntry(size=size, checksum=digest, checked=size),
         },
         tensors={
             name: TensorEntry(shape=tensor.shape, dtype=tensor.dtype, pieces=tuple(pieces[name]))
