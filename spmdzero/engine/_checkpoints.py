@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import secrets
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ logger = logging.getLogger("spmdzero")
 _VERSIONS = ("spmdzero", "torch", "torch_xla", "jax")
 _COUNTERS = ("global_steps", "micro_steps", "global_samples")
 _POSITION = ("epoch", "rows", "handed_out", "finished")
+# The engine that has saved a tag's folder last.
+_SAVERS: weakref.WeakValueDictionary[str, "Checkpoints"] = weakref.WeakValueDictionary()
 
 
 class Checkpoints:
@@ -110,11 +113,22 @@ class Checkpoints:
             step = training.counters.global_steps
             tag = check_tag(f"global_step{step}" if tag is None else str(tag))
         order = _order(training, folder, tag, latest=save_latest)
+        self._tell_of_others(order.path)
         if training.spmd_config.checkpoint.asynchronous:
             self._saver.start(functools.partial(_save, held_for(order, state), order))
         else:
             _save(state, order)
         return True
+
+    def _tell_of_others(self, path: Path) -> None:
+        """Says it where the tag is another engine's of this process, which it replaces."""
+        place = os.path.realpath(path)
+        if _SAVERS.get(place, self) is not self:
+            logger.warning(
+                "%s, which another engine of this process has saved, is replaced: give each "
+                "engine a folder, or tags, of its own", path
+            )  # fmt: skip
+        _SAVERS[place] = self
 
     def wait_checkpoint(self) -> None:
         """Waits until the asynchronous save under way is complete.

@@ -99,7 +99,8 @@ def save_torch(content: Any, path: Path, *, pickle_module: Any = pickle) -> tupl
 
     Returns the file's size in bytes and its checksum. Tensors go from where they are to the file.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)
     with appearing(path) as file:
         hashed = _Hashed(file)
         try:

@@ -25,16 +25,9 @@ from spmdzero.formats import HostState
 from spmdzero.formats._boxes import Box
 from spmdzero.formats._files import checksum, write_whole
 from spmdzero.formats._tensor_file import Entry, _header
+from spmdzero.formats.native._contents import Contents, FileEntry, Piece, TensorEntry
 from spmdzero.formats.native._host_file import write_host
-from spmdzero.formats.native._manifest import (
-    COMMIT,
-    Contents,
-    FileEntry,
-    Manifest,
-    Piece,
-    TensorEntry,
-    commit_line,
-)
+from spmdzero.formats.native._manifest import COMMIT, Manifest, commit_line
 from spmdzero.formats.native._read import read_native
 from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan, choose_placement
 from spmdzero.state._live_state import device_boxes

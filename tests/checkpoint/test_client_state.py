@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -134,8 +135,12 @@ def test_a_tensor_of_the_devices_is_saved_as_one_of_the_host(
     assert {tensor.device.type for tensor in found.values()} == {"cpu"}
 
 
-def test_a_large_client_state_is_not_held_twice(engine: spmdzero.Engine, tmp_path: Path) -> None:
-    plain = start(config(2))
+@pytest.fixture(scope="module")
+def plain() -> spmdzero.Engine:
+    return start(config(2))
+
+
+def test_a_large_client_state_is_not_held_twice(plain: spmdzero.Engine, tmp_path: Path) -> None:
     plain.save_checkpoint(tmp_path, tag="first")
     large = torch.ones(32 << 20)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
@@ -143,6 +148,22 @@ def test_a_large_client_state_is_not_held_twice(engine: spmdzero.Engine, tmp_pat
     plain.save_checkpoint(tmp_path, client_state={"large": large})
     # A copy would be 128 MB; the rest of the process does what it does meanwhile.
     assert _memory("VmHWM") - before < 64 << 20
+
+
+def test_a_line_says_that_a_tag_of_another_engine_of_the_process_is_replaced(
+    engine: spmdzero.Engine,
+    plain: spmdzero.Engine,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "spmdzero"):
+        engine.save_checkpoint(tmp_path, tag="mine")
+        plain.save_checkpoint(tmp_path, tag="other")
+        plain.save_checkpoint(tmp_path, tag="other")
+        assert "another engine" not in caplog.text
+        plain.save_checkpoint(tmp_path, tag="mine")
+    engine.wait_checkpoint()
+    assert "mine, which another engine of this process has saved, is replaced" in caplog.text
 
 
 def _memory(key: str) -> int:

@@ -13,14 +13,9 @@ from spmdzero.errors import SpmdZeroCheckpointError
 from spmdzero.formats._boxes import Box, assemble, box_shape, meet
 from spmdzero.formats._files import checksum_of_range, read_range
 from spmdzero.formats._state import HostState, StoredTensor, TrainingState
+from spmdzero.formats.native._contents import Contents, Piece, TensorEntry
 from spmdzero.formats.native._host_file import read_host
-from spmdzero.formats.native._manifest import (
-    Contents,
-    Piece,
-    TensorEntry,
-    read_manifest,
-    unreadable,
-)
+from spmdzero.formats.native._manifest import read_manifest, unreadable
 
 _READERS = min(4, os.cpu_count() or 1)
 

@@ -1,7 +1,9 @@
 """Writing a native checkpoint: what is in the folder stays complete until the new one is."""
 
 import contextlib
+import logging
 import os
+import threading
 import time
 from collections.abc import Iterator
 
@@ -12,25 +14,17 @@ from spmdzero.formats._files import settle, write_whole
 from spmdzero.formats._latest import write_latest
 from spmdzero.formats._state import TrainingState, in_memory
 from spmdzero.formats._tensor_file import Entry, write_tensors
+from spmdzero.formats.native._contents import Contents, FileEntry, Piece, TensorEntry
 from spmdzero.formats.native._folder import (
     expire,
     newest_complete,
     remove_empty,
-    remove_files,
     remove_leftovers,
+    remove_replaced,
     remove_written,
 )
 from spmdzero.formats.native._host_file import require_storable, write_host
-from spmdzero.formats.native._manifest import (
-    COMMIT,
-    Contents,
-    FileEntry,
-    Manifest,
-    Piece,
-    TensorEntry,
-    commit_line,
-    committed_nonce,
-)
+from spmdzero.formats.native._manifest import COMMIT, Manifest, commit_line, committed_nonce
 from spmdzero.formats.native._order import SaveOrder
 from spmdzero.formats.native._processes import (
     PREFIX,
@@ -39,12 +33,15 @@ from spmdzero.formats.native._processes import (
     await_parts,
     begin,
     end,
-    remove_old_messages,
     shared_failure,
     tell_part,
 )
 
 _LOCK = ".spmdzero.lock"
+logger = logging.getLogger("spmdzero")
+# Engines of one process take turns in a folder: the file of the lock is for other processes.
+_TURNS: dict[str, threading.Lock] = {}
+os.register_at_fork(after_in_child=_TURNS.clear)
 
 
 def save_native(state: TrainingState, order: SaveOrder) -> None:
@@ -66,8 +63,9 @@ def save_native(state: TrainingState, order: SaveOrder) -> None:
             if order.process:
                 _save_other(state, order)
                 return
+            turn = _TURNS.setdefault(os.path.realpath(order.folder), threading.Lock())
             # The system releases it when the process dies.
-            with filelock.FileLock(order.folder / _LOCK, timeout=0):
+            with turn, filelock.FileLock(order.folder / _LOCK, timeout=0):
                 _save_first(state, order)
         except filelock.Timeout as error:
             raise SpmdZeroCheckpointError(
@@ -97,10 +95,9 @@ def held_for(order: SaveOrder, state: TrainingState) -> TrainingState:
 def _save_first(state: TrainingState, order: SaveOrder) -> None:
     path, saved_at = order.path, time.time()
     remove_leftovers(order.folder)
-    remove_old_messages(order.folder)
     with _undone(order):
-        os.makedirs(path, exist_ok=True)
         begin(order)
+        os.makedirs(path, exist_ok=True)
         manifest = Manifest(
             tag=order.tag,
             nonce=order.nonce,
@@ -117,8 +114,11 @@ def _save_first(state: TrainingState, order: SaveOrder) -> None:
     settle(path)
     if order.latest:
         write_latest(order.folder, order.tag)
-    remove_files(path, but=order.nonce)
-    expire(order.folder, order.retention, saved=order.tag)
+    try:
+        remove_replaced(path, by=order.nonce)
+        expire(order.folder, order.retention, saved=order.tag)
+    except (OSError, SpmdZeroCheckpointError) as error:
+        logger.warning("%s is saved, but what it replaces can't be deleted: %s", path, error)
     end(order)
 
 
@@ -137,13 +137,16 @@ def _undone(order: SaveOrder) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # Whatever stood in the way of saving may stand in the way of this too.
+        # Whatever stood in the way of saving may stand in the way of this too: the next save has
+        # been told what to remove.
         with contextlib.suppress(OSError):
-            if committed_nonce(order.path) != order.nonce:
+            if order.path.is_dir() and committed_nonce(order.path) != order.nonce:
                 remove_written(order.path, nonce=order.nonce, process=order.process)
                 if order.processes == 1:
                     # Others may still be writing into the folder that several share.
                     remove_empty(order.path)
+            if order.processes == 1:
+                end(order)
         raise
 
 
