@@ -28,16 +28,16 @@ def check_tag(tag: str) -> str:
 def _wrong_with(tag: str) -> str:
     if not tag:
         return "it is empty"
-    if tag.startswith("."):
-        return "names that begin with a dot are for files of its own"
     if "/" in tag or os.sep in tag:
         return "it has slashes, and would be somewhere else"
+    if tag.startswith("."):
+        return "names that begin with a dot are for the folder's own files"
     if tag != tag.strip():
         return "it has blanks at its ends, which the file latest doesn't keep"
     if not tag.isprintable():
         return "it has characters that can't be printed, or written to a file"
     if tag in (LATEST, LATEST_UNIVERSAL):
-        return "so the file is called that names the newest checkpoint"
+        return "it is the name of the file that says which checkpoint is the newest"
     if len(os.fsencode(tag)) > _LONGEST:
         return f"it is longer than {_LONGEST} bytes"
     return ""
