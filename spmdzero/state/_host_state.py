@@ -179,16 +179,19 @@ def take_over_skips(
     else:
         hold.load_state_dict(state.hold)
         hold.settle(after)
-        if not with_optimizer:
-            _fit_to_groups(hold, optimizer)
+        _fit_to_groups(hold, optimizer, anew=not with_optimizer)
 
 
-def _fit_to_groups(hold: ScheduleHold, optimizer: ZeroOptimizer) -> None:
-    """Makes the positions passed those of an optimizer whose numbers were not loaded."""
+def _fit_to_groups(hold: ScheduleHold, optimizer: ZeroOptimizer, *, anew: bool) -> None:
+    """Makes the positions passed those of this optimizer, whose numbers may not have been loaded.
+
+    Args:
+        anew: whether they were not.
+    """
     groups = optimizer.param_groups
     if any(len(then) != len(groups) for then in hold.positions):
         hold.forget()
-    else:
+    elif anew:
         hold.renumber(lambda then: numbers_at(optimizer._rules, groups, then))
 
 

@@ -69,7 +69,8 @@ class ZeroOptimizer(WholeStates):
         for rule, group in zip(rules, param_groups, strict=True):
             for key, value in rule.defaults.items():
                 group.setdefault(key, value)
-            rule.validate(group)
+            if group["params"]:
+                rule.validate(group)
         self._scalars = {scalar for rule in rules for scalar in rule.scalars}
         self._rules, self._plan, self._mesh, self._precision = tuple(rules), plan, mesh, precision
         self._names, self._gradients, self._clip, self._finite = names, gradients, clip, finite
