@@ -1,8 +1,14 @@
-"""The command line: its commands, and how their errors are shown."""
+"""The command line: its commands, and how their errors are shown.
+
+torch takes seconds to import, so a command's file imports it, and what stands on it, where the
+command runs: help and what needs no torch don't wait for it.
+"""
 
 import functools
+import importlib.metadata
 import sys
 from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
@@ -22,6 +28,22 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"spmdzero {importlib.metadata.version('spmdzero')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _spmdzero(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="print the version", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    pass
 
 
 def _command(function: Callable[..., None]) -> None:

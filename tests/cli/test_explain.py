@@ -12,7 +12,7 @@ import torch
 from spmdzero import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.backend import current
 from spmdzero.cli._arguments import load_object, make_batch
-from spmdzero.cli._explain import _start_again
+from spmdzero.cli._explain_job import _start_again
 from spmdzero.explain import Explanation
 from tests.support.processes import environment
 from tests.support.trajectory import ROOT

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from spmdzero import Explanation, SpmdZeroUsageError
-from spmdzero.cli import _explain as command
+from spmdzero.cli import _explain_job as command
 from spmdzero.cli._app import app
 from spmdzero.cli._duration import duration
 from spmdzero.inspect import CollectiveLedger, read_matmuls
