@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from spmdzero.cli._check import check
 from spmdzero.cli._convert import convert
 from spmdzero.cli._doctor import doctor
 from spmdzero.cli._explain import explain
@@ -58,7 +59,7 @@ def _command(function: Callable[..., None]) -> None:
     app.command()(without_traceback)
 
 
-for _function in (explain, doctor, convert, inspect):
+for _function in (check, explain, doctor, convert, inspect):
     _command(_function)
 # What follows the script's name is the script's, options too; so are its exceptions.
 for _function in (run, launch):

@@ -5,6 +5,7 @@ Each is a process of its own, with nothing imported before.
 
 import json
 import re
+from pathlib import Path
 from typing import get_type_hints
 
 import pytest
@@ -36,6 +37,22 @@ def imported(*arguments: str) -> set[str]:
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["explain", "--help"]])
 def test_help_and_version_import_no_torch(arguments: list[str]) -> None:
     assert imported(*arguments) & HEAVY == set()
+
+
+def test_check_imports_no_torch_and_its_status_says_whether_a_key_is_refused(
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "ds.json"
+    for stage, status in ((2, 0), (3, 1)):
+        config.write_text(
+            json.dumps({"train_batch_size": 8, "zero_optimization": {"stage": stage}})
+        )
+        *printed, last = run_python("-c", COMMAND, "check", str(config), fresh=True).splitlines()
+        ended, packages = json.loads(last)
+        assert ended == status
+        assert printed[0] == f"ds.json: {status} refused, 0 without effect, {2 - status} honoured"
+        assert set(packages) & HEAVY == set()
+    assert '    write: "stage": 2' in printed
 
 
 USES = """
