@@ -21,6 +21,34 @@ def test_a_name_says_how_many_devices_there_are() -> None:
         assert found.name == name
 
 
+def test_a_slice_has_the_name_that_the_cloud_gives_it_too() -> None:
+    for name, slice_name, devices, hosts in (
+        ("v5litepod-1", "v5e:1x1", 1, 1),
+        ("v5litepod-8", "v5e:2x4", 8, 1),
+        ("v5litepod-16", "v5e:4x4", 16, 4),
+        ("v5e-16", "v5e:4x4", 16, 4),
+        ("v6e-256", "v6e:16x16", 256, 64),
+        # The number counts cores, of which these chips have two.
+        ("v4-8", "v4:2x2x1", 4, 1),
+        ("v5p-16", "v5p:2x2x2", 8, 2),
+        ("v5p-2048", "v5p:8x8x16", 1024, 256),
+        # And a core is a device.
+        ("tpu7x-16", "tpu7x:2x2x2", 16, 2),
+        ("2xv5litepod-16", "v5e:4x4", 32, 8),
+    ):
+        found = Topology.parse(name)
+        assert (found.slice_name, found.devices, found.hosts) == (slice_name, devices, hosts)
+        assert found.name == name
+        assert name.endswith(found.cloud_name) or name.startswith("v5e")
+
+
+def test_a_number_that_the_cloud_has_no_slice_of_is_refused_with_those_that_it_has() -> None:
+    with pytest.raises(SpmdZeroUsageError, match=r"slices of v5e are v5litepod-1, v5litepod-4"):
+        Topology.parse("v5litepod-12")
+    with pytest.raises(SpmdZeroUsageError, match=r"slices of v5p are v5p-8, v5p-16"):
+        Topology.parse("v5p-4")
+
+
 def test_another_name_is_refused_with_an_example() -> None:
     for name in ("v5e", "v5e:8", "v9x:2x4", "v5e:2x", "2v5e:2x4", "", "v7x:2x2x1", "tpu8"):
         with pytest.raises(SpmdZeroUsageError, match=r"such as v5e:2x4"):
