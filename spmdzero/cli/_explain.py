@@ -7,6 +7,7 @@ import typer
 
 from spmdzero.cli._duration import duration
 from spmdzero.cli._options import AsJson, Html, Strict
+from spmdzero.cli._settings import changes
 from spmdzero.errors import SpmdZeroUsageError
 
 
@@ -24,10 +25,14 @@ def explain(
     ],
     tpu: Annotated[
         list[str] | None,
-        typer.Option(help="a topology, such as v5e:2x4; again for more"),
+        typer.Option(help="a topology, such as v5e:2x4 or v5litepod-8; again for more"),
     ] = None,
     devices: Annotated[
         int | None, typer.Option(min=1, help="devices, where no --tpu says how many: 8 if left out")
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="a key of the config and its value, such as bf16.enabled=true"),
     ] = None,
     as_json: AsJson = False,
     html: Html = None,
@@ -52,15 +57,8 @@ def explain(
 
     from spmdzero.cli._explain_job import Job
 
-    job = Job(
-        model=model,
-        config=config,
-        batch=batch,
-        tpu=tpu or [],
-        devices=devices,
-        own_stage=own_stage,
-        meta=meta,
-    )
+    job = Job(model=model, config=config, settings=changes(setting or []), batch=batch,
+              tpu=tpu or [], devices=devices, own_stage=own_stage, meta=meta)  # fmt: skip
     if not job.run(as_json=as_json, html=html, strict=strict, most=most):
         raise typer.Exit(1)
 
