@@ -1,9 +1,11 @@
 """Names of topologies, and the figures of their chips."""
 
+from pathlib import Path
+
 import pytest
 
 from spmdzero import SpmdZeroUsageError
-from spmdzero.explain import CHIPS, Topology
+from spmdzero.explain import CHIPS, Topology, slices_of
 
 
 def test_a_name_says_how_many_devices_there_are() -> None:
@@ -89,3 +91,25 @@ def test_where_a_chip_is_two_devices_no_torus_is_traced_for() -> None:
             None,
         )
     assert Topology.parse("v5p:2x2x2").torus_to_trace == (2, 2, 2)
+
+
+def table_of(*chips: str) -> list[str]:
+    """Rows of docs/explain.md: each slice of these generations, by its shape."""
+    columns = [slices_of(CHIPS[chip]) for chip in chips]
+    rows = []
+    for same in zip(*columns, strict=True):
+        shape = "x".join(map(str, same[0].shape))
+        names = " | ".join(f"`{slice_.cloud_name}`, {gigabytes(slice_):,} GiB" for slice_ in same)
+        chips_of = same[0].devices // same[0].chip.devices
+        rows.append(f"| {shape} | {chips_of:,} | {same[0].hosts:,} | {names} |")
+    return rows
+
+
+def gigabytes(slice_: Topology) -> int:
+    return slice_.devices * slice_.chip.hbm_bytes // 2**30
+
+
+def test_the_page_lists_each_slice_with_its_hosts_and_memory() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "explain.md").read_text()
+    for chips in (("v5e", "v6e"), ("v4", "v5p", "tpu7x")):
+        assert "\n".join(table_of(*chips)) in page
