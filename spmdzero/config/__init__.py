@@ -3,7 +3,6 @@
 from spmdzero.config._auto import with_stand_ins
 from spmdzero.config._batch_sizes import BatchSizes, resolve_batch_sizes
 from spmdzero.config._check import ConfigReport, Refused, check_config
-from spmdzero.config._combinations import require_scaled_loss
 from spmdzero.config._keys import NO_MEANING
 from spmdzero.config._load import load_config
 from spmdzero.config._models import OptimizerConfig, SchedulerConfig, SpmdZeroConfig
@@ -43,7 +42,6 @@ __all__ = [
     "load_config",
     "one_of",
     "read",
-    "require_scaled_loss",
     "resolve_batch_sizes",
     "with_stand_ins",
 ]

@@ -11,7 +11,6 @@ from typing import Any
 
 from spmdzero.config._auto import with_stand_ins
 from spmdzero.config._batch_sizes import resolve_batch_sizes
-from spmdzero.config._combinations import require_scaled_loss
 from spmdzero.config._deprecated import holder_of, modernise
 from spmdzero.config._keys import NO_MEANING, REMOVED
 from spmdzero.config._load import load_config
@@ -123,7 +122,6 @@ class _Search:
     def _next(self) -> SpmdZeroConfigError | None:
         try:
             checked = load_config(self.config)
-            require_scaled_loss(checked, optimizer=checked.optimizer)
             if not self.auto.keys() & {*_ROWS} and not self._out & {*_ROWS}:
                 # Of any number of devices: only that one of them is given.
                 devices = checked.train_batch_size or 1
