@@ -89,3 +89,22 @@ def test_what_is_recomputed_in_the_backward_is_under_the_same_modes(mesh: Mesh) 
     assert grad is not None
     expected = torch.sin(torch.tensor(1.0)).cos() * torch.tensor(1.0).cos()
     torch.testing.assert_close(grad.cpu(), expected.expand(3))
+
+
+# Their second derivative is a zero that torch doesn't make, and adds to others.
+UNMADE = {
+    "abs": lambda x: (x.abs() ** 3).sum(),
+    "abs_": lambda x: ((x * 1).abs_() ** 2 * x).sum(),
+    "l1_loss": lambda x: F.l1_loss(x * x, torch.ones_like(x)),
+    "norm": lambda x: (x * x).norm(p=1),
+}
+
+
+@pytest.mark.parametrize("name", UNMADE)
+def test_a_zero_that_is_never_made_is_added_as_torch_adds_it(mesh: Mesh, name: str) -> None:
+    host = torch.tensor([1.0, -2.0, 3.0])
+    found = []
+    for x in (host.requires_grad_(), host.detach().to("xla").requires_grad_()):
+        (grad,) = torch.autograd.grad(UNMADE[name](x), x, create_graph=True)
+        found.append(torch.autograd.grad(grad.square().sum(), x)[0].cpu())
+    torch.testing.assert_close(*found)

@@ -16,7 +16,7 @@ from spmdzero.backend.jax._dispatch import (
     value_of,
     write,
 )
-from spmdzero.backend.jax._tensor import LazyTensor, over
+from spmdzero.backend.jax._tensor import LazyTensor, meta_of, over
 
 _aten = torch.ops.aten
 
@@ -38,6 +38,9 @@ def _to_copy(tensor: torch.Tensor, *, device: Any = None, **kwargs: Any) -> torc
     if device is not None and torch.device(device).type == "cpu":
         # C++ knows no other device, and may ask for a copy there when it means ours.
         device = None
+    if device is not None and torch.device(device).type == "meta":
+        # C++ asks what shape a sum has, one of whose terms is a zero that it never made.
+        return meta_of(tensor).to(kwargs.get("dtype") or tensor.dtype)
     if isinstance(tensor, LazyTensor):
         return recorded(_aten._to_copy.default, (tensor,), kwargs)
     return over(_host.moved(torch.ops.aten._to_copy.default(tensor, **kwargs)))
