@@ -1,7 +1,7 @@
 """What knows devices: the protocol, and one folder for each compiler's front end that keeps it."""
 
 from spmdzero.backend._arrays import Arrays, Form
-from spmdzero.backend._autograd_graph import nodes_behind
+from spmdzero.backend._autograd_graph import hands_over, nodes_behind
 from spmdzero.backend._compiler import (
     CompiledProgram,
     Compiler,
@@ -39,6 +39,7 @@ from spmdzero.backend._stored import gather, store, stored_zeros
 from spmdzero.backend._torus import Torus, scatter_steps, scatters_whole
 from spmdzero.backend._tree import Batch, Replicated, device_types, map_tensors, replicated
 from spmdzero.backend._uploads import same_on_hosts
+from spmdzero.backend._with_graph import refuse_graph
 
 __all__ = [
     "Across",
@@ -75,12 +76,14 @@ __all__ = [
     "draw_keys",
     "flags",
     "gather",
+    "hands_over",
     "keep_same",
     "map_tensors",
     "memory_maps",
     "nodes_behind",
     "programs",
     "refuse_gradient_hooks",
+    "refuse_graph",
     "replicated",
     "runtime",
     "same_on_hosts",

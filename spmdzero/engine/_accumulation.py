@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
-from spmdzero.backend import arrays
+from spmdzero.backend import arrays, refuse_graph
 from spmdzero.config import BatchSizes
 from spmdzero.engine._direct_calls import DirectCalls
 from spmdzero.engine._plan_of import planned_micro_batches
@@ -207,10 +207,16 @@ class Accumulation:
 
         With a global forward these are all; otherwise what a loss term that was computed outside
         of the module, such as a weight penalty, gives.
+
+        Raises:
+            SpmdZeroUsageError: one has a graph, by `backward(create_graph=True)`.
         """
         for name, parameter in parameters_with_grad(self._training.parameters):
             grad = autograd_grad(parameter)
             assert grad is not None
+            if grad.requires_grad:
+                set_autograd_grad(parameter, None)
+                refuse_graph()
             if not arrays.is_mine(grad):
                 # The module was moved off the devices, and trained by plain torch since.
                 require_placed(self._training)

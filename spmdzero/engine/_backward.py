@@ -9,7 +9,14 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import Region, arrays, map_tensors, nodes_behind
+from spmdzero.backend import (
+    Region,
+    arrays,
+    hands_over,
+    map_tensors,
+    nodes_behind,
+    refuse_graph,
+)
 from spmdzero.errors import SpmdZeroUsageError
 
 _running = threading.local()
@@ -44,10 +51,6 @@ class BackwardWatch:
 
     def watch(self, output: Any) -> Any:
         """Hooks the differentiable tensors in what forward returned; returns it to be used."""
-        # From now on backward runs in this thread: autograd's own may let go of a last pending
-        # tensor only after the step's program was cut, which then has one output more and compiles
-        # once more.
-        torch.autograd.set_multithreading_enabled(False)
         return map_tensors(output, lambda _, tensor: self._hook(tensor))
 
     def _hook(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -62,6 +65,16 @@ class BackwardWatch:
             node.metadata[_FORWARD_OF] = self._number
         tensor.register_hook(self._arrived)
         return tensor
+
+    @staticmethod
+    def keep_in_thread() -> None:
+        """Has backward passes run in this thread from now on, also those inside of a forward.
+
+        autograd's own may let go of a last pending tensor only after the step's program was cut,
+        which then has one output more and compiles once more. And it has none for torch_xla's
+        devices if a backward pass ran before that was imported.
+        """
+        torch.autograd.set_multithreading_enabled(False)
 
     def expect_scaled(self) -> None:
         """The next plain backward starts from a loss that `engine.scale` returned."""
@@ -90,15 +103,20 @@ class BackwardWatch:
         # A folded forward is one node, and this is asked of each of its outputs.
         if grad is None or getattr(_running, "engine", False):
             return grad
-        if self._needs_scale and not self._scaled:
-            raise SpmdZeroUsageError(
-                "fp16 scales its loss, and this backward started from one that is not scaled: "
-                "call engine.backward(loss), or engine.scale(loss).backward()"
-            )
         if self._region is not None and self._region.recomputes:
             raise SpmdZeroUsageError(
                 "loss.backward() with activation checkpointing: what is recomputed would run "
                 "outside of the replica region. Call engine.backward(loss)"
+            )
+        if hands_over():
+            # It has nothing to do with a step: torch.autograd.grad is asked for these numbers.
+            return grad
+        if torch.is_grad_enabled():
+            refuse_graph()
+        if self._needs_scale and not self._scaled:
+            raise SpmdZeroUsageError(
+                "fp16 scales its loss, and this backward started from one that is not scaled: "
+                "call engine.backward(loss), or engine.scale(loss).backward()"
             )
         torch.autograd.Variable._execution_engine.queue_callback(self._finished)
         steps = self._accumulation()

@@ -85,6 +85,7 @@ class ThreeCalls:
         """Runs the module on inputs that are on the devices."""
         self._launching.note_call(args, kwargs)
         records = torch.is_grad_enabled()
+        self._watch.keep_in_thread()
         self._accumulation.ran_forward |= records
         output = self._folding.forward(args, kwargs)
         output = self._watch.watch(output) if records else output

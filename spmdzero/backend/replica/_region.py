@@ -233,7 +233,9 @@ class ReplicaRegion:
         for name, parameter in own.parameters.items():
             if parameter.requires_grad and torch.is_grad_enabled():
                 refuse_gradient_hooks(name, parameter)
-                parameters[name] = enter_parameter(parameter, name, self._mesh, own.sink)
+                parameters[name] = enter_parameter(
+                    parameter, name, self._mesh, self._seed, own.sink
+                )
             else:
                 parameters[name] = self._enter_whole(parameter.detach())
         return parameters, {name: self._enter_whole(each) for name, each in own.buffers.items()}
