@@ -1,7 +1,7 @@
 """What knows devices: the protocol, and one folder for each compiler's front end that keeps it."""
 
 from spmdzero.backend._arrays import Arrays, Form
-from spmdzero.backend._autograd_graph import hands_over, nodes_behind
+from spmdzero.backend._autograd_graph import hands_over, is_transforming, nodes_behind
 from spmdzero.backend._compiler import (
     CompiledProgram,
     Compiler,
@@ -77,6 +77,7 @@ __all__ = [
     "flags",
     "gather",
     "hands_over",
+    "is_transforming",
     "keep_same",
     "map_tensors",
     "memory_maps",

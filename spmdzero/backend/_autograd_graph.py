@@ -28,6 +28,11 @@ def _behind(start: Any, ends: Callable[[Any], bool]) -> Iterator[Any]:
         waiting += (before for before, _ in node.next_functions)
 
 
+def is_transforming() -> bool:
+    """Whether torch.func traces what runs now (`grad`, `vmap`, `jacrev` and their like)."""
+    return torch._C._are_functorch_transforms_active()
+
+
 def hands_over() -> bool:
     """Whether the backward pass that runs returns gradients, as `torch.autograd.grad` does.
 

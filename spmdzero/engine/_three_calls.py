@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import arrays, map_tensors
+from spmdzero.backend import arrays, is_transforming, map_tensors
 from spmdzero.data._inputs import to_half
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._backward import BackwardWatch
@@ -21,6 +21,12 @@ from spmdzero.state._still_placed import naming_what_left
 from spmdzero.state._training import Training
 from spmdzero.step._numbers import loss_scale_number
 from spmdzero.step._optimizer import ZeroOptimizer
+
+_TRANSFORMED = (
+    "engine(...) inside of torch.func.grad, vmap, jacrev or their like: it hands each device its "
+    "rows, and what torch.func hands over has none. Take torch.autograd.grad(loss, x, "
+    "create_graph=True) of what engine(x) returns, or call torch.func inside of the model's forward"
+)
 
 
 class ThreeCalls:
@@ -62,10 +68,13 @@ class ThreeCalls:
 
         Raises:
             SpmdZeroUsageError: there are tensors, and none has the rows of a whole micro-batch, or
-                of a short one after it (in evaluation: rows that the devices can share equally).
+                of a short one after it (in evaluation: rows that the devices can share equally); or
+                torch.func traces the call.
             ReplicaRegionError: the module does what can't be done per replica.
         """
         training = self._training
+        if is_transforming():
+            raise SpmdZeroUsageError(_TRANSFORMED)
         with self._wall_clock.phase("fwd"), naming_what_left(training):
             waits = training.backward_done and training.gradients.accumulators
             if waits and self._accumulation.reduces:

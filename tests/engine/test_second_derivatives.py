@@ -268,6 +268,44 @@ def test_a_captured_forward_says_that_it_has_no_gradients_of_parameters() -> Non
         torch.autograd.grad(engine(X).square().mean(), [*engine.module.parameters()])
 
 
+TRANSFORMS: dict[str, Callable[..., Any]] = {
+    "grad": torch.func.grad,
+    "vmap": lambda engine: torch.func.vmap(engine, in_dims=1),
+    "jacrev": torch.func.jacrev,
+    "jvp": lambda engine: lambda x: torch.func.jvp(engine, (x,), (x,)),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_an_engine_inside_of_torch_func_says_what_to_do(name: str) -> None:
+    engine = start(Critic(), train_micro_batch_size_per_gpu=2)
+    for x in (X, X.to(engine.device)):
+        with pytest.raises(SpmdZeroUsageError, match=r"torch\.func.*Take torch\.autograd\.grad"):
+            TRANSFORMS[name](engine)(x)
+
+
+class PerRow(Critic):
+    """Gradients of each row, by torch.func inside of a forward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def loss(parameters: dict[str, torch.Tensor], row: torch.Tensor) -> torch.Tensor:
+            return torch.func.functional_call(self.blocks[0], parameters, (row,)).square().sum()
+
+        parameters = dict(self.blocks[0].named_parameters())
+        found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+        return sum((g.square().mean() for g in found.values()), torch.zeros((), device=x.device))
+
+
+@pytest.mark.slow
+def test_torch_func_inside_of_a_forward_is_torchs() -> None:
+    model = PerRow()
+    plain = copy.deepcopy(model)
+    engine = start(model, train_micro_batch_size_per_gpu=2)
+    engine.backward(engine(X))
+    expected = gradients_of_torch(plain, of_replicas(plain))
+    assert difference(engine, expected) < EXACT
+
+
 @pytest.mark.slow
 def test_a_captured_step_has_the_penalty_of_its_forward() -> None:
     losses = []

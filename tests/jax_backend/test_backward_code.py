@@ -108,3 +108,22 @@ def test_a_zero_that_is_never_made_is_added_as_torch_adds_it(mesh: Mesh, name: s
         (grad,) = torch.autograd.grad(UNMADE[name](x), x, create_graph=True)
         found.append(torch.autograd.grad(grad.square().sum(), x)[0].cpu())
     torch.testing.assert_close(*found)
+
+
+WIDE = torch.linspace(-1, 2, 12, dtype=torch.float64).reshape(3, 4)
+FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "grad": torch.func.grad(lambda x: (x**3).sum()),
+    "grad of grad": torch.func.grad(lambda x: torch.func.grad(lambda y: (y**3).sum())(x).sum()),
+    "jacrev": torch.func.jacrev(lambda x: x.sin() * x.sum()),
+    "jacfwd": torch.func.jacfwd(lambda x: x.sin() * x.sum()),
+    "jvp": lambda x: torch.func.jvp(torch.exp, (x,), (x.t().reshape(3, 4),))[1],
+    "hessian": torch.func.hessian(lambda x: (x**3).sum()),
+    "vmap": torch.func.vmap(lambda row: torch.softmax(row @ row.outer(row), -1)),
+    "vmap of grad": torch.func.vmap(torch.func.grad(lambda x: x.prod().exp())),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_torch_func_computes_what_it_does_on_the_cpu(mesh: Mesh, name: str) -> None:
+    found = FUNCTIONS[name](WIDE.to("xla"))
+    torch.testing.assert_close(found.cpu(), FUNCTIONS[name](WIDE))

@@ -83,7 +83,7 @@ REFUSED: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
     ),
     "another shape in place": (
         lambda: torch.ones(1, 2, device=DEVICE).squeeze_(),
-        "aten.squeeze_.default gives a tensor another shape in place.* Use aten.squeeze.default",
+        "squeeze_ gives a tensor another shape in place.* Use squeeze",
     ),
     "a program's input on the CPU": (
         lambda: current().mesh(MeshSpec((("fsdp", 8),))).enter(torch.ones(2), (None,)),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils._mode_utils import no_dispatch
 
 from spmdzero._user_line import user_line
 from spmdzero.backend.jax import _host
@@ -261,10 +262,7 @@ def _write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             "functional form"
         )
     if torch.Tag.inplace_view in func.tags:
-        raise SpmdZeroRuntimeError(
-            f"{user_line()}: {func} gives a tensor another shape in place, and what is recorded of "
-            f"it on the JAX backend has the one that it was made with. Use {form.func}"
-        )
+        return _become(args[0], dispatched(form.func, args, kwargs))
     names = [argument.name for argument in schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
     targets = [given[name] for name in form.writes]
@@ -280,6 +278,15 @@ def _write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return targets[0] if len(schema.returns) == 1 else tuple(targets)
     kept = results[: len(results) - len(targets)]
     return tuple(kept) if len(kept) > 1 else kept[0]
+
+
+def _become(tensor: LazyTensor, view: LazyTensor) -> LazyTensor:
+    """Has `tensor` view as `view`, one of its own, does: what `squeeze_` and its like do."""
+    tensor.steps = view.steps
+    with no_dispatch():
+        # Its shape is C++'s.
+        _aten.as_strided_.default(tensor, view.shape, view.stride(), view.storage_offset())
+    return tensor
 
 
 def _map(args: Any, kwargs: Any, kind: type, function: Callable[[Any], Any]) -> tuple[Any, Any]:

@@ -8,10 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from spmdzero._user_line import user_line
 from spmdzero.backend.jax import _unasked as unasked
 from spmdzero.backend.jax._dispatch import dispatched, read, replace, value_of
 from spmdzero.backend.jax._tensor import DEVICE, LazyTensor, hooks
 from spmdzero.backend.replica import in_region
+from spmdzero.errors import SpmdZeroRuntimeError
 
 _Tensor = torch.Tensor
 Answer = Callable[..., Any]
@@ -83,12 +85,17 @@ def _refuse_two_devices(args: tuple[Any, ...]) -> None:
                 yield from found(item)
 
     tensors = list(found(args))
-    plain = [t for t in tensors if not isinstance(t, LazyTensor) and t.dim()]
+    plain = [t for t in tensors if not isinstance(t, LazyTensor) and t.dim() and not _wraps(t)]
     if plain and len(plain) < len(tensors) and not any(t.is_meta for t in plain):
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, "
             f"{DEVICE} and {plain[0].device}!"
         )
+
+
+def _wraps(tensor: torch.Tensor) -> bool:
+    """Whether it is one of torch.func's, in which there may be a tensor of any device."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 class _ToHost(torch.autograd.Function):
@@ -250,6 +257,28 @@ def _no_memory(name: str) -> Answer:
     return refuse
 
 
+def _no_shape_in_place(name: str) -> Answer:
+    def refuse(*_: Any, **__: Any) -> Any:
+        # torch's own code, whose calls don't come here, does it with what it has just made. Of a
+        # tensor with views, autograd would take a view's gradient to the wrong places.
+        raise SpmdZeroRuntimeError(
+            f"{user_line()}: {name} gives a tensor another shape in place, which the JAX backend "
+            f"doesn't take back to its views. Use {name.removesuffix('_')}"
+        )
+
+    return refuse
+
+
+for _name in (
+    "as_strided_",
+    "squeeze_",
+    "swapaxes_",
+    "swapdims_",
+    "t_",
+    "transpose_",
+    "unsqueeze_",
+):
+    _answers[getattr(_Tensor, _name)] = _no_shape_in_place(_name)
 _WITH_MEMORY = ("data_ptr", "untyped_storage", "storage", "share_memory_", "apply_", "map_")
 # For these torch would import torch_xla, which the process can't have beside JAX.
 _OF_TORCH_XLA = ("__dlpack__", "__dlpack_device__")

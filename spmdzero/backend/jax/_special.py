@@ -1,5 +1,6 @@
 """Operations that are answered in the place of a record: copies, reads, what writes unseen."""
 
+import math
 from typing import Any
 
 import torch
@@ -61,6 +62,16 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.shape != other.shape:
         return False
     return bool(dispatched(_aten.eq.Tensor, (one, other), {}).all().item())
+
+
+@special(_aten.is_same_size.default)
+def _is_same_size(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape
+
+
+@special(_aten._has_same_storage_numel.default)
+def _has_same_storage_numel(one: LazyTensor, other: LazyTensor) -> bool:
+    return math.prod(one.cell.value.shape) == math.prod(other.cell.value.shape)
 
 
 @special(_aten._linalg_check_errors.default)
