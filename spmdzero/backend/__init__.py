@@ -21,6 +21,7 @@ from spmdzero.backend._current import (
     programs,
     runtime,
 )
+from spmdzero.backend._interrupts import held, let_in
 from spmdzero.backend._keys import draw_keys
 from spmdzero.backend._mesh import Across, Mesh, PartitionSpec, Reduction
 from spmdzero.backend._own_rows import keep_same, to_all_rows, to_own_rows
@@ -35,6 +36,7 @@ from spmdzero.backend._region import (
     Tracing,
     refuse_gradient_hooks,
 )
+from spmdzero.backend._seeding import follow_torchs_seed
 from spmdzero.backend._stored import gather, store, stored_zeros
 from spmdzero.backend._torus import Torus, scatter_steps, scatters_whole
 from spmdzero.backend._tree import Batch, Replicated, device_types, map_tensors, replicated
@@ -75,10 +77,13 @@ __all__ = [
     "device_types",
     "draw_keys",
     "flags",
+    "follow_torchs_seed",
     "gather",
     "hands_over",
+    "held",
     "is_transforming",
     "keep_same",
+    "let_in",
     "map_tensors",
     "memory_maps",
     "nodes_behind",

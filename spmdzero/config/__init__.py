@@ -1,7 +1,6 @@
 """The DeepSpeed JSON: what spmdzero honours, what has no meaning here, what it refuses."""
 
 from spmdzero.config._batch_sizes import BatchSizes, resolve_batch_sizes
-from spmdzero.config._combinations import require_scaled_loss
 from spmdzero.config._keys import NO_MEANING
 from spmdzero.config._load import load_config
 from spmdzero.config._models import OptimizerConfig, SchedulerConfig, SpmdZeroConfig
@@ -38,6 +37,5 @@ __all__ = [
     "load_config",
     "one_of",
     "read",
-    "require_scaled_loss",
     "resolve_batch_sizes",
 ]

@@ -76,7 +76,7 @@ def initialize(
         SpmdZeroRuntimeError: a device was used before SPMD was on.
     """
     module = require_module(model, mpu=mpu, mesh_param=mesh_param)
-    settings = read_settings(config_params if config is None else config, args, optimizer)
+    settings = read_settings(config_params if config is None else config, args)
     mesh, batch = start_backend(settings, dist_init_required=dist_init_required)
     groups = place_module(settings, module, mesh, weights, (optimizer, model_parameters))
     plan = planned(settings, module, groups, batch=batch, mesh=mesh.spec)

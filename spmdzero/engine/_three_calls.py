@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import arrays, is_transforming, map_tensors
+from spmdzero.backend import arrays, held, is_transforming, map_tensors
 from spmdzero.data._inputs import to_half
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._backward import BackwardWatch
@@ -75,7 +75,7 @@ class ThreeCalls:
         training = self._training
         if is_transforming():
             raise SpmdZeroUsageError(_TRANSFORMED)
-        with self._wall_clock.phase("fwd"), naming_what_left(training):
+        with held(), self._wall_clock.phase("fwd"), naming_what_left(training):
             waits = training.backward_done and training.gradients.accumulators
             if waits and self._accumulation.reduces:
                 # The caller goes on without a step, which would have ended this micro-batch's
@@ -118,7 +118,8 @@ class ThreeCalls:
             UsageAssertionError: not a scalar, or not made by a forward of this engine.
         """
         training = self._training
-        with self._wall_clock.phase("bwd"):
+        # Whoever runs an interrupted loop anew would add this micro-batch's gradients twice.
+        with held(undo=training.restart_step), self._wall_clock.phase("bwd"):
             check_loss(loss)
             averaged = loss / training.batch.accumulation if scale_wrt_gas else loss
             with self._watch.by_engine(loss):
@@ -182,7 +183,7 @@ class ThreeCalls:
                 read now and then (`AgreementRhythm`); the micro-batch counts all the same.
         """
         training = self._training
-        with self._wall_clock.phase("step"):
+        with held(), self._wall_clock.phase("step"):
             training.step_applied = False
             self._accumulation.refuse_inside("step")
             optimizer = self._require_optimizer("step")

@@ -2,6 +2,8 @@
 
 import dataclasses
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from spmdzero.config import Fp16Config
 from spmdzero.errors import SpmdZeroRuntimeError
@@ -11,13 +13,18 @@ logger = logging.getLogger("spmdzero")
 
 @dataclasses.dataclass(kw_only=True)
 class LossScaler:
-    """Static or dynamic loss scale, rule for rule DeepSpeed's (runtime/fp16/loss_scaler.py).
+    """Static or dynamic loss scale, rule for rule DeepSpeed's.
+
+    Source: runtime/fp16/loss_scaler.py, and for stage 0 `_update_scale` of fp16/fused_optimizer.py
+    and fp16/unfused_optimizer.py.
 
     Attributes:
         cur_scale: what the loss is multiplied by before backward.
         dynamic: whether `update_scale` changes it.
         scale_window: steps without overflow after which it doubles.
         min_scale: it is never halved below this.
+        at_stage_0: whether there is no ZeRO: each overflow halves it, whatever the hysteresis, and
+            one at `min_scale` is no error.
         delayed_shift: overflows that are needed before it halves, DeepSpeed's `hysteresis`.
         consecutive_hysteresis: whether any step without overflow refills the hysteresis.
         cur_hysteresis: overflows left before it halves.
@@ -29,6 +36,7 @@ class LossScaler:
     dynamic: bool
     scale_window: int = 1000
     min_scale: float = 1.0
+    at_stage_0: bool = False
     delayed_shift: int = 2
     consecutive_hysteresis: bool = False
     cur_hysteresis: int = 2
@@ -36,8 +44,10 @@ class LossScaler:
     last_overflow_iter: int = -1
 
     @classmethod
-    def from_config(cls, fp16: Fp16Config) -> "LossScaler":
-        """The scaler that the section ``fp16`` asks for; a `loss_scale` of 0 is dynamic."""
+    def from_config(cls, fp16: Fp16Config, *, stage: int) -> "LossScaler":
+        """The scaler that the section ``fp16`` asks for at a ZeRO stage; a `loss_scale` of 0 is
+        dynamic.
+        """
         if fp16.loss_scale:
             return cls(cur_scale=float(fp16.loss_scale), dynamic=False)
         return cls(
@@ -45,10 +55,20 @@ class LossScaler:
             dynamic=True,
             scale_window=fp16.loss_scale_window,
             min_scale=fp16.min_loss_scale,
+            at_stage_0=stage == 0,
             delayed_shift=fp16.hysteresis,
             consecutive_hysteresis=fp16.consecutive_hysteresis,
             cur_hysteresis=fp16.hysteresis,
         )
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Goes on from a saved scaler's attributes; others of its keys are left alone.
+
+        Which rule it follows is this run's: `at_stage_0` stays.
+        """
+        for item in dataclasses.fields(self):
+            if item.name in saved and item.name != "at_stage_0":
+                setattr(self, item.name, saved[item.name])
 
     def scale_if_applied(self) -> float:
         """The scale after the coming step, if that one has no overflow.
@@ -62,7 +82,7 @@ class LossScaler:
         """Takes note of one step.
 
         Raises:
-            SpmdZeroRuntimeError: an overflow at the smallest scale.
+            SpmdZeroRuntimeError: an overflow at the smallest scale, under ZeRO.
         """
         if not self.dynamic:
             return
@@ -80,14 +100,18 @@ class LossScaler:
         return stable > 0 and stable % self.scale_window == 0
 
     def _shrink(self) -> None:
-        if self.delayed_shift != 1 and self.cur_hysteresis != 1:
+        if not self.at_stage_0 and self.delayed_shift != 1 and self.cur_hysteresis != 1:
             self.cur_hysteresis -= 1
             return
         if self.cur_scale == self.min_scale:
-            raise SpmdZeroRuntimeError(
+            text = (
                 f"Current loss scale already at minimum ({self.min_scale:g}) - cannot decrease "
                 "scale anymore: every step overflows. Look for a NaN in the model, lower the "
                 "learning rate, or train in bf16"
             )
+            if not self.at_stage_0:
+                raise SpmdZeroRuntimeError(text)
+            logger.warning("%s", text)
+            return
         before, self.cur_scale = self.cur_scale, max(self.cur_scale / 2, self.min_scale)
         logger.info("gradient overflow: loss scale %g -> %g", before, self.cur_scale)

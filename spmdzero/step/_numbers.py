@@ -63,6 +63,18 @@ def number_keys(
     return tuple(tuple(hyper) for hyper in _hypers(rules, groups))
 
 
+def take_over_numbers(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
+    """Gives a param group the numbers of a saved one, whichever parameters those were of."""
+    for key, value in saved.items():
+        if key == "params":
+            continue
+        if isinstance(group.get(key), torch.Tensor):
+            # It stays the tensor that somebody else holds.
+            group[key].fill_(value)
+        else:
+            group[key] = value
+
+
 def numbers_at(
     rules: Sequence[UpdateRule], groups: list[dict[str, Any]], then: list[dict[str, Any]]
 ) -> list[float]:

@@ -15,14 +15,14 @@ from spmdzero.precision import LossScaler, PrecisionPolicy
 from spmdzero.step._boundary import Boundary, MemberGroup
 from spmdzero.step._folds import Folds
 from spmdzero.step._gradients import GradientStore
-from spmdzero.step._loss_scale import LossScaled
 from spmdzero.step._numbers import group_numbers, number_keys, scale_numbers
 from spmdzero.step._schedule_hold import ScheduleHold
-from spmdzero.step._torch_calls import PlannedOptimizer, refuse_closure
+from spmdzero.step._state_dict import WholeStates
+from spmdzero.step._torch_calls import refuse_closure
 from spmdzero.step._update import Member
 
 
-class ZeroOptimizer(LossScaled, PlannedOptimizer):
+class ZeroOptimizer(WholeStates):
     """A torch optimizer whose states are shards on the mesh.
 
     `param_groups` work as in torch, so any `torch.optim.lr_scheduler` can drive it; numbers of a
@@ -69,7 +69,8 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
         for rule, group in zip(rules, param_groups, strict=True):
             for key, value in rule.defaults.items():
                 group.setdefault(key, value)
-            rule.validate(group)
+            if group["params"]:
+                rule.validate(group)
         self._scalars = {scalar for rule in rules for scalar in rule.scalars}
         self._rules, self._plan, self._mesh, self._precision = tuple(rules), plan, mesh, precision
         self._names, self._gradients, self._clip, self._finite = names, gradients, clip, finite

@@ -66,6 +66,8 @@ def assert_same_evaluation(ours: Seen, plain: Seen) -> None:
 def test_a_script_on_8_devices_has_the_numbers_of_accelerate_alone():
     seen = loop("plain,spmdzero", [ORDERS["uneven"]], devices=8)
     (plain,), (ours,) = seen["plain"], seen["spmdzero"]
+    # Collectives before anything is prepared.
+    assert ours["before"] == plain["before"] == [["a"], ["b"], [1.0], [1.0]]
     assert_same_numbers(ours, plain)
     assert_same_evaluation(ours, plain)
 

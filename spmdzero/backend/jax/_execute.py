@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import math
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from spmdzero.backend._interrupts import held
 from spmdzero.backend._watching import note_joint, note_started, waiting
 from spmdzero.backend.jax import _own
 from spmdzero.backend.jax._apart import apart, as_held, as_known, mesh_of_host
@@ -200,6 +202,7 @@ class Compilations:
 
 
 compilations = Compilations()
+_starting = threading.RLock()
 
 
 def start(roots: Sequence[Value], *, donate: bool = True) -> list[Value]:
@@ -216,6 +219,12 @@ def start(roots: Sequence[Value], *, donate: bool = True) -> list[Value]:
     Raises:
         SpmdZeroRuntimeError: JAX can't lower one, or this process is a fork.
     """
+    # Two threads may read: what one has started isn't pending for the other.
+    with _starting:
+        return _start(roots, donate=donate)
+
+
+def _start(roots: Sequence[Value], *, donate: bool) -> list[Value]:
     unique = {id(root): root for root in roots if root.node is not None}
     if not unique:
         return []
@@ -238,10 +247,11 @@ def start(roots: Sequence[Value], *, donate: bool = True) -> list[Value]:
         for place in error.outputs:
             wanted[place].failed = True
         raise
-    for value, array in zip(wanted, program.run(arrays), strict=True):
-        value.array, value.node = array, None
-    for place in ready.donated:
-        leaves[place].array = None
+    with held():
+        for value, array in zip(wanted, program.run(arrays), strict=True):
+            value.array, value.node = array, None
+        for place in ready.donated:
+            leaves[place].array = None
     return leaves
 
 

@@ -8,12 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from spmdzero._user_line import user_line
 from spmdzero.backend.jax import _unasked as unasked
 from spmdzero.backend.jax._dispatch import dispatched, read, replace, value_of
-from spmdzero.backend.jax._tensor import DEVICE, LazyTensor, hooks
+from spmdzero.backend.jax._libraries import without_own_kernels
+from spmdzero.backend.jax._tensor import DEVICE, LazyTensor, become, hooks
 from spmdzero.backend.replica import in_region
-from spmdzero.errors import SpmdZeroRuntimeError
 
 _Tensor = torch.Tensor
 Answer = Callable[..., Any]
@@ -157,8 +156,13 @@ def _new_tensor(tensor: torch.Tensor, data: Any, **kwargs: Any) -> torch.Tensor:
     return torch.tensor(data, **options)
 
 
-@_answer(_Tensor.numpy, _Tensor.__array__)
-def _numpy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+@_answer(_Tensor.numpy)
+def _numpy(tensor: torch.Tensor, *, force: bool = False) -> Any:
+    return _array(tensor.detach() if force else tensor)
+
+
+@_answer(_Tensor.__array__)
+def _array(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     if tensor.requires_grad:
         raise RuntimeError(
             "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
@@ -219,6 +223,47 @@ def _attention(*args: Any, **kwargs: Any) -> torch.Tensor:
         return F.scaled_dot_product_attention(*args, **kwargs)
 
 
+@_answer(torch.lstm)
+def _lstm(*args: Any) -> Any:
+    # The CPU has a library for it, with operations of its own.
+    with without_own_kernels():
+        return torch.lstm(*args)
+
+
+@_answer(_Tensor.resolve_conj, _Tensor.resolve_neg)
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    # C++ has a flag for it, which is a step here: what is resolved is a tensor of its own.
+    flags = (torch.ops.aten._conj.default, torch.ops.aten._neg_view.default)
+    turned = isinstance(tensor, LazyTensor) and any(step.func in flags for step in tensor.steps)
+    return tensor.clone() if turned else tensor
+
+
+@_answer(torch.tensor_split, _Tensor.tensor_split)
+def _tensor_split(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    # Where it is split is asked of a tensor's memory.
+    def numbers(given: Any) -> Any:
+        return read(given).tolist() if isinstance(given, torch.Tensor) else given
+
+    split: Any = torch.tensor_split
+    if "tensor_indices_or_sections" in kwargs:
+        args = (kwargs.pop("tensor_indices_or_sections"), *args)
+    return split(tensor, *map(numbers, args), **kwargs)
+
+
+@_answer(_Tensor.__setitem__)
+def _set_item(tensor: torch.Tensor, index: Any, value: Any) -> None:
+    mask = isinstance(index, torch.Tensor) and index.dtype == torch.bool
+    if mask and isinstance(value, torch.Tensor) and value.requires_grad:
+        after = tensor.dim() - index.dim()
+        if index.shape == tensor.shape[: index.dim()] and value.dim() <= after:
+            # The gradient of torch's own operation is what the mask selects, of a number that
+            # depends on data; of this one it is 0 where the mask doesn't hold.
+            where = index.to(DEVICE).reshape(index.shape + (1,) * after)
+            tensor.copy_(torch.where(where, value.to(tensor.dtype), tensor))
+            return
+    tensor.__setitem__(index, value)
+
+
 @_answer(_Tensor.norm)
 def _own_norm(
     tensor: torch.Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False,
@@ -257,28 +302,6 @@ def _no_memory(name: str) -> Answer:
     return refuse
 
 
-def _no_shape_in_place(name: str) -> Answer:
-    def refuse(*_: Any, **__: Any) -> Any:
-        # torch's own code, whose calls don't come here, does it with what it has just made. Of a
-        # tensor with views, autograd would take a view's gradient to the wrong places.
-        raise SpmdZeroRuntimeError(
-            f"{user_line()}: {name} gives a tensor another shape in place, which the JAX backend "
-            f"doesn't take back to its views. Use {name.removesuffix('_')}"
-        )
-
-    return refuse
-
-
-for _name in (
-    "as_strided_",
-    "squeeze_",
-    "swapaxes_",
-    "swapdims_",
-    "t_",
-    "transpose_",
-    "unsqueeze_",
-):
-    _answers[getattr(_Tensor, _name)] = _no_shape_in_place(_name)
 _WITH_MEMORY = ("data_ptr", "untyped_storage", "storage", "share_memory_", "apply_", "map_")
 # For these torch would import torch_xla, which the process can't have beside JAX.
 _OF_TORCH_XLA = ("__dlpack__", "__dlpack_device__")
@@ -298,7 +321,8 @@ def assign(tensor: LazyTensor, value: torch.Tensor) -> None:
             f"{list(value.shape)} {value.dtype}: make a new tensor instead"
         )
     if isinstance(value, LazyTensor):
-        tensor.cell, tensor.steps = tensor.cell.succeeded_by(value.cell), value.steps
+        tensor.cell.succeeded_by(value.cell)
+        become(tensor, value)
     else:
         replace(tensor, value_of(value))
 

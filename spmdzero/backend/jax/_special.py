@@ -17,7 +17,7 @@ from spmdzero.backend.jax._dispatch import (
     value_of,
     write,
 )
-from spmdzero.backend.jax._tensor import LazyTensor, meta_of, over
+from spmdzero.backend.jax._tensor import LazyTensor, become, meta_of, over
 
 _aten = torch.ops.aten
 
@@ -88,7 +88,7 @@ def _allclose(one: torch.Tensor, other: torch.Tensor, *args: Any, **kwargs: Any)
 
 @special(_aten.set_.source_Tensor)
 def _set(tensor: LazyTensor, source: LazyTensor) -> torch.Tensor:
-    tensor.cell, tensor.steps = source.cell, source.steps
+    become(tensor, source)
     return tensor
 
 

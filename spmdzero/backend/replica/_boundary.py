@@ -13,7 +13,7 @@ import torch
 
 from spmdzero.backend._autograd_graph import hands_over, nodes_behind
 from spmdzero.backend._crossing import Crossing, Way
-from spmdzero.backend._current import arrays
+from spmdzero.backend._current import arrays, runtime
 from spmdzero.backend._mesh import Mesh
 from spmdzero.backend._with_graph import refuse_graph
 from spmdzero.backend.replica import _manual
@@ -58,8 +58,12 @@ class _EnteringParameter(_Entering):
         return None, None, None, None
 
 
-def enter_batch(tensor: torch.Tensor, dim: int, mesh: Mesh, seed: int) -> torch.Tensor:
-    """`[b, ...]` to this replica's `[b/n, ...]`."""
+def enter_batch(
+    tensor: torch.Tensor, dim: int, mesh: Mesh, seed: int, *, joined: int = 1
+) -> torch.Tensor:
+    """`[b, ...]` to this replica's `[b/n, ...]`: its rows of each of the `joined` batches."""
+    if joined > 1:
+        tensor = _regrouped(tensor, dim, joined, mesh.size // runtime.process_count())
     shape, spec = tuple(tensor.shape), mesh.batch_spec(tensor.dim(), dim)
     return _enter(
         tensor,
@@ -68,15 +72,26 @@ def enter_batch(tensor: torch.Tensor, dim: int, mesh: Mesh, seed: int) -> torch.
     )
 
 
-def leave_batch(tensor: torch.Tensor, dim: int, mesh: Mesh, seed: int) -> torch.Tensor:
-    """This replica's `[b/n, ...]` to `[b, ...]`."""
+def leave_batch(
+    tensor: torch.Tensor, dim: int, mesh: Mesh, seed: int, *, joined: int = 1
+) -> torch.Tensor:
+    """This replica's `[b/n, ...]` to `[b, ...]`: the `joined` batches one after the other again."""
     shape, spec = list(tensor.shape), mesh.batch_spec(tensor.dim(), dim)
     shape[dim] *= mesh.size
-    return _leave(
+    whole = _leave(
         tensor,
         lambda own: mesh.leave(own, spec, tuple(shape)),
         lambda grad: _times(mesh.enter(grad, spec), seed),
     )
+    if joined == 1:
+        return whole
+    return _regrouped(whole, dim, mesh.size // runtime.process_count(), joined)
+
+
+def _regrouped(tensor: torch.Tensor, dim: int, outer: int, inner: int) -> torch.Tensor:
+    """The rows `[outer, inner, ...]` of each host as `[inner, outer, ...]`."""
+    apart = tensor.unflatten(dim, (runtime.process_count(), outer, inner, -1))
+    return apart.transpose(dim + 1, dim + 2).flatten(dim, dim + 3)
 
 
 def enter_whole(tensor: torch.Tensor, mesh: Mesh, seed: int) -> torch.Tensor:

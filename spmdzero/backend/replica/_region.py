@@ -16,6 +16,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from spmdzero._logging import log_once
 from spmdzero.backend._current import runtime
+from spmdzero.backend._interrupts import let_in
 from spmdzero.backend._mesh import Mesh
 from spmdzero.backend._region import (
     AttentionCall,
@@ -106,7 +107,7 @@ class ReplicaRegion:
 
     def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Tracing) -> Passage:
         """As a call, but nothing of the module is read or written."""
-        replica_rows: set[int] = set()
+        replica_rows: dict[int, int] = {}
         unshared: list[Batch] = []
 
         def enter_input(_: str, tensor: Any) -> torch.Tensor:
@@ -115,8 +116,11 @@ class ReplicaRegion:
             if not tensor.shared:
                 unshared.append(tensor)
                 return enter_whole(tensor.tensor, self._mesh, self._seed)
-            replica_rows.add(tensor.tensor.shape[tensor.dim] // self._mesh.size)
-            return enter_batch(tensor.tensor, tensor.dim, self._mesh, self._seed)
+            whole, dim, joined = tensor.tensor, tensor.dim, tensor.joined
+            rows = whole.shape[dim] // self._mesh.size
+            # A model that pairs the rows of two batches returns as many as one of them has.
+            replica_rows.update({rows // joined: 1, rows: joined})
+            return enter_batch(whole, dim, self._mesh, self._seed, joined=joined)
 
         parameters, buffers = self._enter_state(own)
         entered_args, entered_kwargs = map_tensors((args, dict(kwargs)), enter_input)
@@ -147,8 +151,9 @@ class ReplicaRegion:
             around = self._around.forward(
                 dispatch.random, self._upload, self._enter_whole, loops=loops
             )
-            with around, second_runs(lambda: self._again(state)):
-                output = functional_call(self._module, state, args, kwargs)
+            with around:
+                with let_in(), second_runs(lambda: self._again(state)):
+                    output = functional_call(self._module, state, args, kwargs)
                 output = self._around.finish(output)
         return output, dispatch
 
