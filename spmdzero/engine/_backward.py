@@ -35,6 +35,7 @@ class BackwardWatch:
         region: recomputes checkpointed modules in its own context; None with a global forward.
         accumulation: micro-batches in one step, by which a plain `loss.backward()` is divided.
         needs_scale: whether the loss has to be scaled before a backward (fp16).
+        note_scaled: called before a backward pass of a loss that is scaled.
     """
 
     def __init__(
@@ -43,7 +44,9 @@ class BackwardWatch:
         region: Region | None,
         accumulation: Callable[[], int],
         needs_scale: bool,
+        note_scaled: Callable[[], None],
     ) -> None:
+        self._note_scaled = note_scaled
         self._region, self._accumulation, self._needs_scale = region, accumulation, needs_scale
         self._scaled = False
         self._number = next(_numbers)
@@ -79,6 +82,7 @@ class BackwardWatch:
     def expect_scaled(self) -> None:
         """The next plain backward starts from a loss that `engine.scale` returned."""
         self._scaled = True
+        self._note_scaled()
 
     @contextlib.contextmanager
     def by_engine(self, loss: torch.Tensor) -> Iterator[None]:
@@ -91,6 +95,9 @@ class BackwardWatch:
         wanted = {watch._number for watch in waiting} - {self._number}
         behind = _forwards_behind(loss, wanted) if wanted else set()
         others = sorted((w for w in waiting if w._number in behind), key=lambda w: w._number)
+        for watch in _watches:
+            # It may run through a module of another's, called without its engine.
+            watch._note_scaled()
         with contextlib.ExitStack() as regions:
             for watch in [*others, self]:
                 if watch._region is not None:

@@ -1,5 +1,6 @@
 """The three calls of DeepSpeed's training loop: forward, backward and step."""
 
+import functools
 from typing import Any
 
 import torch
@@ -44,10 +45,12 @@ class ThreeCalls:
     ) -> None:
         self._training, self._accumulation, self._launching = training, accumulation, launching
         self._folding, self._step_end, self._wall_clock = folding, step_end, wall_clock
+        self._needs_scale = training.spmd_config.fp16.enabled and training.optimizer is not None
         self._watch = BackwardWatch(
             region=training.region,
             accumulation=accumulation.gradient_accumulation_steps,
-            needs_scale=training.spmd_config.fp16.enabled and training.optimizer is not None,
+            needs_scale=self._needs_scale,
+            note_scaled=functools.partial(setattr, accumulation, "scaled", True),
         )
         across = training.mesh.across
         rules = None if training.region is None else training.placer.rules
@@ -121,10 +124,14 @@ class ThreeCalls:
         # Whoever runs an interrupted loop anew would add this micro-batch's gradients twice.
         with held(undo=training.restart_step), self._wall_clock.phase("bwd"):
             check_loss(loss)
+            if self._needs_scale:
+                # What wasn't scaled would join what is.
+                self._accumulation.collect_gradients()
             averaged = loss / training.batch.accumulation if scale_wrt_gas else loss
             with self._watch.by_engine(loss):
                 arrays.backward(self._times_loss_scale(averaged), retain_graph=retain_graph)
             self._accumulation.collect_gradients()
+            self._accumulation.scaled = False
             detached = training.mesh.mark(self._of_all(loss.detach().reshape(())).clone())
             training.health.watch(detached, step=training.counters.global_steps)
             training.losses.append(detached)
@@ -136,6 +143,13 @@ class ThreeCalls:
         """The mean of the hosts' losses, which is what they report."""
         across = self._training.mesh.across
         return loss if across is None else across.mean(loss)
+
+    def _backward_epilogue(self) -> None:
+        """Does nothing: a backward pass has nothing left to do.
+
+        DeepSpeed's page on training multiple models has it called after a `loss.backward()` through
+        several engines.
+        """
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """`loss` times the loss scale, for `engine.scale(loss).backward()`.
@@ -188,6 +202,7 @@ class ThreeCalls:
             self._accumulation.refuse_inside("step")
             optimizer = self._require_optimizer("step")
             self._accumulation.collect_gradients()
+            self._accumulation.scaled = False
             if not training.backward_done and not training.gradients.waiting:
                 raise SpmdZeroUsageError(
                     "engine.step() before engine.backward(loss): there is no gradient to use. Each "

@@ -215,5 +215,5 @@ def test_a_gradient_that_passes_is_differentiated_in_its_turn() -> None:
         inner = plain.sin() if len(found) == 2 else plain
         (grad,) = torch.autograd.grad(inner.pow(3).sum(), plain, create_graph=True)
         expected = torch.autograd.grad(grad.square().sum(), plain)[0]
-        # The devices' sine is another polynomial than the CPU's, and its second derivative is a sum.
+        # The devices' sine is another polynomial than the CPU's, and its derivatives are summed.
         torch.testing.assert_close(found[-1], expected, rtol=1e-5, atol=1e-5)
