@@ -11,18 +11,21 @@ import torch
 
 from spmdzero.backend import (
     Region,
+    RegionRules,
     arrays,
     hands_over,
     map_tensors,
     nodes_behind,
     refuse_graph,
 )
+from spmdzero.engine._summed_rows import summed_by
 from spmdzero.errors import SpmdZeroUsageError
 
 _running = threading.local()
 _watches: "weakref.WeakSet[BackwardWatch]" = weakref.WeakSet()
 _numbers = itertools.count()
 _FORWARD_OF = "spmdzero forward of"
+_BATCHES = "spmdzero batches"
 
 
 class BackwardWatch:
@@ -36,6 +39,7 @@ class BackwardWatch:
         accumulation: micro-batches in one step, by which a plain `loss.backward()` is divided.
         needs_scale: whether the loss has to be scaled before a backward (fp16).
         note_scaled: called before a backward pass of a loss that is scaled.
+        rules: which outputs are batches, and in which dim.
     """
 
     def __init__(
@@ -45,8 +49,9 @@ class BackwardWatch:
         accumulation: Callable[[], int],
         needs_scale: bool,
         note_scaled: Callable[[], None],
+        rules: RegionRules,
     ) -> None:
-        self._note_scaled = note_scaled
+        self._note_scaled, self._rules = note_scaled, rules
         self._region, self._accumulation, self._needs_scale = region, accumulation, needs_scale
         self._scaled = False
         self._number = next(_numbers)
@@ -54,9 +59,9 @@ class BackwardWatch:
 
     def watch(self, output: Any) -> Any:
         """Hooks the differentiable tensors in what forward returned; returns it to be used."""
-        return map_tensors(output, lambda _, tensor: self._hook(tensor))
+        return map_tensors(output, self._hook)
 
-    def _hook(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _hook(self, path: str, tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.requires_grad:
             return tensor
         if self._region is None:
@@ -66,8 +71,21 @@ class BackwardWatch:
         node: Any = tensor.grad_fn
         if node is not None:
             node.metadata[_FORWARD_OF] = self._number
+            batches = node.metadata.setdefault(_BATCHES, {})
+            # Nothing but a batch leaves the region with a dim unless it is declared.
+            if self._rules.outputs.get(path, "batch" if tensor.dim() else "mean") == "batch":
+                batches[tensor.output_nr] = self._rules.batch_dim
         tensor.register_hook(self._arrived)
         return tensor
+
+    def sum_of_rows(self, loss: torch.Tensor) -> str | None:
+        """See `summed_by`, of the batches that the engine returned."""
+        return summed_by(
+            loss,
+            lambda node: (
+                node.metadata[_BATCHES] if node.metadata.get(_FORWARD_OF) == self._number else None
+            ),
+        )
 
     @staticmethod
     def keep_in_thread() -> None:

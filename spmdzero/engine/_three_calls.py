@@ -51,6 +51,7 @@ class ThreeCalls:
             accumulation=accumulation.gradient_accumulation_steps,
             needs_scale=self._needs_scale,
             note_scaled=functools.partial(setattr, accumulation, "scaled", True),
+            rules=training.placer.rules,
         )
         across = training.mesh.across
         rules = None if training.region is None else training.placer.rules
@@ -128,6 +129,8 @@ class ThreeCalls:
                 # What wasn't scaled would join what is.
                 self._accumulation.collect_gradients()
             averaged = loss / training.batch.accumulation if scale_wrt_gas else loss
+            if self._launching.observers:
+                self._launching.summed = self._watch.sum_of_rows(loss)
             with self._watch.by_engine(loss):
                 arrays.backward(self._times_loss_scale(averaged), retain_graph=retain_graph)
             self._accumulation.collect_gradients()
