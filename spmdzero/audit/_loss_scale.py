@@ -89,9 +89,9 @@ def summed_outside(node: str | None, *, devices: int) -> list[Finding]:
             name="loss-scale",
             severity="error",
             subject="the loss that engine.backward was given",
-            cause="it is computed outside of the model, from the rows of all devices, and sums over "
-            f"them: its gradient is {devices} times DeepSpeed's, whose {devices} ranks sum their "
-            "own rows each, and use the mean of their gradients",
+            cause="it is computed outside of the model, from the rows of all devices, and sums "
+            f"over them: its gradient is {devices} times DeepSpeed's, whose {devices} ranks sum "
+            "their own rows each, and use the mean of their gradients",
             fix="divide by the number of rows or labels; or, for DeepSpeed's number, "
             "engine.backward(loss / engine.dp_world_size); or compute the loss in the model's "
             'forward, as "spmd": {"outputs"} says',
