@@ -50,7 +50,8 @@ PYTEST := $(BIN)/pytest -n 3 --dist loadfile
 SHARED := $(addprefix tests/unit/test_,attention_kernels.py random.py region_answers.py \
 	region_buffers.py region_checkpointing.py region_gradients.py region_outputs.py region_reads.py \
 	region_reduction.py region_transformers.py) $(addprefix tests/engine/test_,attention.py \
-	first_import.py interrupts.py optimizers.py reads.py seeding.py wrong_input.py) \
+	first_import.py interrupts.py optimizers.py reads.py second_derivatives.py seeding.py \
+	wrong_input.py) \
 	tests/explain/test_explain.py \
 	tests/comm tests/notebooks $(addprefix tests/integrations/test_,client_engine.py \
 	client_schedule.py deferred.py experts.py trainers_loss.py transformers.py)

@@ -51,7 +51,7 @@ else:
 
 @offers("_getters", ConfigGetters)
 @offers("_training", Training, _SHARED)
-@offers("_calls", ThreeCalls, "forward backward scale step")
+@offers("_calls", ThreeCalls, "forward backward scale step _backward_epilogue")
 @offers("_accumulation", Accumulation, _ACCUMULATION)
 @offers("_batches", TrainBatch)
 @offers("_launching", Launching, "observe")

@@ -170,6 +170,9 @@ class _Deferring(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        if torch.is_grad_enabled():
+            # It may be differentiated in its turn.
+            return _uploaded(undefer(grads[0]))
         return _device_value(grads[0])
 
 
@@ -190,12 +193,17 @@ class _Undeferring(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        if torch.is_grad_enabled():
+            return _Deferring.apply(grads[0])
         return DeferredTensor(grads[0], computes=True)
 
 
 def _device_value(tensor: torch.Tensor) -> torch.Tensor:
-    value = tensor._value if isinstance(tensor, DeferredTensor) else tensor
-    return value if arrays.is_mine(value) else value.to(runtime.device())
+    return _uploaded(tensor._value if isinstance(tensor, DeferredTensor) else tensor)
+
+
+def _uploaded(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if arrays.is_mine(tensor) else tensor.to(runtime.device())
 
 
 @contextlib.contextmanager

@@ -84,12 +84,17 @@ def _refuse_two_devices(args: tuple[Any, ...]) -> None:
                 yield from found(item)
 
     tensors = list(found(args))
-    plain = [t for t in tensors if not isinstance(t, LazyTensor) and t.dim()]
+    plain = [t for t in tensors if not isinstance(t, LazyTensor) and t.dim() and not _wraps(t)]
     if plain and len(plain) < len(tensors) and not any(t.is_meta for t in plain):
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, "
             f"{DEVICE} and {plain[0].device}!"
         )
+
+
+def _wraps(tensor: torch.Tensor) -> bool:
+    """Whether it is one of torch.func's, in which there may be a tensor of any device."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 class _ToHost(torch.autograd.Function):
