@@ -53,7 +53,7 @@ SHARED := $(addprefix tests/unit/test_,attention_kernels.py random.py region_ans
 	first_import.py interrupts.py optimizers.py reads.py seeding.py wrong_input.py) \
 	tests/explain/test_explain.py \
 	tests/comm tests/notebooks $(addprefix tests/integrations/test_,client_engine.py \
-	client_schedule.py deferred.py trainers_loss.py transformers.py)
+	client_schedule.py deferred.py experts.py trainers_loss.py transformers.py)
 # What takes longer there.
 SHARED_ALL := $(SHARED) tests/audit tests/checkpoint tests/cli tests/interchange tests/oracle \
 	tests/surface $(addprefix tests/unit/test_,linear_cross_entropy.py norms.py \
