@@ -12,6 +12,7 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import UpdateRule
 from spmdzero.plan import Placement, Role, ShardingPlan
 from spmdzero.precision import LossScaler, PrecisionPolicy
+from spmdzero.step._autograd import autograd_grad
 from spmdzero.step._boundary import Boundary, MemberGroup
 from spmdzero.step._deepspeed_names import NamedAsDeepSpeeds
 from spmdzero.step._folds import Folds
@@ -95,6 +96,13 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
         if self.hold is not None:
             self.hold.settle(skipped)
         return skipped
+
+    @property
+    def gradients_wait(self) -> bool:
+        """Whether a backward pass has left gradients that no step has used."""
+        return self._gradients.waiting or any(
+            autograd_grad(parameter) is not None for parameter in self._names
+        )
 
     def forget_skip(self) -> None:
         """Doesn't count the latest skipped step: it raised, and will be done again."""
