@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import arrays, held, map_tensors
+from spmdzero.backend import arrays, held, map_tensors, runtime
 from spmdzero.data._inputs import to_half
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._backward import BackwardWatch
@@ -85,6 +85,10 @@ class ThreeCalls:
         """Runs the module on inputs that are on the devices."""
         self._launching.note_call(args, kwargs)
         records = torch.is_grad_enabled()
+        if not (records or self._accumulation.ran_forward):
+            # Outputs that nobody has read would be computed with those of this forward, by a larger
+            # program at each.
+            runtime.sync()
         self._accumulation.ran_forward |= records
         output = self._folding.forward(args, kwargs)
         output = self._watch.watch(output) if records else output

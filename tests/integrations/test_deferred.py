@@ -203,3 +203,34 @@ def test_what_needs_no_gradient_is_read_once_and_computed_on_the_cpu() -> None:
     assert after > before
     assert torch.equal(tensor.softmax(-1), VALUES.softmax(-1))
     assert reads() == after
+
+
+# Of the values and of a mask, what a client's loss chooses by it.
+CHOSEN: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "index": lambda t, mask: t[mask],
+    "index of a dim": lambda t, mask: t[:, mask[0]],
+    "masked_select": torch.masked_select,
+    "nonzero": lambda t, mask: t.flatten().index_select(0, mask.flatten().nonzero()[:, 0]),
+    "where": lambda t, mask: t[torch.where(mask)],
+    "put": lambda t, mask: torch.index_put(t, (mask,), t[~mask].sum() * torch.ones(())),
+    "scatter": lambda t, mask: t.masked_scatter(mask, t.flip(0)),
+}
+
+
+@pytest.mark.parametrize("of_devices", [False, True])
+@pytest.mark.parametrize("name", CHOSEN)
+def test_what_a_mask_chooses_is_on_the_devices_with_its_gradient(
+    name: str, of_devices: bool
+) -> None:
+    x, plain = on_devices(grad=True), VALUES.clone().requires_grad_()
+    tensor = defer(x)
+    mask = tensor.detach() > 0.5 if of_devices else VALUES > 0.5
+    found, wanted = CHOSEN[name](tensor, mask), CHOSEN[name](plain, VALUES > 0.5)
+    assert isinstance(found, DeferredTensor)
+    assert found.shape == wanted.shape
+    assert_summed(found.detach().cpu(), wanted.detach())
+    undefer(found.square().sum()).backward()
+    wanted.square().sum().backward()
+    assert x.grad is not None
+    assert plain.grad is not None
+    assert_summed(x.grad.cpu(), plain.grad)
