@@ -60,7 +60,6 @@ class WholeStates(LossScaled, PlannedOptimizer):
                 for slot, tensor in self.state[parameter].items()
             }
             for parameter in self._trainable()
-            if self.state[parameter]
         }
         scaler = self.scaler
         return packed | ({_SCALER: dataclasses.asdict(scaler)} if scaler is not None else {})
@@ -82,6 +81,9 @@ class WholeStates(LossScaled, PlannedOptimizer):
         members = {self._names[parameter]: parameter for parameter in self._trainable()}
         states = {name: state for name, state in states.items() if name in members}
         count = _count_of(states)
+        if count is None:
+            # torch's SGD doesn't count; the first update is another one than those that follow.
+            count = max(1, int(self._applied.item())) if any(states.values()) else 0
         for name, state in states.items():
             parameter = members[name]
             shapes = {slot: self._own_shape(parameter, slot) for slot in self.state[parameter]}
@@ -161,8 +163,8 @@ def _states_by_name(
     return {name: states[number] for number, name in pairs if number in states}, groups
 
 
-def _count_of(states: Mapping[str, _Saved]) -> int:
-    """How often the weights were updated, 0 where no state says.
+def _count_of(states: Mapping[str, _Saved]) -> int | None:
+    """How often the weights were updated, None where no state says.
 
     Raises:
         SpmdZeroUsageError: parameters were updated different numbers of times.
@@ -175,7 +177,7 @@ def _count_of(states: Mapping[str, _Saved]) -> int:
             f"{sorted(set(counts.values()))} (least: {least}), and spmdzero counts the updates of "
             "all together"
         )
-    return next(iter(counts.values()), 0)
+    return next(iter(counts.values()), None)
 
 
 def _require_fits(
