@@ -12,18 +12,19 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import UpdateRule
 from spmdzero.plan import Placement, Role, ShardingPlan
 from spmdzero.precision import LossScaler, PrecisionPolicy
+from spmdzero.step._autograd import autograd_grad
 from spmdzero.step._boundary import Boundary, MemberGroup
+from spmdzero.step._deepspeed_names import NamedAsDeepSpeeds
 from spmdzero.step._folds import Folds
 from spmdzero.step._gradients import GradientStore
 from spmdzero.step._numbers import group_numbers, number_keys, scale_numbers
 from spmdzero.step._schedule_hold import ScheduleHold
 from spmdzero.step._state_dict import WholeStates
-from spmdzero.step._states import LastingState
 from spmdzero.step._torch_calls import refuse_closure
 from spmdzero.step._update import Member, master_of_written
 
 
-class ZeroOptimizer(WholeStates, LastingState):
+class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
     """A torch optimizer whose states are shards on the mesh.
 
     `param_groups` work as in torch, so any `torch.optim.lr_scheduler` can drive it; numbers of a
@@ -80,7 +81,7 @@ class ZeroOptimizer(WholeStates, LastingState):
         self._names, self._gradients, self._clip, self._finite = names, gradients, clip, finite
         self._applied = mesh.place(torch.zeros((), dtype=torch.float32))
         self._skipped = mesh.place(torch.zeros((), dtype=torch.int32))
-        self.loss_scaler = scaler
+        self.scaler = scaler
         self.folds = Folds()
         self.reset_at: dict[str, int] = {}
         self._masters: dict[torch.Tensor, torch.Tensor] = {}
@@ -96,27 +97,6 @@ class ZeroOptimizer(WholeStates, LastingState):
         # Plain SGD keeps nothing.
         self._stateful = {p for p, state in self.state.items() if state}
 
-    @torch.no_grad()
-    def renew(self) -> None:
-        """Makes the states that were cleared, or deleted, as they are at the start.
-
-        The count of updates starts anew too, of one parameter or of all.
-        """
-        missing = {parameter for parameter in self._stateful if not self.state.get(parameter)}
-        if not missing:
-            return
-        counted = len(missing) < len(self._stateful)
-        now = int(self._applied.item()) if counted else 0
-        if not counted:
-            self.reset_at.clear()
-            self._mesh.commit(self._applied, torch.zeros_like(self._applied))
-        for rule, group in zip(self._rules, self.param_groups, strict=True):
-            for parameter in group["params"]:
-                if parameter in missing:
-                    self._allocate(parameter, rule, group)
-                    if now and rule.counts:
-                        self.reset_at[self._names[parameter]] = now
-
     @property
     def skipped_steps(self) -> int:
         """Steps that left the weights alone, for a norm that was not finite; reads one scalar."""
@@ -124,6 +104,13 @@ class ZeroOptimizer(WholeStates, LastingState):
         if self.hold is not None:
             self.hold.settle(skipped)
         return skipped
+
+    @property
+    def gradients_wait(self) -> bool:
+        """Whether a backward pass has left gradients that no step has used."""
+        return self._gradients.waiting or any(
+            autograd_grad(parameter) is not None for parameter in self._names
+        )
 
     def forget_skip(self) -> None:
         """Doesn't count the latest skipped step: it raised, and will be done again."""
@@ -209,7 +196,7 @@ class ZeroOptimizer(WholeStates, LastingState):
     def host_numbers(self) -> list[torch.Tensor]:
         """What `Boundary` takes as numbers, on the CPU; once a step, see `group_numbers`."""
         numbers = group_numbers(self._rules, self.param_groups, self.hold)
-        return numbers if self.loss_scaler is None else [*numbers, scale_numbers(self.loss_scaler)]
+        return numbers if self.scaler is None else [*numbers, scale_numbers(self.scaler)]
 
     def boundary(self) -> Boundary:
         """The step as a function, for the groups and states as they are."""
@@ -227,7 +214,7 @@ class ZeroOptimizer(WholeStates, LastingState):
                 mesh=self._mesh,
                 clip=self._clip,
                 skips=self._precision.skip_nonfinite,
-                scaled=self.loss_scaler is not None,
+                scaled=self.scaler is not None,
             )
         return self._boundaries[key]
 
@@ -281,6 +268,20 @@ class ZeroOptimizer(WholeStates, LastingState):
                 placement = self._placement(name)
                 new = master_of_written(self._mesh, parameter, master, placement)
                 self._mesh.commit(master, new, self.spec(f"master/{name}"))
+
+    def refresh_fp32_params(self) -> None:
+        """Makes the masters those of the parameters as they are: after writing into these."""
+        self.refresh_masters()
+
+    @property
+    def clip_grad(self) -> float:
+        """The config's `gradient_clipping`, a constant of the compiled step."""
+        return self._clip
+
+    @property
+    def _global_grad_norm(self) -> float:
+        # DeepSpeed's, 0.0 before the first step; reads one scalar.
+        return 0.0 if self.grad_norm is None else self.grad_norm.item()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients summed so far."""

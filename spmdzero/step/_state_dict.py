@@ -16,6 +16,7 @@ from spmdzero.optim import UpdateRule
 from spmdzero.plan import ShardingPlan
 from spmdzero.step._loss_scale import LossScaled
 from spmdzero.step._numbers import take_over_numbers
+from spmdzero.step._states import LastingState
 from spmdzero.step._torch_calls import PlannedOptimizer
 
 _STEP, _SCALER = "step", "loss_scaler"
@@ -24,7 +25,7 @@ _STEP, _SCALER = "step", "loss_scaler"
 _Saved = Mapping[str, Any]
 
 
-class WholeStates(LossScaled, PlannedOptimizer):
+class WholeStates(LossScaled, LastingState, PlannedOptimizer):
     """An optimizer of shards whose state dict is of whole tensors on the host.
 
     It is read and written as a checkpoint is: torch's own would round masters and moments to the
@@ -37,11 +38,6 @@ class WholeStates(LossScaled, PlannedOptimizer):
     _plan: ShardingPlan
     _mesh: Mesh
     _applied: torch.Tensor
-    reset_at: dict[str, int]
-
-    def renew(self) -> None:
-        """Makes the states that were cleared, or deleted, as they are at the start."""
-        raise NotImplementedError
 
     def _trainable(self) -> Iterable[nn.Parameter]:
         raise NotImplementedError
@@ -66,9 +62,8 @@ class WholeStates(LossScaled, PlannedOptimizer):
                 for slot, tensor in self.state[parameter].items()
             }
             for parameter in self._trainable()
-            if self.state[parameter]
         }
-        scaler = self.loss_scaler
+        scaler = self.scaler
         return packed | ({_SCALER: dataclasses.asdict(scaler)} if scaler is not None else {})
 
     @torch.no_grad()
@@ -88,7 +83,11 @@ class WholeStates(LossScaled, PlannedOptimizer):
         members = {self._names[parameter]: parameter for parameter in self._trainable()}
         states = {name: state for name, state in states.items() if name in members}
         counts = {name: int(state[_STEP]) for name, state in states.items() if _STEP in state}
-        count = max(counts.values(), default=0)
+        if counts:
+            count = max(counts.values())
+        else:
+            # torch's SGD doesn't count; the first update is another one than those that follow.
+            count = max(1, int(self._applied.item())) if any(states.values()) else 0
         for name, state in states.items():
             parameter = members[name]
             shapes = {slot: self._own_shape(parameter, slot) for slot in self.state[parameter]}
@@ -112,8 +111,8 @@ class WholeStates(LossScaled, PlannedOptimizer):
             )
         for group, saved in zip(self.param_groups, groups, strict=True):
             take_over_numbers(group, saved)
-        if self.loss_scaler is not None and _SCALER in state_dict:
-            self.loss_scaler.load(state_dict[_SCALER])
+        if self.scaler is not None and _SCALER in state_dict:
+            self.scaler.load(state_dict[_SCALER])
         runtime.sync()
         runtime.wait()
 

@@ -53,7 +53,7 @@ def enter(
         rows.update({own_rows // joined: 1, own_rows: joined})
         return enter_batch(whole, dim, mesh, seed, joined=joined)
 
-    state = _enter_state(own, mesh)
+    state = _enter_state(own, mesh, seed)
     args, kwargs = map_tensors((args, dict(kwargs)), enter_input)
     return Entered(
         args=args,
@@ -65,12 +65,12 @@ def enter(
     )
 
 
-def _enter_state(own: Tracing, mesh: Mesh) -> dict[str, torch.Tensor]:
+def _enter_state(own: Tracing, mesh: Mesh, seed: int) -> dict[str, torch.Tensor]:
     state = {}
     for name, parameter in own.parameters.items():
         if parameter.requires_grad and torch.is_grad_enabled():
             refuse_gradient_hooks(name, parameter)
-            state[name] = enter_parameter(parameter, name, mesh, own.sink)
+            state[name] = enter_parameter(parameter, name, mesh, seed, own.sink)
         else:
             state[name] = _manual.enter_copy(parameter.detach(), mesh)
     return state | {name: _manual.enter_copy(each, mesh) for name, each in own.buffers.items()}

@@ -40,6 +40,7 @@ from spmdzero.backend.replica._kept import (
 )
 from spmdzero.backend.replica._outputs import Outputs
 from spmdzero.backend.replica._random import ReplicaRandom
+from spmdzero.backend.replica._reentrant import second_runs
 from spmdzero.backend.replica._written import FirstWrong, leave_written
 from spmdzero.errors import ReplicaRegionError
 
@@ -85,6 +86,8 @@ class ReplicaRegion:
         self.replicas = mesh.place(ids, mesh.batch_spec(1))
         # The latest call's state; None when that was folded, whose backward pass brings its own.
         self._state: Mapping[str, torch.Tensor] | None = None
+        # Backward passes that run in it, one inside of another.
+        self._in_backward = 0
         self.disagreements: dict[str, torch.Tensor] = {}
         self.recomputes = False
         self.read_at: str | None = None
@@ -157,10 +160,20 @@ class ReplicaRegion:
                 dispatch.random, self._upload, self._enter_whole, loops=loops
             )
             with around:
-                with replicas, let_in(), inside or contextlib.nullcontext():
+                again = second_runs(lambda: self._again(entered.watch.before))
+                with replicas, let_in(), again, inside or contextlib.nullcontext():
                     output = self._module(*entered.args, **entered.kwargs)
                 output = self._around.finish(output)
         return output, dispatch
+
+    @contextlib.contextmanager
+    def _again(self, state: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Around a part of the forward that runs again, in a backward pass that may have none."""
+        if self._in_backward:
+            yield
+            return
+        with self.backward(state):
+            yield
 
     def look(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What a call would return; nothing of the module is written, and no backward may come.
@@ -219,8 +232,12 @@ class ReplicaRegion:
                 return
             state, self._state = self._state, {}
         inside = _reparametrize_module(self._module, dict(state), tie_weights=True)
-        with self._dispatch(key, read) as dispatch, self._around.backward(), inside:
-            yield
+        self._in_backward += 1
+        try:
+            with self._dispatch(key, read) as dispatch, self._around.backward(), inside:
+                yield
+        finally:
+            self._in_backward -= 1
         self.read_at = self.read_at or dispatch.read_at
 
     def _own(self) -> Tracing:
