@@ -54,7 +54,7 @@ SHARED := $(addprefix tests/unit/test_,attention_kernels.py random.py region_ans
 	wrong_input.py) \
 	tests/explain/test_explain.py \
 	tests/comm tests/notebooks $(addprefix tests/integrations/test_,client_engine.py \
-	client_schedule.py deferred.py trainers_loss.py transformers.py)
+	client_schedule.py deferred.py experts.py trainers_loss.py transformers.py)
 # What takes longer there.
 SHARED_ALL := $(SHARED) tests/audit tests/checkpoint tests/cli tests/interchange tests/oracle \
 	tests/surface $(addprefix tests/unit/test_,linear_cross_entropy.py norms.py \
@@ -108,15 +108,19 @@ test-python-%:
 	@$(PIP_INSTALL:$(BIN)%=.venv-$*/bin%) '.[xla]' pytest
 	.venv-$*/bin/pytest --import-mode=append -k "README or not docs" $(FRESH_TESTS)
 
-# Installs anew each time: what is newest changes, pyproject.toml doesn't.
+# Installs anew each time: what is newest changes, pyproject.toml doesn't. The notebooks have to run
+# there; what newer compilers print in them may differ.
 test-newest:
 	@test -x $(NEWEST_BIN)/python || test -n "$(NEWEST)" || \
 		{ echo "no $(NEWEST_PYTHONS) here: name one, make test-newest NEWEST=/path/of/python"; exit 1; }
 	@test -x $(NEWEST_BIN)/python || $(NEWEST) -m venv .venv-newest
 	@echo "Installing spmdzero with the newest torch and JAX into .venv-newest: 6 GB, 10 minutes, the first time"
-	@$(PIP_INSTALL:$(BIN)%=$(NEWEST_BIN)%) --upgrade -e '.[jax]' torch 'jax[tpu]' pytest pytest-xdist hypothesis expecttest
+	@$(PIP_INSTALL:$(BIN)%=$(NEWEST_BIN)%) --upgrade -e '.[jax,notebooks]' torch 'jax[tpu]' pytest pytest-xdist hypothesis expecttest
 	@$(NEWEST_BIN)/python -c 'import sys, torch, jax; print("Python", sys.version.split()[0], "torch", torch.__version__, "jax", jax.__version__)'
 	SPMDZERO_BACKEND=jax $(NEWEST_BIN)/pytest -n 2 --dist loadfile -m "not slow" tests/jax_backend $(SHARED_NEWEST)
+	@mkdir -p out/newest
+	for notebook in 01_zero_is_a_table 05_the_same_in_jax; do SPMDZERO_BACKEND=jax $(NEWEST_BIN)/python \
+		-m tests.notebooks.execute notebooks/$$notebook.ipynb out/newest/$$notebook.ipynb || exit 1; done
 
 lint: .venv/installed
 	$(BIN)/ruff check

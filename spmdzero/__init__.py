@@ -1,5 +1,6 @@
 """ZeRO-1/2 as sharding annotations: DeepSpeed's engine on PyTorch/XLA SPMD."""
 
+import re
 from importlib.metadata import version
 from typing import Any
 
@@ -9,7 +10,7 @@ from spmdzero._initialize import initialize
 from spmdzero._logging import show_log_lines
 from spmdzero.audit import AuditReport, Diagnosis, Finding, audit, auditing, doctor
 from spmdzero.backend import replicated
-from spmdzero.compat import accelerator, checkpointing, comm, refusals
+from spmdzero.compat import accelerator, checkpointing, comm, git_version_info, refusals
 from spmdzero.compat._old_paths import keep_old_paths
 from spmdzero.compat.accelerator import get_accelerator
 from spmdzero.compat.comm import init_distributed
@@ -42,6 +43,12 @@ from spmdzero.plan import ShardingPlan
 from spmdzero.profiling import profile
 
 __version__ = version("spmdzero")
+# DeepSpeed's further names of these.
+__version_major__, __version_minor__, __version_patch__ = map(
+    int, re.findall(r"\d+", __version__)[:3]
+)
+__git_hash__, __git_branch__ = git_version_info.git_hash, git_version_info.git_branch
+dist = comm
 show_log_lines()
 keep_old_paths()
 

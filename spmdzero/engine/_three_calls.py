@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import arrays, held, is_transforming, map_tensors
+from spmdzero.backend import arrays, held, is_transforming, map_tensors, runtime
 from spmdzero.data._inputs import to_half
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._backward import BackwardWatch
@@ -99,6 +99,10 @@ class ThreeCalls:
         self._launching.note_call(args, kwargs)
         records = torch.is_grad_enabled()
         self._watch.keep_in_thread()
+        if not (records or self._accumulation.ran_forward):
+            # Outputs that nobody has read would be computed with those of this forward, by a larger
+            # program at each.
+            runtime.sync()
         self._accumulation.ran_forward |= records
         output = self._folding.forward(args, kwargs)
         output = self._watch.watch(output) if records else output
@@ -170,10 +174,10 @@ class ThreeCalls:
 
     def _times_loss_scale(self, loss: torch.Tensor) -> torch.Tensor:
         optimizer = self._training.optimizer
-        if optimizer is None or optimizer.loss_scaler is None:
+        if optimizer is None or optimizer.scaler is None:
             return loss
         # The scale is data: a Python number would be another program at each change of it.
-        number = loss_scale_number(optimizer.loss_scaler)
+        number = loss_scale_number(optimizer.scaler)
         return loss * self._training.mesh.place(number)
 
     def _require_optimizer(self, call: str) -> ZeroOptimizer:

@@ -101,7 +101,7 @@ class _StepWasSkipped(property):
     def __get__(self, wrapper: Any, owner: type | None = None) -> Any:
         optimizer = getattr(wrapper, "optimizer", None)
         # With a loss scale the engine reads it at each step itself.
-        if isinstance(optimizer, ZeroOptimizer) and optimizer.loss_scaler is None:
+        if isinstance(optimizer, ZeroOptimizer) and optimizer.scaler is None:
             hold = optimizer.hold
             if hold is not None:
                 return hold.stands

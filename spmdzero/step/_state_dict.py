@@ -62,7 +62,7 @@ class WholeStates(LossScaled, PlannedOptimizer):
             for parameter in self._trainable()
             if self.state[parameter]
         }
-        scaler = self.loss_scaler
+        scaler = self.scaler
         return packed | ({_SCALER: dataclasses.asdict(scaler)} if scaler is not None else {})
 
     @torch.no_grad()
@@ -100,8 +100,8 @@ class WholeStates(LossScaled, PlannedOptimizer):
         self._fill(self._applied, count)
         for group, saved in zip(self.param_groups, groups, strict=True):
             take_over_numbers(group, saved)
-        if self.loss_scaler is not None and _SCALER in state_dict:
-            self.loss_scaler.load(state_dict[_SCALER])
+        if self.scaler is not None and _SCALER in state_dict:
+            self.scaler.load(state_dict[_SCALER])
         runtime.sync()
         runtime.wait()
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from spmdzero.backend._device_index import take_over
 from spmdzero.backend.jax._dispatch import dispatched
 from spmdzero.backend.jax._python import answer_alike
 from spmdzero.backend.jax._random import RandomState
@@ -33,6 +34,7 @@ def register() -> None:
     for name in ("tensor", "as_tensor"):
         setattr(torch, name, _on_cpu_first(getattr(torch, name)))
     plain, torch.Tensor.to = torch.Tensor.to, _with_index(torch.Tensor.to)  # type: ignore[method-assign]
+    take_over(lambda: DEVICE)
     answer_alike(torch.Tensor.to, plain)
     torch._register_device_module("xla", RandomState("torch.xla"))
     library = torch.library.Library("aten", "IMPL")
