@@ -237,7 +237,7 @@ class Accumulation:
 
     def _require_scaled(self, found: list[Named]) -> None:
         optimizer = self._training.optimizer
-        if optimizer is None or optimizer.loss_scaler is None:
+        if optimizer is None or not self._training.spmd_config.fp16.enabled:
             return
         for _, parameter in found:
             set_autograd_grad(parameter, None)
