@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from spmdzero.backend._region import AttentionCall, AttentionChoice, Recompute
 from spmdzero.backend.attention import AttentionKernels
@@ -15,6 +14,7 @@ from spmdzero.backend.jax._attention import KERNELS
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._factories import OwnFactories
 from spmdzero.backend.jax._graph import Graph
+from spmdzero.backend.jax._libraries import without_own_kernels
 from spmdzero.backend.jax._loop import LOOPS
 from spmdzero.backend.jax._quirks import JaxQuirks
 from spmdzero.backend.jax._tensor import DEVICE, LazyTensor
@@ -117,21 +117,8 @@ class JaxAround:
 
 @contextlib.contextmanager
 def _inside() -> Iterator[None]:
-    with _without_own_kernels(), OwnFactories():
+    with without_own_kernels(), OwnFactories():
         yield
-
-
-@contextlib.contextmanager
-def _without_own_kernels() -> Iterator[None]:
-    # C++ takes the tensors for the CPU's, for which it has libraries with operations of their own.
-    before = torch._C._get_mkldnn_enabled()
-    # The setter of torch.backends warns of a device that is of no concern.
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)
 
 
 def _autocast(dtype: torch.dtype | None) -> contextlib.AbstractContextManager[object]:

@@ -7,7 +7,9 @@ from spmdzero._user_line import user_line
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.errors import SpmdZeroRuntimeError
 
-_cells: "weakref.WeakSet[Cell]" = weakref.WeakSet()
+# By their ids. Another thread may make tensors, as one that loads batches: a list of a dict's
+# values is made in one piece, where a WeakSet that changes meanwhile can't be gone through.
+_cells: "dict[int, weakref.ref[Cell]]" = {}
 
 
 class Cell:
@@ -24,10 +26,11 @@ class Cell:
     def __init__(self, value: Value, stride: tuple[int, ...] | None = None) -> None:
         self._value, self.writes, self.stride, self.same = value, 0, stride, False
         value.holders += 1
-        _cells.add(self)
+        _cells[id(self)] = weakref.ref(self)
 
     def __del__(self) -> None:
         self._value.holders -= 1
+        _cells.pop(id(self), None)
 
     @property
     def value(self) -> Value:
@@ -65,7 +68,10 @@ def require_same(value: Value) -> None:
 
 def cells() -> Iterator[Cell]:
     """All that live."""
-    return iter(list(_cells))
+    for found in list(_cells.values()):
+        cell = found()
+        if cell is not None:
+            yield cell
 
 
 def pending_values() -> list[Value]:
@@ -76,7 +82,7 @@ def pending_values() -> list[Value]:
     """
     found = {
         id(cell.value): cell.value
-        for cell in _cells
+        for cell in cells()
         if cell.value.node is not None and not (cell.value.stand_in or cell.value.failed)
     }
     return sorted(found.values(), key=lambda value: value.serial)

@@ -15,7 +15,7 @@ from spmdzero.backend.jax._functional import functional
 from spmdzero.backend.jax._lowered import made_by, require_lowering
 from spmdzero.backend.jax._meta import on_meta
 from spmdzero.backend.jax._operations import AtenOp, identity
-from spmdzero.backend.jax._tensor import LazyTensor, alias_of, hooks, over
+from spmdzero.backend.jax._tensor import LazyTensor, alias_of, become, hooks, over
 from spmdzero.backend.jax._trees import found, swapped
 from spmdzero.backend.jax._values import Operation, Space, Value, record
 from spmdzero.backend.jax._views import UnwritableViewError, ViewStep, written
@@ -58,7 +58,13 @@ def _answered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             )
         kernel = kernel_of_others(func)
         if kernel is not None:
-            return kernel(*args, **kwargs)
+            made = kernel(*args, **kwargs)
+            if func._schema.is_mutable and not func._schema.returns:
+                # torch's kernels do it for each tensor of a list, above the point of this call.
+                torch.autograd.graph.increment_version(
+                    [t for t in found(args[0], LazyTensor) if not t.is_inference()]
+                )
+            return made
     if func.is_view and func not in LIFTS:
         return _view(func, args, kwargs)
     if func._schema.is_mutable:
@@ -151,7 +157,7 @@ def recorded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What an operation of lazy tensors returns, noted to be computed."""
     op = AtenOp.of(func)
     if op is None:
-        return decomposed(func, args, kwargs)
+        return _apart(func, decomposed(func, args, kwargs), args)
     mixed = mixed_dtypes(func, args) if func in PRODUCTS else None
     if mixed is not None:
         raise SpmdZeroRuntimeError(f"{user_line()}: {mixed}")
@@ -167,6 +173,33 @@ def recorded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     outputs = iter(_noted(op, *values, present))
     results = [over(next(outputs), m) if isinstance(m, torch.Tensor) else m for m in metas]
     return type(made)(results) if isinstance(made, list | tuple) else results[0]
+
+
+def recorded_as(func: Any, args: tuple[Any, ...], like: torch.Tensor) -> torch.Tensor:
+    """As `recorded`, of an operation of which torch doesn't know that it makes what `like` is.
+
+    Args:
+        func: has an entry in the table.
+        args: its inputs.
+        like: on the meta device.
+    """
+    op = AtenOp.of(func)
+    assert op is not None
+    given, kwargs = _map(args, {}, torch.Tensor, _valuing(args))
+    return over(_noted(op, given, kwargs, [like])[0], like)
+
+
+def _apart(func: Any, made: Any, args: Any) -> Any:
+    """What torch's decomposition returned, as tensors of their own where the operation makes such.
+
+    Some return what they were given, as a dropout that drops nothing does.
+    """
+    if any(result.alias_info for result in func._schema.returns):
+        return made
+    cells = {id(tensor.cell) for tensor in found(args, LazyTensor)}
+    if not any(id(tensor.cell) in cells for tensor in found(made, LazyTensor)):
+        return made
+    return swapped(made, LazyTensor, lambda t: t.clone() if id(t.cell) in cells else t)
 
 
 @functools.cache
@@ -251,6 +284,7 @@ def _write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if schema.name == "aten::copy_":
         if not isinstance(args[0], LazyTensor):
             return args[0].copy_(read(args[1]))
+        _as_torch_takes_it(func, args, kwargs)
         moves = not (isinstance(args[1], LazyTensor) or args[0].cell.same)
         write(args[0], _host.moved(args[1]) if moves else value_of(args[1]))
         return args[0]
@@ -261,10 +295,14 @@ def _write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             "functional form"
         )
     if torch.Tag.inplace_view in func.tags:
-        raise SpmdZeroRuntimeError(
-            f"{user_line()}: {func} gives a tensor another shape in place, and what is recorded of "
-            f"it on the JAX backend has the one that it was made with. Use {form.func}"
-        )
+        if args[0].requires_grad and args[0]._is_view():
+            raise SpmdZeroRuntimeError(
+                f"{user_line()}: {func} gives a view of what is trained another shape in place, "
+                f"of which autograd knows the old one only. Use {form.func}"
+            )
+        become(args[0], dispatched(form.func, args, kwargs))
+        return args[0]
+    metas = _as_torch_takes_it(func, args, kwargs)
     names = [argument.name for argument in schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
     targets = [given[name] for name in form.writes]
@@ -273,13 +311,53 @@ def _write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args = tuple(args[: sum(not a.is_out for a in schema.arguments)])
     made = dispatched(form.func, args, kwargs)
     results = list(made) if isinstance(made, list | tuple) else [made]
-    for target, result in zip(targets, results[-len(targets) :], strict=True):
+    for place, (target, result) in enumerate(zip(targets, results[-len(targets) :], strict=True)):
         if target is not None:
+            _require_cast(result.dtype, target.dtype)
+            if form.outs and metas is not None:
+                _resize(target, metas[place])
             write(target, value_of(result))
     if form.outs or len(results) == len(targets):
         return targets[0] if len(schema.returns) == 1 else tuple(targets)
     kept = results[: len(results) - len(targets)]
     return tuple(kept) if len(kept) > 1 else kept[0]
+
+
+def _as_torch_takes_it(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Sequence[Any] | None:
+    """What an operation that writes returns, on the meta device; None where torch doesn't know.
+
+    Raises:
+        RuntimeError: torch refuses it, as of a result that the written tensor's dtype can't hold.
+    """
+    try:
+        made = on_meta(func, args, kwargs)
+    except NotImplementedError:
+        return None
+    return made if isinstance(made, list | tuple) else [made]
+
+
+def _require_cast(dtype: torch.dtype, wanted: torch.dtype) -> None:
+    # Some of torch's meta kernels don't ask.
+    if not torch.can_cast(dtype, wanted):
+        raise RuntimeError(
+            f"{user_line()}: result type {dtype} can't be cast to the desired output type {wanted}"
+        )
+
+
+def _resize(target: torch.Tensor, meta: torch.Tensor) -> None:
+    """Gives what an operation is told to write into the shape of its result, as torch does."""
+    if target.shape == meta.shape or not isinstance(target, LazyTensor):
+        return
+    if target.numel() or target.steps:
+        raise RuntimeError(
+            f"{user_line()}: out= is a tensor of shape {list(target.shape)} and the result has "
+            f"{list(meta.shape)}. Give an empty one, torch.empty(0), or one of that shape"
+        )
+    like = torch.empty_strided(meta.shape, meta.stride(), dtype=target.dtype, device="meta")
+    value = compute(_aten.empty.memory_format, list(meta.shape), dtype=target.dtype)
+    become(target, LazyTensor(target.cell.succeeded_by(Cell(value, meta.stride())), (), like))
 
 
 def _map(args: Any, kwargs: Any, kind: type, function: Callable[[Any], Any]) -> tuple[Any, Any]:

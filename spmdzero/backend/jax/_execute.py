@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import math
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -201,6 +202,7 @@ class Compilations:
 
 
 compilations = Compilations()
+_starting = threading.RLock()
 
 
 def start(roots: Sequence[Value], *, donate: bool = True) -> list[Value]:
@@ -217,6 +219,12 @@ def start(roots: Sequence[Value], *, donate: bool = True) -> list[Value]:
     Raises:
         SpmdZeroRuntimeError: JAX can't lower one, or this process is a fork.
     """
+    # Two threads may read: what one has started isn't pending for the other.
+    with _starting:
+        return _start(roots, donate=donate)
+
+
+def _start(roots: Sequence[Value], *, donate: bool) -> list[Value]:
     unique = {id(root): root for root in roots if root.node is not None}
     if not unique:
         return []

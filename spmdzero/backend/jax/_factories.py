@@ -70,6 +70,7 @@ class OwnFactories(TorchDispatchMode):
         if (
             func is _aten._to_copy.default
             and device is not None
+            and torch.device(device).type != "meta"
             and isinstance(args[0], LazyTensor)
         ):
             # A gradient that goes back through a cast; Python's own moves don't come here.

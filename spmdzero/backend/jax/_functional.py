@@ -10,6 +10,8 @@ _aten = torch.ops.aten
 # Where the name doesn't tell.
 _NAMED = {
     "zero_": "zeros_like",
+    "__ilshift__": "__lshift__",
+    "__irshift__": "__rshift__",
     "_native_batch_norm_legit": "_native_batch_norm_legit_functional",
 }
 

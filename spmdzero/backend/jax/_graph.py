@@ -167,7 +167,7 @@ class _Builder:
     def _step(
         self, like: Node | Step, args: Any, kwargs: Any, forms: Sequence[Value | Slot]
     ) -> tuple[Slot, ...]:
-        known = (like.op.key, _frozen(args), _frozen(kwargs))
+        known = (like.op.key, _frozen(args), _frozen(kwargs), tuple([f.dtype for f in forms]))
         if known not in self._known:
             made = tuple([self.new(form.shape, form.dtype, like.space) for form in forms])
             step = Step(like.op, args, kwargs, made, like.space, like.scope, like.place)
@@ -257,7 +257,9 @@ def _digest(graph: Graph) -> bytes:
         digest.update(repr((slot.shape, str(slot.dtype), int(slot.space))).encode())
     for step in graph.steps:
         given = [_frozen(step.args, number), _frozen(step.kwargs, number)]
-        digest.update(repr((step.op.key, given)).encode())
+        # It may hang on more than what is given, as the dtype that torch makes of a number.
+        made = [str(slot.dtype) for slot in step.made]
+        digest.update(repr((step.op.key, given, made)).encode())
         for slot in step.made:
             number(slot)
     digest.update(repr([numbers[slot.number] for slot in graph.outputs]).encode())

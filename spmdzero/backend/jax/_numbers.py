@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from spmdzero.backend.jax._graph import Graph, Slot, Step
-from spmdzero.backend.jax._operations import MeshOp
+from spmdzero.backend.jax._operations import AtenOp, MeshOp
 from spmdzero.backend.jax._trees import swapped
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax.ops import Number
@@ -54,7 +54,7 @@ def with_numbers(graph: Graph) -> tuple[Graph, np.ndarray]:
             args=swapped(step.args, float, opened),
             kwargs=swapped(step.kwargs, float, opened),
         )
-        if step.op.key in _TAKE_THEM
+        if isinstance(step.op, AtenOp) and step.op.name in _TAKE_THEM
         else step
         for step in graph.steps
     ]

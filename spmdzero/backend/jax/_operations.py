@@ -5,10 +5,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from jax.sharding import NamedSharding, PartitionSpec
 
 from spmdzero.backend.jax._values import Space
-from spmdzero.backend.jax.ops import lowering
+from spmdzero.backend.jax.ops import default_dtype_is, lowering
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,25 +17,37 @@ class AtenOp:
     """One of torch's operations.
 
     Attributes:
-        key: its name and overload.
+        name: its name and overload.
         function: computes it with JAX.
+        default: torch's default dtype when it is recorded, which says what numbers become.
         makes: see `Op`.
     """
 
-    key: str
+    name: str
     function: Callable[..., Any]
+    default: torch.dtype = torch.float32
     makes: Space | None = None
 
-    @classmethod
-    @functools.cache
-    def of(cls, func: Any) -> "AtenOp | None":
-        """The operation, None where the table has no entry."""
-        function = lowering(func)
-        return None if function is None else cls(str(func), function)
+    @staticmethod
+    def of(func: Any) -> "AtenOp | None":
+        """The operation as torch's settings are now, None where the table has no entry."""
+        return _of(func, torch.get_default_dtype())
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Its name, and what else decides what it makes of the same inputs."""
+        return self.name if self.default == torch.float32 else f"{self.name} of {self.default}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The results, of arrays that JAX traces."""
-        return self.function(*args, **kwargs)
+        with default_dtype_is(self.default):
+            return self.function(*args, **kwargs)
+
+
+@functools.cache
+def _of(func: Any, default: torch.dtype) -> AtenOp | None:
+    function = lowering(func)
+    return None if function is None else AtenOp(str(func), function, default)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from spmdzero.backend.jax import _unasked as unasked
 from spmdzero.backend.jax._dispatch import dispatched, read, replace, value_of
-from spmdzero.backend.jax._tensor import DEVICE, LazyTensor, hooks
+from spmdzero.backend.jax._libraries import without_own_kernels
+from spmdzero.backend.jax._tensor import DEVICE, LazyTensor, become, hooks
 from spmdzero.backend.replica import in_region
 
 _Tensor = torch.Tensor
@@ -80,12 +81,17 @@ def _refuse_two_devices(args: tuple[Any, ...]) -> None:
                 yield from found(item)
 
     tensors = list(found(args))
-    plain = [t for t in tensors if not isinstance(t, LazyTensor) and t.dim()]
+    plain = [t for t in tensors if not isinstance(t, LazyTensor) and t.dim() and not _wraps(t)]
     if plain and len(plain) < len(tensors) and not any(t.is_meta for t in plain):
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, "
             f"{DEVICE} and {plain[0].device}!"
         )
+
+
+def _wraps(tensor: torch.Tensor) -> bool:
+    """Whether it is one of torch.func's, in which there may be a tensor of any device."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 class _ToHost(torch.autograd.Function):
@@ -147,8 +153,13 @@ def _new_tensor(tensor: torch.Tensor, data: Any, **kwargs: Any) -> torch.Tensor:
     return torch.tensor(data, **options)
 
 
-@_answer(_Tensor.numpy, _Tensor.__array__)
-def _numpy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+@_answer(_Tensor.numpy)
+def _numpy(tensor: torch.Tensor, *, force: bool = False) -> Any:
+    return _array(tensor.detach() if force else tensor)
+
+
+@_answer(_Tensor.__array__)
+def _array(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     if tensor.requires_grad:
         raise RuntimeError(
             "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
@@ -209,6 +220,47 @@ def _attention(*args: Any, **kwargs: Any) -> torch.Tensor:
         return F.scaled_dot_product_attention(*args, **kwargs)
 
 
+@_answer(torch.lstm)
+def _lstm(*args: Any) -> Any:
+    # The CPU has a library for it, with operations of its own.
+    with without_own_kernels():
+        return torch.lstm(*args)
+
+
+@_answer(_Tensor.resolve_conj, _Tensor.resolve_neg)
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    # C++ has a flag for it, which is a step here: what is resolved is a tensor of its own.
+    flags = (torch.ops.aten._conj.default, torch.ops.aten._neg_view.default)
+    turned = isinstance(tensor, LazyTensor) and any(step.func in flags for step in tensor.steps)
+    return tensor.clone() if turned else tensor
+
+
+@_answer(torch.tensor_split, _Tensor.tensor_split)
+def _tensor_split(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    # Where it is split is asked of a tensor's memory.
+    def numbers(given: Any) -> Any:
+        return read(given).tolist() if isinstance(given, torch.Tensor) else given
+
+    split: Any = torch.tensor_split
+    if "tensor_indices_or_sections" in kwargs:
+        args = (kwargs.pop("tensor_indices_or_sections"), *args)
+    return split(tensor, *map(numbers, args), **kwargs)
+
+
+@_answer(_Tensor.__setitem__)
+def _set_item(tensor: torch.Tensor, index: Any, value: Any) -> None:
+    mask = isinstance(index, torch.Tensor) and index.dtype == torch.bool
+    if mask and isinstance(value, torch.Tensor) and value.requires_grad:
+        after = tensor.dim() - index.dim()
+        if index.shape == tensor.shape[: index.dim()] and value.dim() <= after:
+            # The gradient of torch's own operation is what the mask selects, of a number that
+            # depends on data; of this one it is 0 where the mask doesn't hold.
+            where = index.to(DEVICE).reshape(index.shape + (1,) * after)
+            tensor.copy_(torch.where(where, value.to(tensor.dtype), tensor))
+            return
+    tensor.__setitem__(index, value)
+
+
 @_answer(_Tensor.norm)
 def _own_norm(
     tensor: torch.Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False,
@@ -266,7 +318,8 @@ def assign(tensor: LazyTensor, value: torch.Tensor) -> None:
             f"{list(value.shape)} {value.dtype}: make a new tensor instead"
         )
     if isinstance(value, LazyTensor):
-        tensor.cell, tensor.steps = tensor.cell.succeeded_by(value.cell), value.steps
+        tensor.cell.succeeded_by(value.cell)
+        become(tensor, value)
     else:
         replace(tensor, value_of(value))
 

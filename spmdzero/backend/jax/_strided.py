@@ -9,7 +9,7 @@ import torch
 from spmdzero._user_line import user_line
 from spmdzero.backend.jax._cells import Cell
 from spmdzero.backend.jax._dispatch import meta_result, special
-from spmdzero.backend.jax._tensor import LazyTensor
+from spmdzero.backend.jax._tensor import LazyTensor, become
 from spmdzero.backend.jax._views import ViewStep
 from spmdzero.errors import SpmdZeroRuntimeError
 
@@ -24,27 +24,55 @@ def _as_strided(
     storage_offset: int | None = None,
 ) -> torch.Tensor:
     offset = tensor.storage_offset() if storage_offset is None else storage_offset
-    order, value = _storage_order(tensor.cell), tensor.cell.value
-    shape = tuple(value.shape[dim] for dim in order)
+    steps = _to_storage(tensor)
+    count = math.prod(steps[-1].after) if steps else math.prod(tensor.cell.value.shape)
     args = ([*size], [*stride], offset)
-    count = math.prod(value.shape)
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     if 0 not in size and last >= count:
         raise SpmdZeroRuntimeError(
             f"{user_line()}: as_strided asks for element number {last} of a storage of "
             f"{count}. Ask for fewer"
         )
-    whole = torch.empty(shape, dtype=value.dtype, device="meta")
+    whole = torch.empty(count, dtype=tensor.dtype, device="meta")
     like = meta_result(_aten.as_strided.default, (whole, *args), {})
+    steps.append(_step(_aten.as_strided.default, args, (count,), tuple(size), tensor.dtype))
+    # What a conjugated or negated view shows is a flag of the tensor to torch, and stays.
+    for flag in (_aten._conj.default, _aten._neg_view.default):
+        if sum(step.func is flag for step in tensor.steps) % 2:
+            steps.append(_step(flag, (), tuple(size), tuple(size), tensor.dtype))
+    return LazyTensor(tensor.cell, tuple(steps), like)
+
+
+def _step(func: Any, args: Any, before: Any, after: Any, dtype: torch.dtype) -> ViewStep:
+    return ViewStep(func, args, {}, None, tuple(before), tuple(after), dtype)
+
+
+def _to_storage(tensor: LazyTensor) -> list[ViewStep]:
+    """The steps from what a tensor's cell holds to its storage, `[elements]` of its dtype."""
+    order, held = _storage_order(tensor.cell), tensor.cell.value
+    shape, dtype = tuple(held.shape[dim] for dim in order), held.dtype
     steps: list[ViewStep] = []
     if order != sorted(order):
-        steps.append(
-            ViewStep(_aten.permute.default, (order,), {}, None, value.shape, shape, value.dtype)
-        )
-    steps.append(
-        ViewStep(_aten.as_strided.default, args, {}, None, shape, tuple(size), value.dtype)
-    )
-    return LazyTensor(tensor.cell, tuple(steps), like)
+        steps.append(_step(_aten.permute.default, (order,), held.shape, shape, dtype))
+    if len(shape) != 1:
+        flat = (math.prod(shape),)
+        steps.append(_step(_aten.view.default, ([*flat],), shape, flat, dtype))
+        shape = flat
+    if dtype.is_complex and not tensor.is_complex():
+        pairs, dtype = (*shape, 2), dtype.to_real()
+        steps.append(_step(_aten.view_as_real.default, (), shape, pairs, held.dtype))
+        shape = (math.prod(pairs),)
+        steps.append(_step(_aten.view.default, ([*shape],), pairs, shape, dtype))
+    elif tensor.is_complex() and not dtype.is_complex:
+        pairs = (shape[0] // 2, 2)
+        steps.append(_step(_aten.view.default, ([*pairs],), shape, pairs, dtype))
+        shape = pairs[:1]
+        steps.append(_step(_aten.view_as_complex.default, (), pairs, shape, dtype))
+        dtype = tensor.dtype
+    if dtype != tensor.dtype:
+        after = (shape[0] * dtype.itemsize // tensor.dtype.itemsize,)
+        steps.append(_step(_aten.view.dtype, (tensor.dtype,), shape, after, dtype))
+    return steps
 
 
 @special(_aten.as_strided_copy.default)
@@ -59,6 +87,18 @@ def _as_strided_scatter(tensor: LazyTensor, source: torch.Tensor, *args: Any) ->
     whole = tensor.clone()
     _as_strided(whole, size, stride, offset).copy_(source)
     return whole
+
+
+@special(_aten.resize_.default)
+def _resize(tensor: LazyTensor, size: Sequence[int], **_: Any) -> torch.Tensor:
+    if tensor.steps or math.prod(size) > tensor.numel():
+        raise SpmdZeroRuntimeError(
+            f"{user_line()}: resize_ to {list(size)} asks for more memory than a tensor of shape "
+            f"{list(tensor.shape)} on the JAX backend has. Make a new tensor"
+        )
+    stride = torch.empty(tuple(size), device="meta").stride()
+    become(tensor, _as_strided(tensor, size, stride))  # type: ignore[arg-type]
+    return tensor
 
 
 def _storage_order(cell: Cell) -> list[int]:

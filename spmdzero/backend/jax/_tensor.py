@@ -146,6 +146,14 @@ def over(value: Value, like: torch.Tensor | None = None) -> LazyTensor:
     return LazyTensor(Cell(value, like.stride()), (), like)
 
 
+def become(tensor: LazyTensor, other: LazyTensor) -> None:
+    """Gives `tensor` the shape, strides, dtype and place of `other`, and shares its cell."""
+    # torch's own setter, which knows nothing of cells; version counter and gradient stay.
+    with torch._C.DisableTorchFunctionSubclass():
+        torch._C.TensorBase.data.__set__(tensor, other)  # type: ignore[attr-defined]
+    tensor.cell, tensor.steps = other.cell, other.steps
+
+
 def alias_of(
     source: LazyTensor, steps: tuple[ViewStep, ...], like: torch.Tensor, offset: int
 ) -> LazyTensor:

@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import itertools
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -122,7 +123,20 @@ class Node:
     outputs: tuple[Value, ...] = ()
 
 
-_scopes: list[str] = []
+class _Here(threading.local):
+    """What is around the operations of a thread.
+
+    Attributes:
+        scopes: the names, outermost first.
+        operation: the outermost torch operation, None outside of any.
+    """
+
+    def __init__(self) -> None:
+        self.scopes: list[str] = []
+        self.operation: Any = None
+
+
+_here = _Here()
 
 
 @dataclasses.dataclass
@@ -132,10 +146,10 @@ class Scoped:
     name: str
 
     def __enter__(self) -> None:
-        _scopes.append(self.name)
+        _here.scopes.append(self.name)
 
     def __exit__(self, *_: object) -> None:
-        _scopes.pop()
+        _here.scopes.pop()
 
 
 class Operation:
@@ -144,21 +158,19 @@ class Operation:
     Of what one operation is taken apart into that one's name stays.
     """
 
-    _around: Any = None
-
     def __init__(self, func: Any) -> None:
         self._func = func
 
     def __enter__(self) -> None:
-        self._outermost = Operation._around is None
+        self._outermost = _here.operation is None
         if self._outermost:
-            Operation._around = self._func
-            _scopes.append(self._func._schema.name.replace("::", "__"))
+            _here.operation = self._func
+            _here.scopes.append(self._func._schema.name.replace("::", "__"))
 
     def __exit__(self, *_: object) -> None:
         if self._outermost:
-            Operation._around = None
-            _scopes.pop()
+            _here.operation = None
+            _here.scopes.pop()
 
 
 def record(
@@ -178,7 +190,7 @@ def record(
     space = op.makes
     if space is None:
         space = max((value.space for value in values), default=Space.NEUTRAL)
-    node = Node(op, args, kwargs, values, space, tuple(_scopes), user_place())
+    node = Node(op, args, kwargs, values, space, tuple(_here.scopes), user_place())
     stand_in = any(value.stand_in for value in values)
     node.outputs = tuple(
         [

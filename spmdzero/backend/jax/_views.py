@@ -1,6 +1,7 @@
 """Views: which operations make one, and how a write through one reaches what it views."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -54,13 +55,21 @@ def written(step: ViewStep, base: Any, new: Any, call: Call) -> Any:
         return call(_aten.view.default, new, list(step.before))
     if name == "view":
         return call(_aten.view.dtype, new, step.dtype)
-    if name == "expand" and step.before == step.after:
-        return new
     if name in _WRITES:
         return _WRITES[name](step, base, new, call)
+    if name == "expand" and math.prod(step.before) != math.prod(step.after):
+        raise UnwritableViewError("a write into a tensor that has one element in several places")
+    if name in _PLACES:
+        # Where each element of the view is in what it views, as numbers that are viewed alike.
+        count = math.prod(step.before)
+        numbers = call(_aten.arange.default, count, dtype=torch.int64)
+        numbers = call(_aten.view.default, numbers, list(step.before))
+        places = call(step.func, numbers, *step.args, **step.kwargs)
+        return call(_aten.put.default, base, places, new)
     raise UnwritableViewError(f"a write through aten::{name}")
 
 
+_PLACES = {"unfold", "expand"}
 _SAME = {"alias", "detach", "lift_fresh", "detach_"}
 _RESHAPES = {"_reshape_alias", "reshape", "squeeze", "unsqueeze", "view_copy"}
 
@@ -112,5 +121,8 @@ _WRITES: Mapping[str, Callable[[ViewStep, Any, Any, Call], Any]] = {
     "split": _split,
     "split_with_sizes": _split,
     "unbind": _unbound,
+    "_conj": lambda s, b, new, call: call(_aten._conj_physical.default, new),
+    "_neg_view": lambda s, b, new, call: call(_aten.neg.default, new),
+    "view_as_complex": lambda s, b, new, call: call(_aten.view_as_real.default, new),
     "view_as_real": lambda s, b, new, call: call(_aten.view_as_complex.default, new),
 }

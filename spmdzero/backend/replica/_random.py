@@ -135,7 +135,7 @@ def _dropout(
     rng: Random, x: torch.Tensor, p: float, train: bool | None, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if train is False:
-        return x, torch.ones_like(x, dtype=torch.bool)
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
     keep = rng.uniform(x.shape) >= p
     return x * keep.to(x.dtype) * (1.0 / (1.0 - p) if p < 1 else 0.0), keep
 

@@ -17,7 +17,7 @@ from spmdzero.backend.torch_xla._autocast import autocast
 from spmdzero.backend.torch_xla._loop import LOOPS
 from spmdzero.backend.torch_xla._quirks import TorchXlaQuirks
 from spmdzero.backend.torch_xla.attention import KERNELS
-from spmdzero.backend.torch_xla.kernels import TorchsNorms
+from spmdzero.backend.torch_xla.kernels import NoGroupedProducts, TorchsNorms
 from spmdzero.backend.torch_xla.strangers import is_fixed
 
 
@@ -57,6 +57,7 @@ class TorchXlaAround:
         """Around a forward in the region."""
         with (
             TorchsNorms(),
+            NoGroupedProducts(),
             AttentionKernels(self._attention, KERNELS, owner=self._module) as kernels,
             autocast(self._autocast),
             # Inside of the loops: what runs again is a part of a loop's body.
@@ -72,7 +73,7 @@ class TorchXlaAround:
     def global_forward(self) -> Iterator[None]:
         """Around a forward in global space."""
         kernels = AttentionKernels(self._attention, KERNELS, owner=self._module, is_global=True)
-        with TorchsNorms(), kernels, autocast(self._autocast):
+        with TorchsNorms(), NoGroupedProducts(), kernels, autocast(self._autocast):
             yield
         self.attention = tuple(kernels.calls)
 

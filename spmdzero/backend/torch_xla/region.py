@@ -10,7 +10,7 @@ from spmdzero.backend.replica import GlobalForward, ReplicaRegion
 from spmdzero.backend.scan import Scan
 from spmdzero.backend.torch_xla._around import TorchXlaAround
 from spmdzero.backend.torch_xla._reads import watch_reads
-from spmdzero.backend.torch_xla.kernels import mend_extremes
+from spmdzero.backend.torch_xla.kernels import mend_extremes, move_labels
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
 
 
@@ -42,4 +42,5 @@ def global_forward(*, mesh: DeviceMesh, module: nn.Module, **around: Any) -> Glo
 
 def _prepare(mesh: DeviceMesh) -> None:
     mend_extremes()
+    move_labels()
     watch_reads(mesh)

@@ -3,10 +3,18 @@
 import importlib
 import pkgutil
 
-from spmdzero.backend.jax.ops._dtypes import Number, jax_dtype, torch_dtype
+from spmdzero.backend.jax.ops._dtypes import Number, default_dtype_is, jax_dtype, torch_dtype
 from spmdzero.backend.jax.ops._table import UnsupportedError, lowering, table
 
-__all__ = ["Number", "UnsupportedError", "jax_dtype", "lowering", "table", "torch_dtype"]
+__all__ = [
+    "Number",
+    "UnsupportedError",
+    "default_dtype_is",
+    "jax_dtype",
+    "lowering",
+    "table",
+    "torch_dtype",
+]
 
 # Importing a family enters its ops into the table.
 for _family in pkgutil.iter_modules(__path__):

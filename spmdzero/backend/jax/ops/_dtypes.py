@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -47,6 +50,26 @@ def torch_dtype(dtype: Any) -> torch.dtype:
         raise TypeError(f"torch has no dtype for {dtype}") from None
 
 
+_default: contextvars.ContextVar[torch.dtype | None] = contextvars.ContextVar(
+    "default dtype", default=None
+)
+
+
+def default_dtype() -> torch.dtype:
+    """torch's default dtype when the operation was recorded that is being lowered."""
+    return _default.get() or torch.get_default_dtype()
+
+
+@contextlib.contextmanager
+def default_dtype_is(dtype: torch.dtype) -> Iterator[None]:
+    """Inside, operations are lowered as they were recorded under this default dtype."""
+    before = _default.set(dtype)
+    try:
+        yield
+    finally:
+        _default.reset(before)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Number:
     """A float of Python's that is an input of the program.
@@ -70,7 +93,7 @@ def dtype_of(x: Any) -> torch.dtype:
             return torch.bool
         if isinstance(x, int):
             return torch.int64
-        default = torch.get_default_dtype()
+        default = default_dtype()
         return default if isinstance(x, float | Number) else _COMPLEX.get(default, torch.complex64)
     return torch_dtype(x.dtype)
 
@@ -119,7 +142,7 @@ def math_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def float_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype, or torch's default one for integers and bools."""
-    return dtype if is_inexact(dtype) else torch.get_default_dtype()
+    return dtype if is_inexact(dtype) else default_dtype()
 
 
 def cast(x: Any, dtype: torch.dtype | None) -> Any:

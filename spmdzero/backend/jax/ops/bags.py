@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from spmdzero.backend.jax.ops._dtypes import wide
 from spmdzero.backend.jax.ops._table import UnsupportedError, lowers
+from spmdzero.backend.jax.ops.indexing import embedding
 
 _SUM, _MEAN, _MAX = 0, 1, 2
 
@@ -54,8 +55,9 @@ def embedding_bag(
     count = offsets.shape[0] - int(include_last_offset)
     bags = _bags(indices, offsets, count)
     sizes = _sizes(indices, bags, count, padding_idx)
-    rows = wide(jnp.take(weight, indices, 0, mode="clip"))
-    kept = (indices != padding_idx)[:, None]
+    rows = wide(embedding(weight, indices))
+    # Without padding torch says -1, which is no index.
+    kept = ((indices != padding_idx) | (padding_idx < 0))[:, None]
     if per_sample_weights is not None:
         rows = rows * wide(per_sample_weights)[:, None]
     of = indices.dtype
@@ -122,6 +124,6 @@ def embedding_bag_weights_backward(
 ) -> Any:
     """The gradient of what each row was multiplied by."""
     bags = _bags(indices, offsets, grad.shape[0])
-    rows = wide(jnp.take(weight, indices, 0, mode="clip"))
+    rows = wide(embedding(weight, indices))
     dots = jnp.sum(jnp.take(wide(grad), bags, 0, mode="fill", fill_value=0) * rows, -1)
     return jnp.where(indices != padding_idx, dots, 0)

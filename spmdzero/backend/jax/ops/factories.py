@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from spmdzero.backend.jax.ops._dtypes import cast, dtype_of, jax_dtype
+from spmdzero.backend.jax.ops._dtypes import cast, default_dtype, dtype_of, jax_dtype
 from spmdzero.backend.jax.ops._table import lowers
 
 
 def _or_default(dtype: Any) -> Any:
-    return jax_dtype(torch.get_default_dtype() if dtype is None else dtype)
+    return jax_dtype(default_dtype() if dtype is None else dtype)
 
 
 @lowers("zeros", "empty.memory_format", "_efficientzerotensor")
@@ -50,7 +50,7 @@ def full(size: Any, fill_value: Any, *, dtype: Any = None, **_: Any) -> Any:
 @lowers("scalar_tensor")
 def scalar_tensor(s: Any, *, dtype: Any = None, **_: Any) -> Any:
     """The number as an array of no dims."""
-    return cast(s, dtype or torch.get_default_dtype())
+    return cast(s, dtype or default_dtype())
 
 
 @lowers("zeros_like", "empty_like")
@@ -101,7 +101,7 @@ def arange(start: Any, end: Any, step: Any = 1, *, dtype: Any = None, **_: Any) 
     numbers = (start, end, step)
     whole = all(isinstance(x, int) for x in numbers)
     if dtype is None:
-        dtype = torch.int64 if whole else torch.get_default_dtype()
+        dtype = torch.int64 if whole else default_dtype()
     if whole or not dtype.is_floating_point:
         return jnp.asarray(np.arange(*map(int, numbers)), jax_dtype(dtype))
     count = math.ceil((end - start) / step)

@@ -8,37 +8,33 @@ import jax.numpy as jnp
 from jax import lax
 
 from spmdzero.backend.jax.ops._dtypes import cast, dtype_of, is_inexact, wide
+from spmdzero.backend.jax.ops._masked import is_mask, masked_put
 from spmdzero.backend.jax.ops._shapes import at, axis
 from spmdzero.backend.jax.ops._table import UnsupportedError, lowers
 
 
-def _is_mask(index: Any) -> bool:
-    return index is not None and index.dtype in (jnp.bool_, jnp.uint8)
+def _from_front(index: Any, length: int) -> Any:
+    """The index for JAX of what torch counts from the front only: negative ones are outside too.
 
-
-def _selection(indices: Any, count: int | None = None) -> tuple[Any, ...]:
-    """The index of NumPy for torch's list of arrays and Nones.
-
-    How many elements a mask selects is no static shape, unless `count` tells it.
+    What is read outside is `poison`, as torch raises and a program can't.
     """
-    parts: list[Any] = []
-    for index in indices:
-        if not _is_mask(index):
-            parts.append(slice(None) if index is None else index)
-        elif count is None:
-            raise UnsupportedError(
-                "the shape of what a mask selects depends on data",
-                "Use torch.where or a mask of the same shape",
-            )
-        else:
-            parts.extend(jnp.nonzero(index, size=count))
-    return tuple(parts)
+    return jnp.where(index < 0, length, index)
+
+
+def _selection(indices: Any) -> tuple[Any, ...]:
+    """The index of NumPy for torch's list of arrays and Nones."""
+    return tuple(slice(None) if index is None else index for index in indices)
 
 
 @lowers("index.Tensor", "_unsafe_index.Tensor")
 def index(self: Any, indices: Any) -> Any:
     """The elements at the indices."""
-    return self[_selection(indices)]
+    if any(map(is_mask, indices)):
+        raise UnsupportedError(
+            "the shape of what a mask selects depends on data",
+            "Use torch.where or a mask of the same shape",
+        )
+    return self.at[_selection(indices)].get(mode="fill")
 
 
 @lowers("index_put", "_unsafe_index_put", "_index_put_impl")
@@ -47,21 +43,9 @@ def index_put(
 ) -> Any:
     """self with the values at the indices, or with them added there."""
     values = values.astype(self.dtype)
-    masks = [i for i, index in enumerate(indices) if _is_mask(index)]
-    count = None
-    if masks:
-        place, mask = masks[0], indices[masks[0]].astype(bool)
-        alone = all(x is None for i, x in enumerate(indices) if i != place)
-        after = self.ndim - place - mask.ndim
-        if alone and (values.ndim <= after or values.shape[values.ndim - after - 1] == 1):
-            # One value, or one per trailing dim, for all that the mask selects.
-            shape = values.shape[values.ndim - after :] if after and values.ndim >= after else ()
-            if place == 0:
-                values = values.reshape(shape if values.ndim > after else values.shape)
-                new = self + values if accumulate else jnp.broadcast_to(values, self.shape)
-                return jnp.where(mask.reshape(mask.shape + (1,) * after), new, self)
-        count = values.shape[max(values.ndim - after - 1, 0)] if values.ndim else 1
-    target = self.at[_selection(indices, count)]
+    if any(map(is_mask, indices)):
+        return masked_put(self, indices, values, accumulate=accumulate)
+    target = self.at[_selection(indices)]
     return target.add(values) if accumulate else target.set(values)
 
 
@@ -72,7 +56,8 @@ def gather(self: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any
         return jnp.broadcast_to(self.reshape(-1)[0], index.shape)
     place = axis(dim, self.ndim)
     part = self[tuple(slice(None) if d == place else slice(n) for d, n in enumerate(index.shape))]
-    return jnp.take_along_axis(part, index.astype(jnp.int64), place, mode="clip")
+    index = _from_front(index.astype(jnp.int64), part.shape[place])
+    return jnp.take_along_axis(part, index, place, mode="fill")
 
 
 def _places(dim: int, index: Any) -> tuple[Any, ...]:
@@ -167,7 +152,8 @@ def index_select(self: Any, dim: int, index: Any) -> Any:
     """The given indices of a dim."""
     if self.ndim == 0:
         return self
-    return jnp.take(self, index.reshape(-1), axis(dim, self.ndim), mode="clip")
+    place = axis(dim, self.ndim)
+    return jnp.take(self, _from_front(index.reshape(-1), self.shape[place]), place, mode="fill")
 
 
 @lowers("index_add")
@@ -215,7 +201,7 @@ def index_reduce(
 @lowers("take")
 def take(self: Any, index: Any) -> Any:
     """The elements at indices of all of them in order."""
-    return self.reshape(-1)[index]
+    return self.reshape(-1).at[index].get(mode="fill")
 
 
 @lowers("put")
@@ -241,7 +227,7 @@ def masked_scatter(self: Any, mask: Any, source: Any) -> Any:
 @lowers("embedding")
 def embedding(weight: Any, indices: Any, padding_idx: int = -1, *_: Any, **__: Any) -> Any:
     """The weight's rows at the indices."""
-    return jnp.take(weight, indices, 0, mode="clip")
+    return jnp.take(weight, _from_front(indices, weight.shape[0]), 0, mode="fill")
 
 
 @lowers("embedding_dense_backward")

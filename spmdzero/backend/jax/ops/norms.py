@@ -226,3 +226,13 @@ def log_softmax_backward(grad_output: Any, output: Any, dim: int, input_dtype: A
     grad, out = wide(grad_output), wide(output)
     dims = dim if out.ndim else ()
     return grad - jnp.exp(out) * jnp.sum(grad, dims, keepdims=True)
+
+
+@lowers("_weight_norm_interface_backward")
+def weight_norm_backward(
+    grad_w: Any, saved_v: Any, saved_g: Any, saved_norms: Any, dim: int
+) -> tuple[Any, Any]:
+    """The gradients of v and g, of a weight v * g / norm(v) with a norm for each index of dim."""
+    grad, v, g, norms = wide(grad_w), wide(saved_v), wide(saved_g), wide(saved_norms)
+    along = jnp.sum(grad * v, tuple(d for d in range(v.ndim) if d != dim), keepdims=True) / norms
+    return g / norms * (grad - v * along / norms), along
