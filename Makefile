@@ -46,10 +46,10 @@ FRESH_TESTS := tests/docs/test_commands.py tests/docs/test_docs.py tests/unit/te
 PYTEST := $(BIN)/pytest -n 3 --dist loadfile
 
 # Tests of both backends, which run once more on JAX: a process has one backend.
-SHARED := $(addprefix tests/unit/test_,attention_kernels.py random.py region_answers.py \
-	region_buffers.py region_checkpointing.py region_gradients.py region_outputs.py region_reads.py \
+SHARED := $(addprefix tests/unit/test_,attention_kernels.py fuzzed_functions.py random.py \
+	region_answers.py region_buffers.py region_checkpointing.py region_gradients.py region_outputs.py region_reads.py \
 	region_reduction.py region_transformers.py) $(addprefix tests/engine/test_,attention.py \
-	first_import.py optimizers.py reads.py seeding.py wrong_input.py) tests/explain/test_explain.py \
+	first_import.py labels.py optimizers.py reads.py seeding.py wrong_input.py) tests/explain/test_explain.py \
 	tests/comm tests/notebooks $(addprefix tests/integrations/test_,client_engine.py \
 	client_schedule.py deferred.py experts.py trainers_loss.py transformers.py)
 # What takes longer there.

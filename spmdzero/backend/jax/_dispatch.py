@@ -163,6 +163,14 @@ def recorded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What an operation of lazy tensors returns, noted to be computed."""
     op = AtenOp.of(func)
     if op is None:
+        valuing = _valuing(args)
+
+        def here(tensor: torch.Tensor) -> torch.Tensor:
+            # A loss's labels may be on the CPU, beside which Python's calls would refuse.
+            there = not isinstance(tensor, LazyTensor) and tensor.dim() and not tensor.is_meta
+            return over(valuing(tensor)) if there else tensor
+
+        args, kwargs = _map(args, kwargs, torch.Tensor, here)
         return _apart(func, decomposed(func, args, kwargs), args)
     mixed = mixed_dtypes(func, args) if func in PRODUCTS else None
     if mixed is not None:
