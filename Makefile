@@ -47,11 +47,11 @@ FRESH_TESTS := tests/docs/test_commands.py tests/docs/test_docs.py tests/unit/te
 PYTEST := $(BIN)/pytest -n 3 --dist loadfile
 
 # Tests of both backends, which run once more on JAX: a process has one backend.
-SHARED := $(addprefix tests/unit/test_,attention_kernels.py autocast.py random.py region_answers.py \
-	region_buffers.py region_checkpointing.py region_gradients.py region_outputs.py region_reads.py \
-	region_reduction.py region_transformers.py region_writes.py) \
-	$(addprefix tests/engine/test_,attention.py first_import.py interrupts.py optimizers.py \
-	reads.py second_derivatives.py seeding.py writes.py wrong_input.py) \
+SHARED := $(addprefix tests/unit/test_,attention_kernels.py autocast.py fuzzed_functions.py \
+	random.py region_answers.py region_buffers.py region_checkpointing.py region_gradients.py \
+	region_outputs.py region_reads.py region_reduction.py region_transformers.py region_writes.py) \
+	$(addprefix tests/engine/test_,attention.py first_import.py interrupts.py labels.py \
+	optimizers.py reads.py second_derivatives.py seeding.py writes.py wrong_input.py) \
 	tests/explain/test_explain.py \
 	tests/comm tests/notebooks $(addprefix tests/integrations/test_,client_engine.py \
 	client_schedule.py deferred.py experts.py trainers_loss.py transformers.py)
