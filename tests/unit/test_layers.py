@@ -77,12 +77,12 @@ def test_no_circle_of_imports_between_files() -> None:
     graphlib.TopologicalSorter(graph).prepare()
 
 
-def test_no_file_has_more_than_300_lines_and_no_function_more_than_60() -> None:
+def test_no_file_has_more_than_500_lines_and_no_function_more_than_60() -> None:
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     lengths = {}
     for module, path in FILES.items():
         text = path.read_text()
-        lengths[module] = len(text.splitlines()) - 300
+        lengths[module] = len(text.splitlines()) - 500
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, functions) and node.end_lineno is not None:
                 lengths[f"{module}.{node.name}"] = node.end_lineno - node.lineno + 1 - 60
