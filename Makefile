@@ -47,11 +47,11 @@ FRESH_TESTS := tests/docs/test_commands.py tests/docs/test_docs.py tests/unit/te
 PYTEST := $(BIN)/pytest -n 3 --dist loadfile
 
 # Tests of both backends, which run once more on JAX: a process has one backend.
-SHARED := $(addprefix tests/unit/test_,attention_kernels.py random.py region_answers.py \
-	region_buffers.py region_checkpointing.py region_gradients.py region_outputs.py region_reads.py \
-	region_reduction.py region_transformers.py) $(addprefix tests/engine/test_,attention.py \
-	first_import.py interrupts.py optimizers.py reads.py second_derivatives.py seeding.py \
-	wrong_input.py) \
+SHARED := $(addprefix tests/unit/test_,attention_kernels.py autocast.py fuzzed_functions.py \
+	random.py region_answers.py region_buffers.py region_checkpointing.py region_gradients.py \
+	region_outputs.py region_reads.py region_reduction.py region_transformers.py region_writes.py) \
+	$(addprefix tests/engine/test_,attention.py first_import.py interrupts.py labels.py \
+	optimizers.py reads.py second_derivatives.py seeding.py writes.py wrong_input.py) \
 	tests/explain/test_explain.py \
 	tests/comm tests/notebooks $(addprefix tests/integrations/test_,client_engine.py \
 	client_schedule.py deferred.py experts.py trainers_loss.py transformers.py)
@@ -62,11 +62,11 @@ SHARED_ALL := $(SHARED) tests/audit tests/checkpoint tests/cli tests/interchange
 	$(addprefix tests/explain/test_,attention.py golden.py hidden_wire.py memory.py moves.py \
 	small_tensors.py time.py) \
 	$(addprefix tests/engine/test_,accumulation.py agreement.py captured.py captured_changes.py \
-	captured_soak.py captured_state.py captured_traced.py comms_logger.py compiled_program.py \
+	captured_soak.py captured_state.py captured_traced.py changed_module.py comms_logger.py compiled_program.py \
 	compiling_steps.py copies.py direct_calls.py embedding_accumulation.py engine.py \
 	failed_steps.py fixed_reads.py flops_profiler.py folded.py folded_changes.py \
 	folded_surroundings.py fused_loss.py loader.py loading.py multi_output.py overflow_tables.py \
-	placement.py profile.py recompute.py reports.py scan.py short_batches.py skipped_steps.py \
+	placement.py profile.py recompute.py reports.py reset_states.py scan.py short_batches.py skipped_steps.py \
 	startup.py startup_compile.py startup_memory.py trajectories.py two_engines.py \
 	users_optimizers.py waiting_gradients.py whole_batch.py) \
 	$(addprefix tests/examples/test_,examples.py finetune.py generation.py source_text.py) \

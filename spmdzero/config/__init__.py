@@ -1,6 +1,8 @@
 """The DeepSpeed JSON: what spmdzero honours, what has no meaning here, what it refuses."""
 
+from spmdzero.config._auto import with_stand_ins
 from spmdzero.config._batch_sizes import BatchSizes, resolve_batch_sizes
+from spmdzero.config._check import ConfigReport, Refused, check_config
 from spmdzero.config._keys import NO_MEANING
 from spmdzero.config._load import load_config
 from spmdzero.config._models import OptimizerConfig, SchedulerConfig, SpmdZeroConfig
@@ -23,9 +25,11 @@ __all__ = [
     "REFUSED_OPTIMIZERS",
     "SCHEDULES",
     "BatchSizes",
+    "ConfigReport",
     "CsvConfig",
     "Fp16Config",
     "OptimizerConfig",
+    "Refused",
     "SchedulerConfig",
     "Section",
     "SpmdZeroConfig",
@@ -33,6 +37,7 @@ __all__ = [
     "TorchAutocastConfig",
     "WandbConfig",
     "backend_of",
+    "check_config",
     "check_params",
     "load_config",
     "named_by",
@@ -40,4 +45,5 @@ __all__ = [
     "one_of",
     "read",
     "resolve_batch_sizes",
+    "with_stand_ins",
 ]

@@ -3,9 +3,7 @@
 import inspect
 from typing import Annotated, Any, Literal, NamedTuple
 
-import torch
 from pydantic import AfterValidator, Field, field_validator, model_validator
-from torch.optim import Optimizer
 
 from spmdzero._names import did_you_mean
 from spmdzero.config._errors import RefusedValueError
@@ -227,7 +225,7 @@ REFUSED_OPTIMIZERS: dict[str, Refusal] = {
 def optimizer_params(name: str) -> type[Section]:
     """The parameters of an optimizer whose name `optimizer_name` has returned."""
     found = OPTIMIZERS.get(name)
-    return found or class_parameters(getattr(torch.optim, name), without="params")
+    return found or class_parameters(_of_torch()[name], without="params")
 
 
 def optimizer_name(name: str) -> str:
@@ -238,11 +236,7 @@ def optimizer_name(name: str) -> str:
     if name.lower() in REFUSED_OPTIMIZERS:
         reason, fix = REFUSED_OPTIMIZERS[name.lower()]
         raise RefusedValueError(reason, fix=fix)
-    of_torch = [
-        known
-        for known, cls in vars(torch.optim).items()
-        if inspect.isclass(cls) and issubclass(cls, Optimizer) and cls is not Optimizer
-    ]
+    of_torch = _of_torch()
     if name in of_torch:
         return name
     # Not one that would be refused next.
@@ -252,3 +246,15 @@ def optimizer_name(name: str) -> str:
         "spmdzero has no optimizer of this name",
         fix=f"{near} Use one of {', '.join(OPTIMIZERS)}, or a class of torch.optim.".lstrip(),
     )
+
+
+def _of_torch() -> dict[str, type]:
+    # Here: a config without a class of torch's is read without torch.
+    from torch import optim
+
+    base = optim.Optimizer
+    return {
+        known: cls
+        for known, cls in vars(optim).items()
+        if inspect.isclass(cls) and issubclass(cls, base) and cls is not base
+    }

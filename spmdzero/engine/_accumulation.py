@@ -97,7 +97,8 @@ class Accumulation:
     def no_sync(self) -> Iterator[None]:
         """Sums the gradients of the backward passes inside on each device, without a reduction.
 
-        They join the next backward's outside, whose reduction serves all.
+        They join the next backward's outside, whose reduction serves all. Each pass is a program of
+        its own, the same from the second on, however many there are.
 
         Raises:
             UsageAssertionError: at stage 2, whose gradients are shards, as in DeepSpeed; nested; or
@@ -138,11 +139,6 @@ class Accumulation:
         finally:
             self._unreduced = None
             self._training.gradients.deferring = False
-
-    @property
-    def reduces(self) -> bool:
-        """Whether gradients are reduced now: not inside `no_sync`."""
-        return self._unreduced is None
 
     def refuse_inside(self, call: str) -> None:
         """Raises UsageAssertionError for a call that `no_sync` and its like don't go with."""

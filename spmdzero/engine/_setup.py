@@ -221,7 +221,7 @@ def make_training(
         plan=plan,
         mesh=mesh,
         placer=InputPlacer(mesh=mesh, module=model, rules=rules, micro_batch=batch.micro),
-        forward=_forward(settings, gradients, rules, module=model, mesh=mesh),
+        forward=_forward(settings, gradients, rules, optimizer, module=model, mesh=mesh),
         gradients=gradients,
         optimizer=optimizer,
         lr_scheduler=schedule,
@@ -230,8 +230,14 @@ def make_training(
 
 
 def _forward(
-    settings: SpmdZeroConfig, gradients: GradientStore, rules: RegionRules, **where: Any
+    settings: SpmdZeroConfig,
+    gradients: GradientStore,
+    rules: RegionRules,
+    optimizer: ZeroOptimizer | None,
+    **where: Any,
 ) -> Region | Forward:
+    if optimizer is not None:
+        where["wrote"] = optimizer.follow_writes
     where["autocast"] = PrecisionPolicy.from_config(settings).autocast
     where["attention"] = settings.spmd.attention
     if settings.spmd.forward == "global":

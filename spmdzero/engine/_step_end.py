@@ -6,6 +6,7 @@ from typing import Any
 
 from spmdzero.backend import runtime
 from spmdzero.engine._accumulation import Accumulation
+from spmdzero.engine._frozen import FreezeWatch
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._progress import Progress
 from spmdzero.engine._schedule import note_step
@@ -55,6 +56,7 @@ class StepEnd:
         self._programs, self._progress = launching.programs, progress
         self.after_step: list[Callable[[], None]] = []
         self.agreement = AgreementRhythm()
+        self._freezing = FreezeWatch(training)
 
     def end_micro_batch(self, *, boundary: bool, lr_kwargs: dict[str, Any]) -> None:
         """Counts a micro-batch that was started, and at the boundary its step.
@@ -104,6 +106,7 @@ class StepEnd:
         training, counters = self._training, self._training.counters
         note_step(optimizer)
         counters.pass_step(samples=self._accumulation.samples_of_step(), skipped=skipped)
+        self._freezing.look()
         hold = optimizer.hold
         if skipped:
             training.skips.tell(

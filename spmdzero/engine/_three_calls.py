@@ -23,6 +23,8 @@ from spmdzero.state._training import Training
 from spmdzero.step._numbers import loss_scale_number
 from spmdzero.step._optimizer import ZeroOptimizer
 
+# Backward passes without a step in one program, where no accumulator is planned.
+_MOST_PASSES = 4
 _TRANSFORMED = (
     "engine(...) inside of torch.func.grad, vmap, jacrev or their like: it hands each device its "
     "rows, and what torch.func hands over has none. Take torch.autograd.grad(loss, x, "
@@ -80,10 +82,10 @@ class ThreeCalls:
         if is_transforming():
             raise SpmdZeroUsageError(_TRANSFORMED)
         with held(), self._wall_clock.phase("fwd"), naming_what_left(training):
-            waits = training.backward_done and training.gradients.accumulators
-            if waits and self._accumulation.reduces:
+            store, passes = training.gradients, len(training.losses)
+            if training.backward_done and (store.outlive_programs or passes >= _MOST_PASSES):
                 # The caller goes on without a step, which would have ended this micro-batch's
-                # program.
+                # program; one of all that follow would be another for each number of them.
                 self.end_unstepped()
             return self.forward_placed(*self.place_inputs(args, kwargs))
 
@@ -98,11 +100,11 @@ class ThreeCalls:
         """Runs the module on inputs that are on the devices."""
         self._launching.note_call(args, kwargs)
         records = torch.is_grad_enabled()
-        self._watch.keep_in_thread()
         if not (records or self._accumulation.ran_forward):
             # Outputs that nobody has read would be computed with those of this forward, by a larger
             # program at each.
             runtime.sync()
+        self._watch.keep_in_thread()
         self._accumulation.ran_forward |= records
         output = self._folding.forward(args, kwargs)
         output = self._watch.watch(output) if records else output

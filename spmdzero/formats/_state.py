@@ -49,6 +49,9 @@ class StoredTensor:
         return self.read(whole_box(self.shape))
 
 
+RESET_AT = "reset_at"
+
+
 @dataclass(frozen=True, kw_only=True)
 class HostState:
     """What of a run is no tensor on the devices. None stands for "the checkpoint doesn't say".
@@ -60,8 +63,9 @@ class HostState:
         counters: by the names of `spmdzero.engine._counters.Counters`: ``global_steps``, ....
         applied: updates of the weights, what Adam corrects its bias by.
         skipped: updates left out for a gradient that was not finite.
-        param_groups: the numbers of each param group (``lr``, ``betas``, ...), and under
-            ``"params"`` the names of its parameters, in the optimizer's order.
+        param_groups: the numbers of each param group (``lr``, ``betas``, ...), under ``"params"``
+            the names of its parameters, in the optimizer's order, and under `RESET_AT` by name
+            the value of `applied` when a parameter's states started anew apart from others'.
         scheduler: the schedule's `state_dict()`.
         hold: `ScheduleHold.state_dict()`.
         scaler: the attributes of fp16's `LossScaler` by name.

@@ -12,6 +12,8 @@ from spmdzero.hlo._text import parse
 
 _CONTRACTED = re.compile(r"\blhs_contracting_dims=\{([\d,]*)\}")
 _LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")
+# What moves elements and leaves them as they are.
+_REARRANGES = ("bitcast", "copy", "reshape", "transpose")
 _WINDOW = re.compile(r"\bwindow=\{([^}]*)\}")
 
 
@@ -36,9 +38,9 @@ def read_matmuls(hlo: str, *, exact: bool = False) -> tuple[Matmul, ...]:
     among them.
 
     Args:
-        exact: leave out products with the zeros that padding and dilation put in. libtpu writes
-            batched matrix products as convolutions that are mostly such zeros. Without it they
-            count, as DeepSpeed's profiler and others count a model's convolutions.
+        exact: leave out products with the zeros that padding puts in. libtpu writes batched matrix
+            products as convolutions that are mostly such zeros. Without it they count, as
+            DeepSpeed's profiler and others count a model's convolutions.
     """
     return tuple(_matmuls(parse(hlo), exact=exact))
 
@@ -49,10 +51,35 @@ def _matmuls(module: Module, *, exact: bool) -> Iterator[Matmul]:
             macs = (
                 _exact_macs(module, instruction)
                 if exact and instruction.opcode == "convolution"
-                else prod(instruction.shapes[0].dims) * _summands(module, instruction)
+                else _macs(module, instruction)
             )
             runs = _runs(module, instruction.computation)
-            yield Matmul(op_name=instruction.op_name, macs=macs * runs)
+            yield Matmul(op_name=_op_name(module, instruction), macs=macs * runs)
+
+
+def _op_name(module: Module, instruction: Instruction) -> str:
+    """Its scopes; those of who reads it where XLA wrote it anew, without a name.
+
+    XLA does so for a convolution with one output position. Its own bias is the first to read it.
+    """
+    if instruction.op_name:
+        return instruction.op_name
+    named = [
+        use.user.op_name
+        for use in module.readers(instruction, through=_REARRANGES)
+        if use.user is not None and use.user.op_name
+    ]
+    return next((name for name in named if "convolution" in name), next(iter(named), ""))
+
+
+def _macs(module: Module, instruction: Instruction) -> int:
+    left, right = (operand.shapes[0].dims for operand in module.operands(instruction))
+    if instruction.opcode == "convolution" and "lhs_dilate=" in instruction.attributes:
+        # Strided and transposed: each element of the operand meets the kernel once. What lies
+        # between them is zeros.
+        operand, _, _ = _labels(instruction)
+        return prod(left) // left[operand.index("f")] * prod(right)
+    return prod(instruction.shapes[0].dims) * _summands(module, instruction)
 
 
 def _summands(module: Module, instruction: Instruction) -> int:

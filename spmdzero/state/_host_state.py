@@ -11,7 +11,7 @@ from torch import nn
 from spmdzero._logging import is_new
 from spmdzero._names import listed
 from spmdzero.data._generators import generators
-from spmdzero.formats import HostState, portable
+from spmdzero.formats import RESET_AT, HostState, portable
 from spmdzero.state._training import Training
 from spmdzero.step._numbers import numbers_at, take_over_numbers
 from spmdzero.step._optimizer import ZeroOptimizer
@@ -54,7 +54,9 @@ def host_state(
         applied=int(optimizer.named_states()["counter/applied"].item()),
         skipped=skipped,
         param_groups=[
-            {key: _number(value) for key, value in group.items()} | {"params": names}
+            {key: _number(value) for key, value in group.items()}
+            | {"params": names}
+            | _resets(optimizer, names)
             for group, names in zip(optimizer.param_groups, training.group_names, strict=True)
         ],
         hold=optimizer.hold.state_dict() if optimizer.hold else None,
@@ -80,6 +82,11 @@ def _unfinished_step(training: Training, waiting: tuple[str, ...]) -> dict[str, 
     }
 
 
+def _resets(optimizer: ZeroOptimizer, names: list[str]) -> dict[str, Any]:
+    found = {name: optimizer.reset_at[name] for name in names if name in optimizer.reset_at}
+    return {RESET_AT: found} if found else {}
+
+
 def _number(value: Any) -> Any:
     # A schedule fills a lr that is a tensor in place, perhaps while this is written.
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
@@ -103,7 +110,10 @@ def take_over_optimizer(training: Training, state: HostState) -> None:
     """Sets the numbers of the param groups, the count of updates and the loss scale."""
     optimizer = training.optimizer
     assert optimizer is not None
-    saved_groups = state.param_groups or []
+    saved_groups = [dict(group) for group in state.param_groups or []]
+    optimizer.reset_at.clear()
+    for saved in saved_groups:
+        optimizer.reset_at.update(saved.pop(RESET_AT, {}))
     _tell_differing_numbers(training, optimizer.param_groups, saved_groups)
     for group, saved in zip(optimizer.param_groups, saved_groups, strict=False):
         take_over_numbers(group, saved)

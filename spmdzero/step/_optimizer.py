@@ -1,7 +1,7 @@
 """The optimizer that updates shards: masters, moments and the gather of parameters."""
 
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import UpdateRule
 from spmdzero.plan import Placement, Role, ShardingPlan
 from spmdzero.precision import LossScaler, PrecisionPolicy
+from spmdzero.step._autograd import autograd_grad
 from spmdzero.step._boundary import Boundary, MemberGroup
 from spmdzero.step._deepspeed_names import NamedAsDeepSpeeds
 from spmdzero.step._folds import Folds
@@ -20,7 +21,7 @@ from spmdzero.step._numbers import group_numbers, number_keys, scale_numbers
 from spmdzero.step._schedule_hold import ScheduleHold
 from spmdzero.step._state_dict import WholeStates
 from spmdzero.step._torch_calls import refuse_closure
-from spmdzero.step._update import Member
+from spmdzero.step._update import Member, master_of_written
 
 
 class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
@@ -29,6 +30,7 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
     `param_groups` work as in torch, so any `torch.optim.lr_scheduler` can drive it; numbers of a
     group reach the device as data and never recompile. `state[p]` holds the optimizer's slots
     and, where the parameter is not fp32, its ``"master"``, as global tensors that live sharded.
+    What is cleared of it starts anew with the next step, as torch's does; masters stay.
 
     Args:
         param_groups: the groups, their parameters on the device; kept, not copied.
@@ -44,6 +46,8 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
     Attributes:
         grad_norm: the global gradient norm of the latest step, 0-dim fp32 on the device,
             unscaled and before clipping; infinity where it was not finite.
+        reset_at: name of a parameter whose state started anew apart from others' -> the count of
+            updates then.
         hold: what holds a schedule back for skipped steps, None without a schedule.
         folds: norm and updates as functions that may be folded.
     """
@@ -79,6 +83,8 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
         self._skipped = mesh.place(torch.zeros((), dtype=torch.int32))
         self.scaler = scaler
         self.folds = Folds()
+        self.reset_at: dict[str, int] = {}
+        self._masters: dict[torch.Tensor, torch.Tensor] = {}
         # Their parameters live as long as this optimizer's names of them.
         self._boundaries: dict[Hashable, Boundary] = {}
         self.hold: ScheduleHold | None = None
@@ -88,6 +94,9 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
                 if plan[names[parameter]].trainable:
                     self._allocate(parameter, rule, group)
 
+        # Plain SGD keeps nothing.
+        self._stateful = {p for p, state in self.state.items() if state}
+
     @property
     def skipped_steps(self) -> int:
         """Steps that left the weights alone, for a norm that was not finite; reads one scalar."""
@@ -95,6 +104,13 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
         if self.hold is not None:
             self.hold.settle(skipped)
         return skipped
+
+    @property
+    def gradients_wait(self) -> bool:
+        """Whether a backward pass has left gradients that no step has used."""
+        return self._gradients.waiting or any(
+            autograd_grad(parameter) is not None for parameter in self._names
+        )
 
     def forget_skip(self) -> None:
         """Doesn't count the latest skipped step: it raised, and will be done again."""
@@ -119,7 +135,7 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
         }
         return states | {"counter/applied": self._applied, "counter/skipped": self._skipped}
 
-    def _trainable(self) -> Iterable[nn.Parameter]:
+    def _trainable(self) -> list[nn.Parameter]:
         members = [p for group in self.param_groups for p in group["params"]]
         for parameter in members:
             if parameter not in self._names:
@@ -129,7 +145,7 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
                     "all parameters as model_parameters"
                 )
         # The plan's word, not requires_grad, which may change after states were allocated.
-        return (p for p in members if self._plan[self._names[p]].trainable)
+        return [p for p in members if self._plan[self._names[p]].trainable]
 
     def _allocate(self, parameter: nn.Parameter, rule: UpdateRule, group: dict[str, Any]) -> None:
         name = self._names[parameter]
@@ -137,7 +153,11 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
         state = self.state[parameter]
         master = tensor.placement(Role.MASTER)
         if master is not None:
-            state["master"] = store(self._mesh, parameter.detach().float(), master)
+            # It has digits that the parameter has not, and is no state in torch.
+            if parameter not in self._masters:
+                stored = store(self._mesh, parameter.detach().float(), master)
+                self._masters[parameter] = stored
+            state["master"] = self._masters[parameter]
         moment = tensor.placement(Role.MOMENT)
         if moment is not None:
             for slot in rule.slots:
@@ -152,6 +172,7 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Norm, clip, update and gather, as one pending program; moves nothing to the host."""
         refuse_closure(closure)
+        self.renew()
         self._gradients.reduce_deferred()
         own, boundary = self.tensors(), self.boundary()
         new = boundary(
@@ -181,7 +202,8 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
         """The step as a function, for the groups and states as they are."""
         trained = set(self._trainable())
         groups = [[p for p in group["params"] if p in trained] for group in self.param_groups]
-        key = tuple(tuple((id(p), *self.state[p]) for p in group) for group in groups)
+        shapes = tuple(tuple((id(p), *self.state[p]) for p in group) for group in groups)
+        key = shapes, tuple(self.reset_at.items())
         if key not in self._boundaries:
             numbers = number_keys(self._rules, self.param_groups)
             self._boundaries[key] = Boundary(
@@ -216,6 +238,7 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
             shape=tuple(parameter.shape),
             dtype=parameter.dtype,
             slots=tuple(self.state[parameter]),
+            reset_at=self.reset_at.get(name, 0),
             placement=self._placement(name),
         )
 
@@ -235,6 +258,16 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
             if master is not None:
                 stored = store(self._mesh, parameter.detach().float(), self._placement(name))
                 self._mesh.commit(master, stored, self.spec(f"master/{name}"))
+
+    @torch.no_grad()
+    def follow_writes(self, written: Collection[str]) -> None:
+        """Has the masters of parameters that a forward wrote follow, see `master_of_written`."""
+        for parameter in self._trainable():
+            name, master = self._names[parameter], self.state[parameter].get("master")
+            if name in written and master is not None:
+                placement = self._placement(name)
+                new = master_of_written(self._mesh, parameter, master, placement)
+                self._mesh.commit(master, new, self.spec(f"master/{name}"))
 
     def refresh_fp32_params(self) -> None:
         """Makes the masters those of the parameters as they are: after writing into these."""

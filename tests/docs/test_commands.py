@@ -90,7 +90,9 @@ def run(line: str, folder: Path) -> str:
         [*PROGRAMS[words[0]], *words[1:]],
         cwd=folder, env=page_environment(**given), capture_output=True, text=True, timeout=400,
     )  # fmt: skip
-    assert done.returncode == 0, f"{line}\n{done.stderr}"
+    # A file with a refused key is what a page shows, and has status 1.
+    fine = (0, 1) if words[:2] == ["spmdzero", "check"] else (0,)
+    assert done.returncode in fine, f"{line}\n{done.stderr}"
     return done.stdout
 
 

@@ -189,3 +189,29 @@ def test_what_can_not_be_profiled_says_what_to_do() -> None:
         get_model_profile(nn.Linear(2, 2))
     with pytest.raises(SpmdZeroUsageError, match="generate"):
         get_model_profile(nn.Linear(2, 2), (2, 2), mode="generate")
+
+
+# Module, shape of its input, multiply-accumulates by the formula.
+CONVOLUTIONS = {
+    "one output position": (nn.Conv2d(16, 12, 5), (8, 16, 5, 5), 8 * 12 * 16 * 25),
+    "one dim, one position": (nn.Conv1d(16, 16, 3), (8, 16, 3), 8 * 16 * 48),
+    "before a linear layer": (
+        nn.Sequential(nn.Conv2d(16, 12, 5), nn.Flatten(), nn.Linear(12, 10)),
+        (8, 16, 5, 5),
+        8 * (12 * 400 + 120),
+    ),
+    "strided and transposed": (
+        nn.ConvTranspose2d(16, 8, 2, stride=2),
+        (8, 16, 4, 4),
+        8 * 16 * 16 * 8 * 4,
+    ),
+    "strided": (nn.Conv2d(3, 8, 4, stride=4), (8, 3, 8, 8), 8 * 8 * 3 * 16 * 4),
+    "depthwise": (nn.Conv2d(16, 16, 3, groups=16), (8, 16, 8, 8), 8 * 16 * 9 * 36),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_a_convolution_counts_each_product_of_its_elements_once(name: str) -> None:
+    model, shape, expected = CONVOLUTIONS[name]
+    _, macs, _ = get_model_profile(model, shape, print_profile=False, as_string=False)
+    assert macs == expected

@@ -205,20 +205,6 @@ def test_what_needs_no_gradient_is_read_once_and_computed_on_the_cpu() -> None:
     assert reads() == after
 
 
-def test_a_gradient_that_passes_is_differentiated_in_its_turn() -> None:
-    found = []
-    for cross in (lambda t: t, lambda t: undefer(defer(t).sin()), lambda t: defer(t).cpu()):
-        x = on_devices(grad=True)
-        (grad,) = torch.autograd.grad(cross(x).pow(3).sum(), x, create_graph=True)
-        found.append(torch.autograd.grad(grad.square().sum(), x)[0].cpu())
-        plain = VALUES.clone().requires_grad_()
-        inner = plain.sin() if len(found) == 2 else plain
-        (grad,) = torch.autograd.grad(inner.pow(3).sum(), plain, create_graph=True)
-        expected = torch.autograd.grad(grad.square().sum(), plain)[0]
-        # The devices' sine is another polynomial than the CPU's, and its derivatives are summed.
-        torch.testing.assert_close(found[-1], expected, rtol=1e-5, atol=1e-5)
-
-
 # Of the values and of a mask, what a client's loss chooses by it.
 CHOSEN: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "index": lambda t, mask: t[mask],
@@ -248,3 +234,17 @@ def test_what_a_mask_chooses_is_on_the_devices_with_its_gradient(
     assert x.grad is not None
     assert plain.grad is not None
     assert_summed(x.grad.cpu(), plain.grad)
+
+
+def test_a_gradient_that_passes_is_differentiated_in_its_turn() -> None:
+    found = []
+    for cross in (lambda t: t, lambda t: undefer(defer(t).sin()), lambda t: defer(t).cpu()):
+        x = on_devices(grad=True)
+        (grad,) = torch.autograd.grad(cross(x).pow(3).sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(grad.square().sum(), x)[0].cpu())
+        plain = VALUES.clone().requires_grad_()
+        inner = plain.sin() if len(found) == 2 else plain
+        (grad,) = torch.autograd.grad(inner.pow(3).sum(), plain, create_graph=True)
+        expected = torch.autograd.grad(grad.square().sum(), plain)[0]
+        # The devices' sine is another polynomial than the CPU's, and its derivatives are summed.
+        torch.testing.assert_close(found[-1], expected, rtol=1e-5, atol=1e-5)

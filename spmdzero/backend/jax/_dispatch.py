@@ -18,7 +18,13 @@ from spmdzero.backend.jax._operations import AtenOp, identity
 from spmdzero.backend.jax._tensor import LazyTensor, alias_of, become, hooks, over
 from spmdzero.backend.jax._trees import found, swapped
 from spmdzero.backend.jax._values import Operation, Space, Value, record
-from spmdzero.backend.jax._views import UnwritableViewError, ViewStep, written
+from spmdzero.backend.jax._views import (
+    UnwritableViewError,
+    ViewStep,
+    shows_twice,
+    written,
+    written_by_places,
+)
 from spmdzero.backend.jax.ops import UnsupportedError
 from spmdzero.backend.replica import KNOWN_DRAWS, PRODUCTS, mixed_dtypes
 from spmdzero.errors import SpmdZeroRuntimeError
@@ -157,6 +163,14 @@ def recorded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What an operation of lazy tensors returns, noted to be computed."""
     op = AtenOp.of(func)
     if op is None:
+        valuing = _valuing(args)
+
+        def here(tensor: torch.Tensor) -> torch.Tensor:
+            # A loss's labels may be on the CPU, beside which Python's calls would refuse.
+            there = not isinstance(tensor, LazyTensor) and tensor.dim() and not tensor.is_meta
+            return over(valuing(tensor)) if there else tensor
+
+        args, kwargs = _map(args, kwargs, torch.Tensor, here)
         return _apart(func, decomposed(func, args, kwargs), args)
     mixed = mixed_dtypes(func, args) if func in PRODUCTS else None
     if mixed is not None:
@@ -265,8 +279,11 @@ def _with(steps: tuple[ViewStep, ...], held: Value, value: Value) -> Value:
     values = [held]
     for step in steps[:-1]:
         values.append(_viewed(step, values[-1]))
+    first = next((place for place, step in enumerate(steps) if shows_twice(step)), len(steps))
     try:
-        for step, base in zip(reversed(steps), reversed(values), strict=True):
+        if first < len(steps):
+            value = written_by_places(steps[first:], values[first], value, compute)
+        for step, base in zip(reversed(steps[:first]), reversed(values[:first]), strict=True):
             value = written(step, base, value, compute)
     except UnwritableViewError as error:
         raise SpmdZeroRuntimeError(
@@ -285,6 +302,7 @@ def _write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(args[0], LazyTensor):
             return args[0].copy_(read(args[1]))
         _as_torch_takes_it(func, args, kwargs)
+        _require_places(func, args)
         moves = not (isinstance(args[1], LazyTensor) or args[0].cell.same)
         write(args[0], _host.moved(args[1]) if moves else value_of(args[1]))
         return args[0]
@@ -303,6 +321,7 @@ def _write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         become(args[0], dispatched(form.func, args, kwargs))
         return args[0]
     metas = _as_torch_takes_it(func, args, kwargs)
+    _require_places(func, args)
     names = [argument.name for argument in schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
     targets = [given[name] for name in form.writes]
@@ -321,6 +340,22 @@ def _write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return targets[0] if len(schema.returns) == 1 else tuple(targets)
     kept = results[: len(results) - len(targets)]
     return tuple(kept) if len(kept) > 1 else kept[0]
+
+
+# They write the same into all places of an element.
+_ALIKE = {"aten::fill_", "aten::zero_"}
+
+
+def _require_places(func: Any, args: tuple[Any, ...]) -> None:
+    """Refuses a write into what shows one element in several places, as torch does."""
+    if not args or not isinstance(args[0], LazyTensor) or func._schema.name in _ALIKE:
+        return
+    shape, stride = args[0].shape, args[0].stride()
+    if any(n > 1 and not step for n, step in zip(shape, stride, strict=True)):
+        raise SpmdZeroRuntimeError(
+            f"{user_line()}: {func} writes into a tensor that shows one element in several places, "
+            "as an expanded one. Write into a clone"
+        )
 
 
 def _as_torch_takes_it(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from spmdzero.backend import _autocast_lists
 from spmdzero.backend._device_index import take_over
 from spmdzero.backend.jax._dispatch import dispatched
 from spmdzero.backend.jax._python import answer_alike
@@ -31,6 +32,7 @@ _library: list[torch.library.Library] = []
 @functools.cache
 def register() -> None:
     """Has torch make lazy tensors where the device is ``xla``."""
+    _autocast_lists.register(DEVICE.type)
     for name in ("tensor", "as_tensor"):
         setattr(torch, name, _on_cpu_first(getattr(torch, name)))
     plain, torch.Tensor.to = torch.Tensor.to, _with_index(torch.Tensor.to)  # type: ignore[method-assign]

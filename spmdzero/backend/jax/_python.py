@@ -66,13 +66,10 @@ hooks.called = called
 
 
 def _autocast_as_on_devices() -> contextlib.AbstractContextManager[object]:
-    """Has C++, which takes the tensors for the CPU's, cast as the code says for the devices."""
-    enabled, dtype = torch.is_autocast_enabled("xla"), torch.get_autocast_dtype("xla")
-    if enabled == torch.is_autocast_enabled("cpu") and (
-        not enabled or dtype == torch.get_autocast_dtype("cpu")
-    ):
-        return contextlib.nullcontext()
-    return torch.autocast("cpu", dtype=dtype, enabled=enabled)
+    """Keeps C++, which takes the tensors for the CPU's, from casting by the CPU's lists."""
+    if torch.is_autocast_enabled("cpu"):
+        return torch.autocast("cpu", enabled=False)
+    return contextlib.nullcontext()
 
 
 def _refuse_two_devices(args: tuple[Any, ...]) -> None:

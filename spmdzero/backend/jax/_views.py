@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,19 +57,43 @@ def written(step: ViewStep, base: Any, new: Any, call: Call) -> Any:
         return call(_aten.view.dtype, new, step.dtype)
     if name in _WRITES:
         return _WRITES[name](step, base, new, call)
-    if name == "expand" and math.prod(step.before) != math.prod(step.after):
-        raise UnwritableViewError("a write into a tensor that has one element in several places")
-    if name in _PLACES:
-        # Where each element of the view is in what it views, as numbers that are viewed alike.
-        count = math.prod(step.before)
-        numbers = call(_aten.arange.default, count, dtype=torch.int64)
-        numbers = call(_aten.view.default, numbers, list(step.before))
-        places = call(step.func, numbers, *step.args, **step.kwargs)
-        return call(_aten.put.default, base, places, new)
+    if name in ("unfold", "expand"):
+        return written_by_places([step], base, new, call)
     raise UnwritableViewError(f"a write through aten::{name}")
 
 
-_PLACES = {"unfold", "expand"}
+def shows_twice(step: ViewStep) -> bool:
+    """Whether it shows one element in several places, of which later steps may choose."""
+    if step.func is _aten.unfold.default:
+        size, stride = step.args[1:]
+        return size > stride
+    return step.func is _aten.expand.default and math.prod(step.before) != math.prod(step.after)
+
+
+def written_by_places(steps: Sequence[ViewStep], base: Any, new: Any, call: Call) -> Any:
+    """`base` with `new` in the place that `steps` view one after the other.
+
+    Raises:
+        UnwritableViewError: one of them shows other than the elements of what it views.
+    """
+    # Where each element is in what is viewed, as numbers that are viewed alike.
+    before = list(steps[0].before)
+    places = call(_aten.arange.default, math.prod(before), dtype=torch.int64)
+    places = call(_aten.view.default, places, before)
+    for step in steps:
+        if step.func in _OTHER_VALUES:
+            raise UnwritableViewError(f"a write through {step.func} of a view")
+        made = call(step.func, places, *step.args, **step.kwargs)
+        places = made if step.place is None else made[step.place]
+    return call(_aten.put.default, base, places, new)
+
+
+_OTHER_VALUES = {
+    _aten.view.dtype, _aten._conj.default, _aten._neg_view.default, _aten.view_as_real.default,
+    _aten.view_as_complex.default,
+}  # fmt: skip
+
+
 _SAME = {"alias", "detach", "lift_fresh", "detach_"}
 _RESHAPES = {"_reshape_alias", "reshape", "squeeze", "unsqueeze", "view_copy"}
 

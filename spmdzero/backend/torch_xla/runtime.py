@@ -5,6 +5,7 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 
+from spmdzero.backend import _autocast_lists
 from spmdzero.backend._chips import has_tpu_chips
 from spmdzero.backend._device_index import take_over
 from spmdzero.backend._torus import Torus
@@ -41,6 +42,7 @@ def start() -> None:
     start_as_torch_computes()
     memory_maps.bound_cache()
     take_over(device)
+    _autocast_lists.register("xla")
 
 
 def _use_spmd() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import jax.scipy.special as jsp
+import torch
 from jax import lax
 
 from spmdzero.backend.jax.ops._dtypes import (
@@ -16,7 +17,7 @@ from spmdzero.backend.jax.ops._dtypes import (
     is_inexact,
     result_type,
 )
-from spmdzero.backend.jax.ops._table import lowers
+from spmdzero.backend.jax.ops._table import UnsupportedError, lowers
 
 
 @lowers("add.Tensor", "add.Scalar")
@@ -29,6 +30,8 @@ def add(self: Any, other: Any, alpha: Any = 1) -> Any:
 @lowers("sub.Tensor", "sub.Scalar")
 def sub(self: Any, other: Any, alpha: Any = 1) -> Any:
     """self - alpha * other."""
+    if torch.bool in (dtype_of(self), dtype_of(other)):
+        raise UnsupportedError("torch subtracts no bools", "Invert a mask with ~, or use ^")
     a, b = common(self, other)
     return a - b if alpha == 1 else a - b * cast(alpha, dtype_of(a))
 

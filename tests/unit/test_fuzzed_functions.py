@@ -1,0 +1,42 @@
+"""Random functions of views, writes, indexing and dtypes, forward and backward, beside torch's."""
+
+import os
+
+import pytest
+import torch
+
+from spmdzero.backend import Mesh, current, runtime
+from tests.support.fuzzing import FLOATS, OTHERS, Function
+
+ON_JAX = current().name == "jax"
+DTYPES = {"forward": (*FLOATS, *OTHERS), "backward": (torch.float64,)}
+# One seed of what failed, to run it alone: FUZZED_SEED=123.
+ONLY = os.environ.get("FUZZED_SEED")
+PART = 50
+# Seeds in `make test`; in `make test-all` 2,500 of each kind more.
+SAMPLE, ALL = 15, 50
+
+
+def check(kind: str, seeds: range) -> None:
+    functions = []
+    for seed in seeds if ONLY is None else [int(ONLY)]:
+        made = Function(seed, runtime.device(), dtypes=DTYPES[kind], strided=ON_JAX)
+        if kind == "backward":
+            made.backward()
+        functions.append(made)
+    # One program of all of them: compiling is what takes time.
+    runtime.sync()
+    for function in functions:
+        function.check()
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+def test_a_sample_of_random_functions_is_torchs(mesh: Mesh, kind: str) -> None:
+    check(kind, range(SAMPLE))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(ALL))
+@pytest.mark.parametrize("kind", DTYPES)
+def test_random_functions_are_torchs(mesh: Mesh, kind: str, part: int) -> None:
+    check(kind, range(1000 + part * PART, 1000 + (part + 1) * PART))
