@@ -133,7 +133,9 @@ class Interrupt:
         return self.came
 
     def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
-        return self._line if frame.f_code.co_filename.startswith(PACKAGE) else None
+        # Python itself drops what is raised in a `__del__`, wherever that runs.
+        watched = frame.f_code.co_filename.startswith(PACKAGE) and frame.f_code.co_name != "__del__"
+        return self._line if watched else None
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "line":
