@@ -13,13 +13,14 @@ NEWEST ?= $(shell for python in $(NEWEST_PYTHONS); do \
 	$$there -c '' 2>/dev/null && echo $$there && exit; done; done)
 NEWEST_BIN := .venv-newest/bin
 
-.PHONY: help demo test test-all test-pythons test-newest lint bench soak soak-hosts docs goldens notebooks clean bench-gpu
+.PHONY: help demo test test-all test-processors test-pythons test-newest lint bench soak soak-hosts docs goldens notebooks clean bench-gpu
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    train a GPT on 8 virtual devices, under 5 minutes (DEMO_ARGS=\"--size tiny\": about 1)"
 	@echo "make test    lint, types, tests"
 	@echo "make test-all    those, and what takes long: all models, configs and topologies, an hour"
+	@echo "make test-processors    the tests of make test as on processors with other instructions, twice 16 minutes"
 	@echo "make test-pythons    install it as a user does, with torch_xla, into a fresh 3.10 and 3.13, run the README there"
 	@echo "make test-newest    tests of JAX's backend with the newest Python, torch and JAX that are to be had"
 	@echo "make lint    ruff and pyrefly"
@@ -46,10 +47,12 @@ FRESH_TESTS := tests/docs/test_commands.py tests/docs/test_docs.py tests/unit/te
 PYTEST := $(BIN)/pytest -n 3 --dist loadfile
 
 # Tests of both backends, which run once more on JAX: a process has one backend.
-SHARED := $(addprefix tests/unit/test_,attention_kernels.py fuzzed_functions.py random.py \
-	region_answers.py region_buffers.py region_checkpointing.py region_gradients.py region_outputs.py region_reads.py \
-	region_reduction.py region_transformers.py) $(addprefix tests/engine/test_,attention.py \
-	first_import.py labels.py optimizers.py reads.py seeding.py wrong_input.py) tests/explain/test_explain.py \
+SHARED := $(addprefix tests/unit/test_,attention_kernels.py autocast.py fuzzed_functions.py \
+	random.py region_answers.py region_buffers.py region_checkpointing.py region_gradients.py \
+	region_outputs.py region_reads.py region_reduction.py region_transformers.py) \
+	$(addprefix tests/engine/test_,attention.py first_import.py interrupts.py labels.py \
+	optimizers.py reads.py second_derivatives.py seeding.py wrong_input.py) \
+	tests/explain/test_explain.py \
 	tests/comm tests/notebooks $(addprefix tests/integrations/test_,client_engine.py \
 	client_schedule.py deferred.py experts.py trainers_loss.py transformers.py)
 # What takes longer there.
@@ -68,19 +71,31 @@ SHARED_ALL := $(SHARED) tests/audit tests/checkpoint tests/cli tests/interchange
 	users_optimizers.py waiting_gradients.py whole_batch.py) \
 	$(addprefix tests/examples/test_,examples.py finetune.py generation.py source_text.py) \
 	$(addprefix tests/integrations/test_,accelerate.py after_import.py client_names.py \
-	distribution.py install.py launcher.py lightning.py lightning_tied.py run.py trainer_class.py)
+	distribution.py install.py launcher.py lightning.py lightning_tied.py run.py trainer_class.py trl.py)
 
 # Without transformers, accelerate and Lightning, which have their own newest torch.
 SHARED_NEWEST := tests/explain/test_attention.py tests/audit tests/checkpoint tests/hosts \
 	$(filter-out tests/integrations/% tests/notebooks %_outputs.py %_transformers.py,$(SHARED))
 
+# Runs on both backends, whichever fails: $(call BOTH,options,what runs on JAX)
+BOTH = failed=0; set -x; $(PYTEST) $(1) || failed=1; \
+	SPMDZERO_BACKEND=jax $(PYTEST) $(1) tests/jax_backend $(2) || failed=1; exit $$failed
+
 test: lint
-	$(PYTEST) -m "not slow"
-	SPMDZERO_BACKEND=jax $(PYTEST) -m "not slow" tests/jax_backend $(SHARED)
+	@$(call BOTH,-m "not slow",$(SHARED))
 
 test-all: lint
-	$(PYTEST)
-	SPMDZERO_BACKEND=jax $(PYTEST) tests/jax_backend $(SHARED_ALL)
+	@$(call BOTH,,$(SHARED_ALL))
+
+# What else a processor may have: XLA's instructions, then those of torch's kernels, oneDNN's and
+# MKL's. Without F16C, which comes with AVX, XLA compiles no fp16.
+PROCESSORS := AVX2-default-SSE41-COMPATIBLE AVX512-avx2-AVX2-AVX2
+
+test-processors: $(PROCESSORS:%=test-processor-%)
+
+test-processor-%: .venv/installed
+	@set -- $(subst -, ,$*); export TEST_XLA_ISA=$$1 ATEN_CPU_CAPABILITY=$$2 \
+	ONEDNN_MAX_CPU_ISA=$$3 MKL_CBWR=$$4; $(call BOTH,-m "not slow",$(SHARED))
 
 # Not part of `make test`: torch is a download of minutes for each Python. Nothing but spmdzero and
 # pytest is installed, and what is tested is the installed copy: --import-mode=append.
@@ -93,15 +108,19 @@ test-python-%:
 	@$(PIP_INSTALL:$(BIN)%=.venv-$*/bin%) '.[xla]' pytest
 	.venv-$*/bin/pytest --import-mode=append -k "README or not docs" $(FRESH_TESTS)
 
-# Installs anew each time: what is newest changes, pyproject.toml doesn't.
+# Installs anew each time: what is newest changes, pyproject.toml doesn't. The notebooks have to run
+# there; what newer compilers print in them may differ.
 test-newest:
 	@test -x $(NEWEST_BIN)/python || test -n "$(NEWEST)" || \
 		{ echo "no $(NEWEST_PYTHONS) here: name one, make test-newest NEWEST=/path/of/python"; exit 1; }
 	@test -x $(NEWEST_BIN)/python || $(NEWEST) -m venv .venv-newest
 	@echo "Installing spmdzero with the newest torch and JAX into .venv-newest: 6 GB, 10 minutes, the first time"
-	@$(PIP_INSTALL:$(BIN)%=$(NEWEST_BIN)%) --upgrade -e '.[jax]' torch 'jax[tpu]' pytest pytest-xdist hypothesis expecttest
+	@$(PIP_INSTALL:$(BIN)%=$(NEWEST_BIN)%) --upgrade -e '.[jax,notebooks]' torch 'jax[tpu]' pytest pytest-xdist hypothesis expecttest
 	@$(NEWEST_BIN)/python -c 'import sys, torch, jax; print("Python", sys.version.split()[0], "torch", torch.__version__, "jax", jax.__version__)'
 	SPMDZERO_BACKEND=jax $(NEWEST_BIN)/pytest -n 2 --dist loadfile -m "not slow" tests/jax_backend $(SHARED_NEWEST)
+	@mkdir -p out/newest
+	for notebook in 01_zero_is_a_table 05_the_same_in_jax; do SPMDZERO_BACKEND=jax $(NEWEST_BIN)/python \
+		-m tests.notebooks.execute notebooks/$$notebook.ipynb out/newest/$$notebook.ipynb || exit 1; done
 
 lint: .venv/installed
 	$(BIN)/ruff check

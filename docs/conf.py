@@ -13,7 +13,7 @@ version = release = version_of("spmdzero")
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 # The source is the whole checkout, so that a link works here as it does in the repository.
 root_doc = "docs/index"
-include_patterns = ["README.md", "CHANGELOG.md", "docs/**", "notebooks/**"]
+include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**", "notebooks/**"]
 exclude_patterns = [".*", "out", "build", "docs/root"]
 
 html_theme = "furo"

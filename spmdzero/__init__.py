@@ -1,99 +1,67 @@
 """ZeRO-1/2 as sharding annotations: DeepSpeed's engine on PyTorch/XLA SPMD."""
 
-from importlib.metadata import version
-from typing import Any
+import importlib
+import re
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-# `show` is imported for what it registers: how plans, ledgers and reports are shown.
-from spmdzero import show as _show  # noqa: F401
-from spmdzero._initialize import initialize
 from spmdzero._logging import show_log_lines
-from spmdzero.audit import AuditReport, Diagnosis, Finding, audit, auditing, doctor
-from spmdzero.backend import replicated
-from spmdzero.compat import accelerator, checkpointing, comm, refusals
-from spmdzero.compat._old_paths import keep_old_paths
-from spmdzero.compat.accelerator import get_accelerator
-from spmdzero.compat.comm import init_distributed
-from spmdzero.compat.helpers import OnDevice, add_config_arguments
-from spmdzero.compat.logging import log_dist, logger
-from spmdzero.compat.runtime_config import DeepSpeedConfig, DeepSpeedConfigError
-from spmdzero.engine import Engine
-from spmdzero.engine import Engine as DeepSpeedEngine
-from spmdzero.engine import ZeroOptimizer as DeepSpeedOptimizer
-from spmdzero.errors import (
-    AuditError,
-    NonFiniteError,
-    ReplicaRegionError,
-    SpmdZeroCheckpointError,
-    SpmdZeroConfigError,
-    SpmdZeroError,
-    SpmdZeroRuntimeError,
-    SpmdZeroUsageError,
-)
-from spmdzero.explain import Explanation, explain
-from spmdzero.inspect import (
-    CollectiveLedger,
-    ShardView,
-    local_shards,
-    measure,
-    record_ledgers,
-    shards,
-)
-from spmdzero.plan import ShardingPlan
-from spmdzero.profiling import profile
+from spmdzero.compat._old_paths import FIRST_LEVEL, attribute, keep_old_paths
 
-__version__ = version("spmdzero")
+if TYPE_CHECKING:
+    from spmdzero._public import *  # noqa: F403
+
+    __version__: str
+
+# DeepSpeed has its version's numbers by name too.
+_VERSIONS = (
+    "__version__",
+    "__version_major__",
+    "__version_minor__",
+    "__version_patch__",
+)
+_GIT = {"__git_hash__": "git_hash", "__git_branch__": "git_branch"}
+
 show_log_lines()
 keep_old_paths()
 
-__all__ = [
-    "AuditError",
-    "AuditReport",
-    "CollectiveLedger",
-    "DeepSpeedConfig",
-    "DeepSpeedConfigError",
-    "DeepSpeedEngine",
-    "DeepSpeedOptimizer",
-    "Diagnosis",
-    "Engine",
-    "Explanation",
-    "Finding",
-    "NonFiniteError",
-    "OnDevice",
-    "ReplicaRegionError",
-    "ShardView",
-    "ShardingPlan",
-    "SpmdZeroCheckpointError",
-    "SpmdZeroConfigError",
-    "SpmdZeroError",
-    "SpmdZeroRuntimeError",
-    "SpmdZeroUsageError",
-    "accelerator",
-    "add_config_arguments",
-    "audit",
-    "auditing",
-    "checkpoint",
-    "checkpointing",
-    "comm",
-    "doctor",
-    "explain",
-    "get_accelerator",
-    "init_distributed",
-    "initialize",
-    "launcher",
-    "local_shards",
-    "log_dist",
-    "logger",
-    "measure",
-    "ops",
-    "profile",
-    "record_ledgers",
-    "replicated",
-    "runtime",
-    "shards",
-    "utils",
-    "zero",
-]
+
+class _Package(ModuleType):
+    """This package, in which `audit` and `explain` are functions, although packages below it have
+    these names: importlib makes a module an attribute of its package, however late it is imported.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in ("audit", "explain") or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
-    return refusals.attribute("", name)
+    """Imports everything when a name is first used: the command line can do without torch."""
+    if name in _VERSIONS:
+        # Reading the metadata takes as long as the rest of this file.
+        from importlib.metadata import version
+
+        whole = version(__name__)
+        place = _VERSIONS.index(name)
+        return int(re.findall(r"\d+", whole)[place - 1]) if place else whole
+    if name in _GIT:
+        return getattr(importlib.import_module("spmdzero.compat.git_version_info"), _GIT[name])
+    if name == "__all__" or not name.startswith("__"):
+        # Of one that is being imported this is what there is so far.
+        public = importlib.import_module("spmdzero._public")
+        if hasattr(public, "__all__"):
+            paths = {path: importlib.import_module(f"spmdzero.{path}") for path in FIRST_LEVEL}
+            names = {each: getattr(public, each) for each in public.__all__} | paths
+            globals().update(names, __all__=sorted(names), dist=public.comm)
+        if name in globals():
+            return globals()[name]
+    return attribute("", name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__getattr__("__all__")})

@@ -1,5 +1,6 @@
 """How an object finds its renderer."""
 
+import importlib
 from functools import singledispatch
 from typing import Protocol
 
@@ -23,7 +24,12 @@ class Page(Protocol):
 @singledispatch
 def page_of(shown: object) -> Page:
     """What is shown of an object; `spmdzero.show` registers how, for each class that is `Shown`."""
-    raise NotImplementedError(f"spmdzero.show knows no {type(shown).__name__}")
+    # Nobody else has to import it before something is shown.
+    importlib.import_module("spmdzero.show")
+    found = page_of.dispatch(type(shown))
+    if found is page_of.dispatch(object):
+        raise NotImplementedError(f"spmdzero.show knows no {type(shown).__name__}")
+    return found(shown)
 
 
 class Shown:

@@ -25,11 +25,14 @@ class Batch:
     Attributes:
         shared: whether each device takes its own rows; else each takes all of them, because the
             devices can't share them equally.
+        joined: how many batches of equal size stand in it one after the other, each of whose rows
+            the devices share.
     """
 
     tensor: torch.Tensor
     dim: int
     shared: bool = True
+    joined: int = 1
 
 
 def replicated(tensor: torch.Tensor) -> Replicated:

@@ -1,11 +1,18 @@
-"""The command line: its commands, and how their errors are shown."""
+"""The command line: its commands, and how their errors are shown.
+
+torch takes seconds to import, so a command's file imports it, and what stands on it, where the
+command runs: help and what needs no torch don't wait for it.
+"""
 
 import functools
+import importlib.metadata
 import sys
 from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
+from spmdzero.cli._check import check
 from spmdzero.cli._convert import convert
 from spmdzero.cli._doctor import doctor
 from spmdzero.cli._explain import explain
@@ -24,6 +31,22 @@ app = typer.Typer(
 )
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"spmdzero {importlib.metadata.version('spmdzero')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _spmdzero(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="print the version", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    pass
+
+
 def _command(function: Callable[..., None]) -> None:
     @functools.wraps(function)
     def without_traceback(**options: object) -> None:
@@ -36,7 +59,7 @@ def _command(function: Callable[..., None]) -> None:
     app.command()(without_traceback)
 
 
-for _function in (explain, doctor, convert, inspect):
+for _function in (check, explain, doctor, convert, inspect):
     _command(_function)
 # What follows the script's name is the script's, options too; so are its exceptions.
 for _function in (run, launch):

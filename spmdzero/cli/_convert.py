@@ -1,26 +1,22 @@
 """`spmdzero convert`: a checkpoint in another format."""
 
 from pathlib import Path
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from spmdzero.cli._options import Source, Tag
-from spmdzero.formats import (
-    FORMATS,
-    Conversion,
-    Format,
-    dtype_called,
-)
-from spmdzero.formats import convert as convert_checkpoint
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from spmdzero.formats import Format
 
 
 def convert(
     source: Source,
     target: Annotated[Path, typer.Argument(help="the folder to write (for fp32 also a .bin)")],
-    to: Annotated[str, typer.Option(help=", ".join(FORMATS))],
+    to: Annotated[str, typer.Option(help="native, universal, deepspeed, safetensors, dcp or fp32")],
     tag: Tag = None,
     ranks: Annotated[
         int | None, typer.Option(min=1, help="deepspeed: the processes that will load it")
@@ -37,8 +33,11 @@ def convert(
     ] = False,
 ) -> None:
     """Writes a checkpoint, ours or DeepSpeed's, in another format. No device is used."""
+    from spmdzero.formats import Conversion, dtype_called
+    from spmdzero.formats import convert as convert_checkpoint
+
     conversion = Conversion(
-        to=cast(Format, to),
+        to=cast("Format", to),
         ranks=ranks,
         stage=stage,
         dtype=dtype_called(dtype) if dtype is not None else None,
@@ -57,7 +56,10 @@ def convert(
     typer.echo(written)
 
 
-def _bar() -> Progress:
+def _bar() -> "Progress":
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
     # It is drawn on stderr: the path of what was written is this command's output.
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     return Progress(*columns, TransferSpeedColumn(), console=Console(stderr=True))

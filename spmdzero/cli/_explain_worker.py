@@ -9,7 +9,8 @@ import torch
 
 from spmdzero.backend import choose
 from spmdzero.cli._arguments import load_object, make_batch
-from spmdzero.config import load_config
+from spmdzero.cli._settings import changed
+from spmdzero.config import backend_of, read
 from spmdzero.errors import SpmdZeroError
 from spmdzero.explain import Explanation, WaitingError, _passes, explain
 from spmdzero.integrations._install import refuse_other_backends
@@ -27,13 +28,14 @@ def main(asked: str, answered: str) -> None:
 
 
 def _explain(request: dict[str, Any]) -> Explanation:
-    if choose(load_config(request["config"]).spmd.backend).name == "jax":
+    config = changed(read(request["config"]), request["settings"])
+    if choose(backend_of(config)).name == "jax":
         # By itself transformers imports torch_xla, beside which JAX's backend doesn't start.
         refuse_other_backends()
     with torch.device("meta" if request["meta"] else "cpu"):
         model = load_object(request["model"])()
     batch = make_batch(request["batch"])
-    return explain(model, request["config"], batch, tpu=request["tpu"], stages=request["stages"])
+    return explain(model, config, batch, tpu=request["tpu"], stages=request["stages"])
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
 """`spmdzero inspect`: what a checkpoint holds."""
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from spmdzero.cli._options import AsJson, Source, Tag
-from spmdzero.formats import CheckpointDescription, describe
-from spmdzero.show import Table
+
+if TYPE_CHECKING:
+    from spmdzero.formats import CheckpointDescription
 
 
 def inspect(
@@ -17,6 +18,9 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Shows what a checkpoint holds, ours or DeepSpeed's, and checks its files."""
+    from spmdzero.formats import describe
+    from spmdzero.show import Table
+
     found = describe(source, tag)
     if as_json:
         typer.echo(found.to_json())
@@ -32,7 +36,7 @@ def inspect(
         typer.echo(table.text())
 
 
-def _rows(found: CheckpointDescription) -> Iterator[tuple[str, str]]:
+def _rows(found: "CheckpointDescription") -> Iterator[tuple[str, str]]:
     yield "path", found.path
     yield "format", found.format
     yield "counters", _pairs(found.counters)

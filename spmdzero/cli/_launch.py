@@ -5,8 +5,6 @@ from typing import Annotated
 import typer
 
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.integrations.launcher import Line, Remote
-from spmdzero.integrations.launcher import launch as launch_job
 
 
 def launch(
@@ -46,11 +44,13 @@ def launch(
     ] = False,
 ) -> None:
     """Runs a script on several hosts, one process each, and ends all when one fails."""
-    words = ["-m", script] if module else [script]
+    from spmdzero.integrations.launcher import Line, Remote
+    from spmdzero.integrations.launcher import launch as launch_job
+
     try:
         status = launch_job(
             Line(
-                script=[*words, *(arguments or [])],
+                script=[*(["-m"] if module else []), script, *(arguments or [])],
                 hosts=hosts,
                 devices=devices_per_host,
                 hostfile=hostfile,

@@ -6,8 +6,6 @@ from typing import Annotated
 import typer
 
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.integrations import install
-from spmdzero.integrations._as_main import run_as_main
 
 
 def run(
@@ -21,6 +19,9 @@ def run(
     ] = None,
 ) -> None:
     """Runs a script in which `deepspeed` is spmdzero, for transformers and other clients too."""
+    from spmdzero.integrations import install
+    from spmdzero.integrations._as_main import run_as_main
+
     if devices is not None:
         # The runtime reads them when the first device is asked for.
         os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(devices))

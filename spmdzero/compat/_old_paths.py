@@ -21,6 +21,7 @@ _SAME = {
     "accelerator": "spmdzero.compat.accelerator",
     "checkpointing": "spmdzero.compat.checkpointing",
     "comm": "spmdzero.compat.comm",
+    "git_version_info": "spmdzero.compat.git_version_info",
     "launcher.runner": "spmdzero.integrations.launcher.runner",
     "refusals": "spmdzero.compat.refusals",
     "runtime.activation_checkpointing.checkpointing": "spmdzero.compat.checkpointing",
@@ -35,6 +36,8 @@ _SAME = {
     "utils.zero_to_fp32": "spmdzero.compat.zero_to_fp32",
     "xla": "spmdzero.backend",
 }
+# Of these, paths that DeepSpeed doesn't have.
+_NOT_THEIRS = ("refusals", "store", "xla")
 # Folders of the house that have DeepSpeed's names.
 _ITS_OWN = ("monitor", "profiling")
 _CONTEXTS = "GatheredParameters Init register_external_parameter"
@@ -102,6 +105,10 @@ _MADE: dict[str, dict[str, str]] = {
         "plan": "estimate_zero2_model_states_mem_needs",
     },
 }
+
+
+FIRST_LEVEL = tuple(p for p in {**_SAME, **_MADE} if "." not in p and p not in _NOT_THEIRS)
+"""Modules that DeepSpeed imports by itself: scripts write ``deepspeed.zero.Init``."""
 
 
 class _Same(Loader):
@@ -191,8 +198,5 @@ def is_deepspeeds(path: str) -> bool:
 
 
 def keep_old_paths() -> None:
-    """Makes the paths importable, and `import spmdzero` bring those of the first level."""
+    """Makes the paths importable."""
     sys.meta_path.insert(0, _OldPaths())
-    for path in {**_SAME, **_MADE}:
-        if "." not in path and path not in ("store", "xla"):
-            importlib.import_module(f"spmdzero.{path}")

@@ -1,7 +1,8 @@
 """The DeepSpeed JSON: what spmdzero honours, what has no meaning here, what it refuses."""
 
+from spmdzero.config._auto import with_stand_ins
 from spmdzero.config._batch_sizes import BatchSizes, resolve_batch_sizes
-from spmdzero.config._combinations import require_scaled_loss
+from spmdzero.config._check import ConfigReport, Refused, check_config
 from spmdzero.config._keys import NO_MEANING
 from spmdzero.config._load import load_config
 from spmdzero.config._models import OptimizerConfig, SchedulerConfig, SpmdZeroConfig
@@ -13,7 +14,7 @@ from spmdzero.config._monitoring import (
 from spmdzero.config._optimizers import OPTIMIZERS, REFUSED_OPTIMIZERS
 from spmdzero.config._params import check_params
 from spmdzero.config._precision import Fp16Config, TorchAutocastConfig
-from spmdzero.config._read import one_of, read
+from spmdzero.config._read import named_by, old_argument, one_of, read
 from spmdzero.config._schedules import SCHEDULES
 from spmdzero.config._spmd import backend_of
 from spmdzero.config._types import Section
@@ -24,9 +25,11 @@ __all__ = [
     "REFUSED_OPTIMIZERS",
     "SCHEDULES",
     "BatchSizes",
+    "ConfigReport",
     "CsvConfig",
     "Fp16Config",
     "OptimizerConfig",
+    "Refused",
     "SchedulerConfig",
     "Section",
     "SpmdZeroConfig",
@@ -34,10 +37,13 @@ __all__ = [
     "TorchAutocastConfig",
     "WandbConfig",
     "backend_of",
+    "check_config",
     "check_params",
     "load_config",
+    "named_by",
+    "old_argument",
     "one_of",
     "read",
-    "require_scaled_loss",
     "resolve_batch_sizes",
+    "with_stand_ins",
 ]

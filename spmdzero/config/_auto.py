@@ -1,8 +1,14 @@
 """The value "auto", which Hugging Face's integration fills in before DeepSpeed sees the config."""
 
+import copy
+import json
 import logging
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+from pydantic_core import PydanticUndefined
+
+from spmdzero.config._deprecated import holder_of
 from spmdzero.config._models import SECTIONS
 from spmdzero.errors import SpmdZeroConfigError
 
@@ -14,10 +20,22 @@ AUTO = "auto"
 # (transformers/integrations/deepspeed.py, HfTrainerDeepSpeedConfig.trainer_config_process).
 _OPTIMIZER = {"betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
 
+
+class _Known(NamedTuple):
+    """What only the user knows, and what stands for it where it changes no program.
+
+    ``argument`` is the Trainer's, ``stand_in`` that argument's default or a small count.
+    """
+
+    what: str
+    argument: str
+    stand_in: float
+
+
 _UNKNOWN = {
-    "optimizer.params.lr": ("the learning rate", "learning_rate"),
-    "scheduler.params.total_num_steps": ("the number of steps", "max_steps"),
-    "scheduler.params.warmup_num_steps": ("the length of the warm-up", "warmup_steps"),
+    "optimizer.params.lr": _Known("the learning rate", "learning_rate", 5e-5),
+    "scheduler.params.total_num_steps": _Known("the number of steps", "max_steps", 1000),
+    "scheduler.params.warmup_num_steps": _Known("the length of the warm-up", "warmup_steps", 100),
 }
 
 
@@ -32,15 +50,36 @@ def resolve_auto(config: dict[str, Any]) -> None:
     Raises:
         SpmdZeroConfigError: "auto" stands for a number that only the user knows.
     """
+    for key, value in _resolve(config).items():
+        _logger.info('the config key %r is "auto", which is read as %s', key, value)
+
+
+def with_stand_ins(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """A copy of a config without "auto", for who asks what a run would be and doesn't run it.
+
+    As `resolve_auto`, with a number for what only the user knows, such as the learning rate.
+
+    Returns the copy, and the dotted name of each key that was "auto" -> what it is read as.
+    """
+    filled = copy.deepcopy(dict(config))
+    chosen = {}
+    for key, known in _UNKNOWN.items():
+        holder, name = holder_of(filled, key)
+        if holder is not None and holder[name] == AUTO:
+            holder[name] = known.stand_in
+            chosen[key] = f"{known.stand_in:g}"
+    return filled, chosen | _resolve(filled)
+
+
+def _resolve(config: dict[str, Any]) -> dict[str, str]:
     chosen = {
         key: value
         for section in ("optimizer", "scheduler")
         for key, value in _resolve_params(config, section).items()
     }
-    for name in config.keys() - {"spmd"}:
+    for name in [name for name in config if name != "spmd"]:
         chosen |= _drop(config, name, path=name)
-    for key, value in chosen.items():
-        _logger.info('the config key %r is "auto", which is read as %s', key, value)
+    return chosen
 
 
 def _resolve_params(config: dict[str, Any], section: str) -> dict[str, str]:
@@ -52,12 +91,12 @@ def _resolve_params(config: dict[str, Any], section: str) -> dict[str, str]:
     for name in [name for name, value in params.items() if value == AUTO]:
         key = f"{section}.params.{name}"
         if key in _UNKNOWN:
-            what, argument = _UNKNOWN[key]
+            known = _UNKNOWN[key]
             raise SpmdZeroConfigError(
                 key=key,
                 value=AUTO,
-                reason=f"nothing here tells {what}; Hugging Face's Trainer takes it from its "
-                f"argument {argument}",
+                reason=f"nothing here tells {known.what}; Hugging Face's Trainer takes it from its "
+                f"argument {known.argument}",
                 fix="Write the number.",
             )
         if section == "optimizer" and name in _OPTIMIZER:
@@ -88,4 +127,12 @@ def _drop(holder: dict[str, Any], name: str, *, path: str) -> dict[str, str]:
     if value != AUTO or path in SECTIONS or path in ("optimizer.type", "scheduler.type"):
         return {}
     del holder[name]
-    return {path: "its default"}
+    return {path: _default(path)}
+
+
+def _default(path: str) -> str:
+    section, _, name = path.rpartition(".")
+    model = SECTIONS.get(section)
+    field = model.model_fields.get(model.json_keys().get(name, "")) if model is not None else None
+    known = field is not None and field.default not in (None, PydanticUndefined)
+    return f"its default, {json.dumps(field.default)}" if field and known else "its default"

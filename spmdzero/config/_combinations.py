@@ -18,32 +18,6 @@ def check_combinations(config: SpmdZeroConfig) -> None:
     _scaling_before_reduction(config)
 
 
-def require_scaled_loss(config: SpmdZeroConfig, *, optimizer: object) -> None:
-    """Returns if DeepSpeed scales the loss of a run with an optimizer, or the run needs no scale.
-
-    Its engine multiplies the loss for its ZeRO optimizers only (runtime/engine.py, `backward`),
-    while those of stage 0 divide the gradients all the same (runtime/fp16/fused_optimizer.py and
-    unfused_optimizer.py, `unscale_and_clip_grads`), and raise the scale as nothing overflows.
-
-    Args:
-        config: the config.
-        optimizer: the caller's or the config's; None for neither, which needs no scale.
-
-    Raises:
-        SpmdZeroConfigError: fp16 at stage 0.
-    """
-    if optimizer is not None and config.fp16.enabled and not config.zero_optimization.stage:
-        raise SpmdZeroConfigError(
-            key="fp16.enabled",
-            value=True,
-            reason="at ZeRO stage 0 DeepSpeed 0.19.8 divides the gradients by a loss scale that it "
-            "never multiplied the loss with, and so trains less the larger the scale grows; "
-            "spmdzero doesn't follow it there",
-            fix='Write "zero_optimization": {"stage": 1}, where both scale the loss, or '
-            '"bf16": {"enabled": true} in place of fp16, which needs no scale.',
-        )
-
-
 def _one_precision(config: SpmdZeroConfig) -> None:
     if config.bf16.enabled and config.fp16.enabled:
         raise SpmdZeroConfigError(

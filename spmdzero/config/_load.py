@@ -8,12 +8,13 @@ from spmdzero.config._auto import resolve_auto
 from spmdzero.config._combinations import check_combinations
 from spmdzero.config._deprecated import modernise
 from spmdzero.config._errors import parse
+from spmdzero.config._ignored import ignore_unknown, known_names
 from spmdzero.config._models import SECTIONS, SpmdZeroConfig
 from spmdzero.config._optimizers import optimizer_params
 from spmdzero.config._params import check_params
-from spmdzero.config._read import one_of, read
+from spmdzero.config._read import named_by, one_of, read
 from spmdzero.config._schedules import schedule_params
-from spmdzero.config._screen import keys_without_meaning, off_names, screen
+from spmdzero.config._screen import keys_without_meaning, screen
 from spmdzero.config._values import check_values
 
 
@@ -29,16 +30,18 @@ def load_config(
 
     Raises:
         SpmdZeroConfigError: there is no config or more than one, the file can't be read, or a
-            key can't be honoured.
+            key can't be honoured. What DeepSpeed ignores, because it doesn't know it, is ignored
+            and said in the log.
     """
-    given = read(one_of(config, getattr(args, "deepspeed_config", None)))
+    given = read(one_of(config, named_by(args)))
     check_values(given)
     source, raw = copy.deepcopy(given), copy.deepcopy(given)
     modernise(raw)
+    ignore_unknown(raw)
     no_meaning = keys_without_meaning(raw)
     resolve_auto(raw)
     screen(raw)
-    known = {at: {*model.json_keys(), *off_names(at)} for at, model in SECTIONS.items()}
+    known = {at: known_names(at) for at in SECTIONS}
     checked = parse(SpmdZeroConfig, raw, known=known, at="")
     if chosen := checked.optimizer:
         check_params(optimizer_params(chosen.type), chosen.params, at="optimizer.params")

@@ -68,10 +68,6 @@ _PRECISION: dict[str, OffValue | OffSection] = {
         reason="it is an offloading feature of DeepSpeedCPUAdam, and spmdzero doesn't offload",
         fix="Write false, which keeps fp32 master weights on the devices.",
     ),
-    "fp32_allreduce": OffValue(
-        reason="DeepSpeed ignores this old key",
-        fix='Write "communication_data_type": "fp32".',
-    ),
 }
 
 _ZERO: dict[str, OffValue | OffSection] = {

@@ -3,9 +3,7 @@
 import inspect
 from typing import Annotated, Any, Literal, NamedTuple
 
-import torch
 from pydantic import AfterValidator, Field, field_validator, model_validator
-from torch.optim import Optimizer
 
 from spmdzero._names import did_you_mean
 from spmdzero.config._errors import RefusedValueError
@@ -180,6 +178,10 @@ _ON_THE_HOST = Refusal(
     "the optimizer state is sharded over the devices' memory and never on the host",
     "Use the optimizer of the same name without CPU, at ZeRO stage 1 or 2.",
 )
+_FUSED = Refusal(
+    "it is a class of DeepSpeed's, which its configs call by the name without Fused",
+    'Write "AdamW" (or "Adam", "Lamb", "Lion"): the compiler fuses the update anyway.',
+)
 _MUP = Refusal(
     "its learning rates come from base shapes that the mup package writes on the parameters, "
     "and that the move to the devices would lose",
@@ -194,6 +196,10 @@ REFUSED_OPTIMIZERS: dict[str, Refusal] = {
     "deepspeedcpuadam": _ON_THE_HOST,
     "deepspeedcpuadagrad": _ON_THE_HOST,
     "deepspeedcpulion": _ON_THE_HOST,
+    "fusedadam": _FUSED,
+    "fusedadamw": _FUSED,
+    "fusedlamb": _FUSED,
+    "fusedlion": _FUSED,
     "muadam": _MUP,
     "muadamw": _MUP,
     "musgd": _MUP,
@@ -219,7 +225,7 @@ REFUSED_OPTIMIZERS: dict[str, Refusal] = {
 def optimizer_params(name: str) -> type[Section]:
     """The parameters of an optimizer whose name `optimizer_name` has returned."""
     found = OPTIMIZERS.get(name)
-    return found or class_parameters(getattr(torch.optim, name), without="params")
+    return found or class_parameters(_of_torch()[name], without="params")
 
 
 def optimizer_name(name: str) -> str:
@@ -230,15 +236,25 @@ def optimizer_name(name: str) -> str:
     if name.lower() in REFUSED_OPTIMIZERS:
         reason, fix = REFUSED_OPTIMIZERS[name.lower()]
         raise RefusedValueError(reason, fix=fix)
-    of_torch = [
-        known
-        for known, cls in vars(torch.optim).items()
-        if inspect.isclass(cls) and issubclass(cls, Optimizer) and cls is not Optimizer
-    ]
+    of_torch = _of_torch()
     if name in of_torch:
         return name
-    near = did_you_mean(name, [*OPTIMIZERS, *of_torch])
+    # Not one that would be refused next.
+    usable = [known for known in of_torch if known.lower() not in REFUSED_OPTIMIZERS]
+    near = did_you_mean(name, [*OPTIMIZERS, *usable])
     raise RefusedValueError(
         "spmdzero has no optimizer of this name",
         fix=f"{near} Use one of {', '.join(OPTIMIZERS)}, or a class of torch.optim.".lstrip(),
     )
+
+
+def _of_torch() -> dict[str, type]:
+    # Here: a config without a class of torch's is read without torch.
+    from torch import optim
+
+    base = optim.Optimizer
+    return {
+        known: cls
+        for known, cls in vars(optim).items()
+        if inspect.isclass(cls) and issubclass(cls, base) and cls is not base
+    }

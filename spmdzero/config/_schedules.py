@@ -5,7 +5,6 @@ import math
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
-from torch.optim import lr_scheduler
 
 from spmdzero._names import did_you_mean
 from spmdzero.config._errors import RefusedValueError
@@ -100,21 +99,30 @@ SCHEDULES: dict[str, type[Section]] = {
 def schedule_params(name: str) -> type[Section]:
     """The parameters of a schedule whose name `schedule_name` has returned."""
     found = SCHEDULES.get(name)
-    return found or class_parameters(getattr(lr_scheduler, name), without="optimizer")
+    return found or class_parameters(_of_torch()[name], without="optimizer")
 
 
 def schedule_name(name: str) -> str:
     """The name, if DeepSpeed or torch has a schedule of that name; case counts, as in DeepSpeed."""
-    base = lr_scheduler.LRScheduler
-    of_torch = [
-        known
-        for known, cls in vars(lr_scheduler).items()
-        if inspect.isclass(cls) and issubclass(cls, base) and cls is not base and known[0] != "_"
-    ]
-    if name in SCHEDULES or name in of_torch:
+    if name in SCHEDULES:
+        return name
+    of_torch = _of_torch()
+    if name in of_torch:
         return name
     near = did_you_mean(name, [*SCHEDULES, *of_torch])
     raise RefusedValueError(
         "there is no schedule of this name",
         fix=f"{near} Use {', '.join(SCHEDULES)} or a class of torch.optim.lr_scheduler.".lstrip(),
     )
+
+
+def _of_torch() -> dict[str, type]:
+    # Here: a config without a class of torch's is read without torch.
+    from torch.optim import lr_scheduler
+
+    base = lr_scheduler.LRScheduler
+    return {
+        known: cls
+        for known, cls in vars(lr_scheduler).items()
+        if inspect.isclass(cls) and issubclass(cls, base) and cls is not base and known[0] != "_"
+    }

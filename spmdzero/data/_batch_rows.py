@@ -3,11 +3,14 @@
 import dataclasses
 import logging
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from spmdzero.backend import runtime
 from spmdzero.errors import SpmdZeroUsageError
 
 logger = logging.getLogger("spmdzero")
+# The rows of a whole micro-batch, and the paths of all inputs.
+_Kind: TypeAlias = tuple[int, tuple[str, ...]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,21 @@ class Rows:
         return f"input {self.path!r} of shape {list(self.shape)} has {self.count} rows"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batches:
+    """Which inputs of one forward are batches, and how the devices take them.
+
+    Attributes:
+        paths: where they are among the inputs.
+        joined: how many batches of the loader stand in each of them, one after the other.
+        shared: whether each device takes its part of the rows; else it takes all of them.
+    """
+
+    paths: frozenset[str]
+    joined: int = 1
+    shared: bool = True
+
+
 class BatchRows:
     """Tells batches from other inputs.
 
@@ -39,23 +57,32 @@ class BatchRows:
     Each device trains on its share of the rows, and loss and gradient are the mean over devices
     of the mean over their rows, as over DeepSpeed's ranks whose loaders end with a short batch.
 
+    With `any_number` a batch may have more rows than a micro-batch, too. Twice as many are taken
+    for two batches that the caller has joined, as chosen and rejected answers are before a reward
+    model: a device gets its part of each, as a rank that had joined its own would have, so that a
+    model may pair them. It is so for all later batches with the same inputs.
+
     Args:
         micro_batch: rows that each device works on.
 
     Attributes:
         micro_batch: as given; may be changed.
-        any_number: whether every short batch is one, the first too, and those whose rows the
-            devices can't share equally, which each device then has whole.
+        of_process: whether the config counts the rows of this process, as a client's does, rather
+            than those of a device.
+        any_number: whether a batch may have any number of rows, the first too. What the devices
+            can't share equally each of them then has whole.
         announced: the rows of a short micro-batch that the engine's own loader has just handed
             out, None if it was a whole one.
     """
 
     def __init__(self, micro_batch: int) -> None:
         self.micro_batch = micro_batch
+        self.of_process = False
         self.any_number = False
         self.announced: int | None = None
-        # The keys are the number of rows and the paths of all inputs.
-        self._whole: dict[tuple[int, tuple[str, ...]], frozenset[str]] = {}
+        self._whole: dict[_Kind, frozenset[str]] = {}
+        # How many batches are joined.
+        self._joined: dict[_Kind, int] = {}
         self._said: set[int] = set()
 
     @property
@@ -63,8 +90,19 @@ class BatchRows:
         """Rows of this host in a whole micro-batch."""
         return self.micro_batch * runtime.local_device_count()
 
-    def batches(self, inputs: Sequence[Rows], *, training: bool) -> frozenset[str]:
-        """The paths of those of `inputs` that are batches.
+    @property
+    def named(self) -> str:
+        """Where the rows of a whole micro-batch come from, as the user wrote them, in a message."""
+        devices = runtime.local_device_count()
+        if self.of_process:
+            return (
+                f"train_micro_batch_size_per_gpu, which counts the rows of a process here, "
+                f"{self.micro_batch} on each of its {devices} devices"
+            )
+        return f"train_micro_batch_size_per_gpu ({self.micro_batch}) x {devices} local devices"
+
+    def batches(self, inputs: Sequence[Rows], *, training: bool) -> Batches:
+        """Those of `inputs` that are batches.
 
         Raises:
             SpmdZeroUsageError: in training, none has the rows of a whole micro-batch or of one
@@ -72,52 +110,84 @@ class BatchRows:
                 devices.
         """
         if not inputs:
-            return frozenset()
-        whole = _with(self.whole, inputs)
+            return Batches(paths=frozenset())
         kind = self.whole, tuple(item.path for item in inputs)
+        paths = self._paths(kind, inputs, training=training)
+        first = next(item for item in inputs if item.path in paths)
+        joined = self._joined_in(kind, first.count, training=training) if self.any_number else 1
+        shared = self._shares(first, joined)
+        if training and first.count not in (self.announced, joined * self.whole):
+            self._say(first.count, joined, short=kind in self._whole or joined > 1)
+        return Batches(paths=paths, joined=joined or 1, shared=shared)
+
+    def _paths(self, kind: _Kind, inputs: Sequence[Rows], *, training: bool) -> frozenset[str]:
+        whole = _with(self.whole, inputs)
         if whole and training:
             self._whole.setdefault(kind, whole)
         known = [item for item in inputs if item.path in self._whole.get(kind, ())]
         if not training:
             candidates = known or inputs
-            return whole or _with(self._shared(candidates[0]), candidates)
+            return whole or _with(candidates[0].count, candidates)
+        self._refuse_mixed(known)
         if whole:
-            self._refuse_mixed(known)
             return whole
-        if known:
-            return self._short(known)
-        if inputs[0].count == self.announced or (self.any_number and inputs[0].count < self.whole):
-            self._shared(inputs[0])
-            return _with(inputs[0].count, inputs)
-        raise self._wrong(inputs[0])
-
-    def _short(self, batches: Sequence[Rows]) -> frozenset[str]:
-        self._refuse_mixed(batches)
-        first = batches[0]
-        if not 0 < first.count < self.whole:
+        first = known[0] if known else inputs[0]
+        is_short = 0 < first.count < self.whole and bool(known)
+        if not (is_short or self.any_number or first.count == self.announced):
             raise self._wrong(first)
-        rows, devices = self._shared(first), runtime.local_device_count()
-        if rows != self.announced and rows not in self._said:
-            self._said.add(rows)
+        return frozenset(item.path for item in known) or _with(first.count, inputs)
+
+    def _joined_in(self, kind: _Kind, rows: int, *, training: bool) -> int:
+        """How many batches were joined to one of `rows`; 0 where nobody can say."""
+        joined, rest = divmod(rows, self.whole)
+        if training and joined and not rest:
+            self._joined.setdefault(kind, joined)
+        if kind in self._joined:
+            return self._joined[kind]
+        if not joined or (rest and not training):
+            return 1
+        return 0 if rest else joined
+
+    def _shares(self, item: Rows, joined: int) -> bool:
+        """Whether the devices share the rows.
+
+        Raises:
+            SpmdZeroUsageError: they can't, and each of them can't have all either.
+        """
+        devices = runtime.local_device_count()
+        if joined and item.count % (joined * devices) == 0:
+            return True
+        if self.any_number and runtime.process_count() == 1:
+            return False
+        up = -(-item.count // devices) * devices
+        raise SpmdZeroUsageError(
+            f"{item}, which {devices} local devices can't share equally. Leave the last short "
+            f"batch of an epoch out with DataLoader(drop_last=True), pad it to {up} rows, or "
+            "take the loader of initialize(training_data=...), which repeats rows as "
+            "DistributedSampler does"
+        )
+
+    def _say(self, rows: int, joined: int, *, short: bool) -> None:
+        if rows in self._said:
+            return
+        self._said.add(rows)
+        devices = runtime.local_device_count()
+        if not joined:
+            logger.warning(
+                "a forward of %d rows, where a batch of the loader has %d: two batches that were "
+                "joined have %d. As nobody can say how these belong together, each of %d devices "
+                "trains on all of them, which is right and as slow as one device. Let the rows of "
+                "a forward be a multiple of the loader's (per_device_train_batch_size)",
+                rows, self.whole, 2 * self.whole, devices,
+            )  # fmt: skip
+        elif short:
             logger.warning(
                 "a micro-batch of %d rows instead of %d: each of %d devices trains on %d, in a "
                 "program of its own. DataLoader(drop_last=True) leaves the last short batch of "
                 "an epoch out",
-                rows, self.whole, devices, rows if rows % devices else rows // devices,
+                rows, joined * self.whole, devices,
+                rows if rows % (joined * devices) else rows // devices,
             )  # fmt: skip
-        return frozenset(item.path for item in batches)
-
-    def _shared(self, item: Rows) -> int:
-        devices = runtime.local_device_count()
-        if item.count % devices and not (self.any_number and runtime.process_count() == 1):
-            up = -(-item.count // devices) * devices
-            raise SpmdZeroUsageError(
-                f"{item}, which {devices} local devices can't share equally. Leave the last short "
-                f"batch of an epoch out with DataLoader(drop_last=True), pad it to {up} rows, or "
-                "take the loader of initialize(training_data=...), which repeats rows as "
-                "DistributedSampler does"
-            )
-        return item.count
 
     def _refuse_mixed(self, batches: Sequence[Rows]) -> None:
         odd = next((item for item in batches if item.count != batches[0].count), None)
@@ -129,11 +199,9 @@ class BatchRows:
             )
 
     def _wrong(self, item: Rows) -> SpmdZeroUsageError:
-        devices = runtime.local_device_count()
         message = (
-            f"{item}, a micro-batch has {self.whole} = train_micro_batch_size_per_gpu "
-            f"({self.micro_batch}) x {devices} local devices. Hand the engine all rows of this "
-            "host's devices at once"
+            f"{item}, a micro-batch has {self.whole} = {self.named}. Hand the engine all rows of "
+            "this host's devices at once"
         )
         if 0 < item.count < self.whole:
             message += (

@@ -92,11 +92,11 @@ class InputPlacer:
             seen.append((path, tuple(whole.shape), str(whole.dtype).removeprefix("torch.")))
             if isinstance(tensor, Replicated):
                 return self._upload(tensor.tensor, None)
-            if path not in batches:
+            if path not in batches.paths:
                 return self._upload(tensor, None)
             dim = self.batch_dim(path)
-            shared = self._host_rows(tensor, dim) % runtime.local_device_count() == 0
-            return Batch(self._upload(tensor, dim if shared else None), dim, shared)
+            whole = self._upload(tensor, dim if batches.shared else None)
+            return Batch(whole, dim, batches.shared, batches.joined)
 
         placed = map_tensors(named, put)
         self.latest = tuple(seen)
@@ -117,11 +117,7 @@ class InputPlacer:
             SpmdZeroUsageError: see `BatchRows`.
         """
         named = {self._name(i): value for i, value in enumerate(args)} | dict(kwargs)
-        found = self._found(named)
-        batches = self.rows.batches(found, training=training)
-        return all(
-            item.count % runtime.local_device_count() == 0 for item in found if item.path in batches
-        )
+        return self.rows.batches(self._found(named), training=training).shared
 
     def _found(self, named: Mapping[str, Any]) -> list[Rows]:
         found: list[Rows] = []
@@ -164,8 +160,7 @@ class InputPlacer:
             if all(count * rows != shape[self.batch_dim(p)] for p, shape in shapes.items()):
                 raise SpmdZeroUsageError(
                     f"train_batch(batch) takes the rows of a whole step, {count * rows} = "
-                    f"gradient_accumulation_steps ({count}) x train_micro_batch_size_per_gpu "
-                    f"({self.rows.micro_batch}) x {runtime.local_device_count()} local devices; "
+                    f"gradient_accumulation_steps ({count}) x {self.rows.named}; "
                     f"got {shapes or 'no tensor with rows'}. DataLoader(drop_last=True) leaves a "
                     "short last batch out; an iterator yields micro-batches"
                 )

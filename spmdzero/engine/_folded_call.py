@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import Passage, arrays
+from spmdzero.backend import Passage, arrays, hands_over
 from spmdzero.engine._folded_pass import FoldedPass
 from spmdzero.engine._folded_surroundings import Surroundings
 from spmdzero.errors import SpmdZeroUsageError
@@ -17,6 +17,11 @@ _WRITTEN = (
     "a parameter or input was written between engine(...) and the backward of its loss. Call "
     'backward before step, or set "spmd": {"capture": false}, which keeps the values that the '
     "forward saw"
+)
+_ASKED = (
+    "torch.autograd.grad is asked for gradients of parameters, which a captured forward hands to "
+    'its engine only. Set "spmd": {"capture": false}, or, if they are not to be differentiated, '
+    "call engine.backward(loss) and read parameter.grad"
 )
 
 
@@ -171,6 +176,8 @@ class _Folded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[None, None, None, None]:
         call: FoldedCall = ctx.call
+        if hands_over():
+            raise SpmdZeroUsageError(_ASKED)
         given = {index: grad for index, grad in enumerate(grads) if grad is not None}
         try:
             saved = ctx.saved_tensors

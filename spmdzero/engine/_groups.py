@@ -152,7 +152,12 @@ def _from_torch(
             "Hand a fresh one to initialize"
         )
     optimizer.state.clear()
-    optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
+    if not any(group["params"] for group in optimizer.param_groups):
+        raise SpmdZeroUsageError(
+            "there is nothing to train: no param group of the optimizer has a parameter"
+        )
+    # DeepSpeed drops groups without parameters, and with them moves the others away from the lr
+    # that a schedule has for each by its place.
     rules = rules_from_torch(optimizer, device=device)
     for group in optimizer.param_groups:
         group["params"] = members.of(group)
@@ -171,13 +176,13 @@ def _from_config(
 ) -> Groups:
     """The config's optimizer over `given` parameters or groups, or all trainable parameters."""
     given = members.trainable() if given is None else given
-    if not given:
+    groups = given if given and isinstance(given[0], dict) else [{"params": given}]
+    groups = [{**group, "params": members.of(group)} for group in groups]
+    if not any(group["params"] for group in groups):
         raise SpmdZeroUsageError(
             "there is nothing to train: model_parameters is empty (a generator that was used up?) "
             "or every parameter is frozen"
         )
-    groups = given if isinstance(given[0], dict) else [{"params": given}]
-    groups = [{**group, "params": members.of(group)} for group in groups]
     members.check(groups)
     if config.type not in DEEPSPEED_OPTIMIZERS:
         return _torch_class(config, groups, members, device=device)

@@ -58,7 +58,8 @@ def _freeze(tree: Any, tensors: list[torch.Tensor]) -> Hashable:
         raise UnknownInputError("an input requires a gradient")
     if isinstance(tree, Batch):
         tensors.append(tree.tensor)
-        return "batch", tree.dim, tree.shared, tree.tensor.shape, tree.tensor.dtype
+        kind = "batch", tree.dim, tree.shared, tree.joined
+        return *kind, tree.tensor.shape, tree.tensor.dtype
     if isinstance(tree, torch.Tensor):
         tensors.append(tree)
         return "tensor", tree.shape, tree.dtype

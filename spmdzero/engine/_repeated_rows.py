@@ -76,4 +76,5 @@ class RepeatedRows:
         if times == 1 or not batch.shared:
             return batch
         rows, mesh = batch.tensor.repeat_interleave(times, batch.dim), self.training.mesh
-        return Batch(mesh.mark(rows, mesh.batch_spec(rows.dim(), batch.dim)), batch.dim)
+        marked = mesh.mark(rows, mesh.batch_spec(rows.dim(), batch.dim))
+        return dataclasses.replace(batch, tensor=marked)

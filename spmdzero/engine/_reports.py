@@ -1,8 +1,10 @@
 """What an engine reports while it trains: scalars, throughput, how long its calls take."""
 
 import contextlib
+import dataclasses
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -14,6 +16,8 @@ from spmdzero.engine._progress import Progress
 from spmdzero.monitor import Event, MonitorMaster
 from spmdzero.state._counters import Counters
 from spmdzero.state._training import Training
+from spmdzero.step._optimizer import ZeroOptimizer
+from spmdzero.step._schedule_hold import HeldPosition, ScheduleHold
 
 logger = logging.getLogger("spmdzero")
 
@@ -49,6 +53,7 @@ class StepEvents:
 
     def __init__(self, training: Training, progress: Progress, monitor: MonitorMaster) -> None:
         self._training, self._progress, self._monitor = training, progress, monitor
+        self._rates = _HeldRates(training)
 
     def __call__(self) -> None:
         """Writes those of the step that just ended."""
@@ -61,9 +66,67 @@ class StepEvents:
         samples, losses = self._training.counters.global_samples, self._progress.micro_losses
         if losses:
             yield "Train/Samples/train_loss", functools.partial(_mean, losses), samples
-        yield "Train/Samples/lr", self._progress.get_lr()[0], samples
+        yield "Train/Samples/lr", self._lr(), samples
         if self._training.spmd_config.fp16.enabled:
             yield "Train/Samples/loss_scale", self._progress.cur_scale, samples
+
+    def _lr(self) -> float | Callable[[], float]:
+        optimizer = self._training.optimizer
+        if self._training.knows_skips or optimizer is None or optimizer.hold is None:
+            return self._progress.get_lr()[0]
+        return self._rates.note(optimizer, optimizer.hold)
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class _HeldRate:
+    """A step's lr.
+
+    Attributes:
+        norm: of the step's gradients, infinity where it was skipped; 0-dim on the devices.
+        position: where the schedule stood after it.
+        skipped: steps skipped up to there, None until that is read.
+    """
+
+    norm: torch.Tensor
+    position: HeldPosition
+    skipped: int | None = None
+
+
+class _HeldRates:
+    """The lr of steps of which nobody has read yet whether they, or those before, were skipped.
+
+    A skipped step holds the schedule back. The number of all is read once, when the first of them
+    is asked for; where it has grown, the norms tell which steps they were.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._waiting: list[_HeldRate] = []
+        self._total = 0
+
+    def note(self, optimizer: ZeroOptimizer, hold: ScheduleHold) -> Callable[[], float]:
+        """What reads the lr after the step that just ended."""
+        assert optimizer.grad_norm is not None
+        rate = _HeldRate(
+            norm=optimizer.grad_norm.detach(), position=hold.position(optimizer.param_groups)
+        )
+        self._waiting.append(rate)
+        return functools.partial(self._read, rate)
+
+    def _read(self, rate: _HeldRate) -> float:
+        if rate.skipped is None:
+            self._count()
+        assert rate.skipped is not None
+        return float(rate.position.groups_after(rate.skipped)[0]["lr"])
+
+    def _count(self) -> None:
+        before, self._total = self._total, self._training.skipped_steps
+        skipped = self._total
+        for rate in reversed(self._waiting):
+            rate.skipped = skipped
+            if self._total != before:
+                skipped -= rate.norm.item() == math.inf
+        self._waiting.clear()
 
 
 def _mean(losses: Sequence[torch.Tensor]) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero._logging import is_new
+from spmdzero._logging import is_new, log_once
 from spmdzero.backend import (
     Forward,
     Mesh,
@@ -25,13 +25,12 @@ from spmdzero.config import (
     BatchSizes,
     SpmdZeroConfig,
     load_config,
-    require_scaled_loss,
     resolve_batch_sizes,
 )
 from spmdzero.data._inputs import InputPlacer
 from spmdzero.engine._elastic import tell_sizes
 from spmdzero.engine._groups import Groups, Members, find_groups
-from spmdzero.engine._schedule import make_schedule
+from spmdzero.engine._schedule import make_schedule, note_step
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError, UsageAssertionError
 from spmdzero.nn._causal_lm import fuse_causal_lm_losses
 from spmdzero.plan import MeshSpec, ShardingPlan
@@ -56,6 +55,13 @@ from spmdzero.step._schedule_hold import ScheduleHold
 logger = logging.getLogger("spmdzero")
 
 
+_FP16_WITHOUT_ZERO = (
+    "fp16 without ZeRO: the loss is multiplied by the loss scale, and the gradients are divided by "
+    "it. DeepSpeed 0.19.8 leaves out the multiplication there and hardly trains "
+    "(docs/coming_from_deepspeed.md)"
+)
+
+
 def require_module(model: object, **refused: object) -> nn.Module:
     """The model.
 
@@ -76,14 +82,13 @@ def require_module(model: object, **refused: object) -> nn.Module:
     return model
 
 
-def read_settings(config: Any, args: Any, optimizer: Any) -> SpmdZeroConfig:
+def read_settings(config: Any, args: Any) -> SpmdZeroConfig:
     """The config, checked together with what was passed beside it.
 
     Raises:
         SpmdZeroConfigError: it can't be honoured.
     """
     settings = load_config(config, args=args)
-    require_scaled_loss(settings, optimizer=optimizer or settings.optimizer)
     if settings.log_level is not None:
         logger.setLevel(settings.log_level.upper())
     if settings.spmd.forward == "global" and settings.communication_data_type is not None:
@@ -176,7 +181,9 @@ def make_training(
     precision, rules = PrecisionPolicy.from_config(settings), _region_rules(settings)
     # Without an optimizer nobody would multiply the loss by the scale, nor update it.
     scaled = settings.fp16.enabled and groups is not None
-    scaler = LossScaler.from_config(settings.fp16) if scaled else None
+    scaler = LossScaler.from_config(settings.fp16, stage=plan.stage) if scaled else None
+    if scaled and plan.stage == 0:
+        log_once(_FP16_WITHOUT_ZERO)
     path = GradientPath(
         plan=plan,
         mesh=mesh,
@@ -184,7 +191,7 @@ def make_training(
         scaling=GradientScaling.from_config(settings, devices=mesh.size),
         wire=autocast_wire(model, settings.torch_autocast, precision),
     )
-    gradients = GradientStore(path, loss_scale=lambda: scaler.cur_scale if scaler else 1.0)
+    gradients = GradientStore(path, loss_scale=lambda: scaler.used if scaler else 1.0)
     health = LossHealth(mesh=mesh, check=settings.spmd.check_finite)
     optimizer = (
         None
@@ -203,6 +210,8 @@ def make_training(
         )
     )
     schedule = make_schedule(settings.scheduler, lr_scheduler, optimizer, groups)
+    if groups is not None and groups.client is not None:
+        note_step(groups.client)
     if optimizer is not None and schedule is not None:
         optimizer.hold = ScheduleHold()
     return Training(

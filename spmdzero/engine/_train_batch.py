@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from spmdzero.backend import held, let_in
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._captured import CapturedSteps
 from spmdzero.engine._loss import inputs_of, micro_batches
@@ -45,6 +46,10 @@ class TrainBatch:
                 data, or no loss; or the caller ends steps, by
                 `set_gradient_accumulation_boundary`.
         """
+        with held():
+            return self._train_batch(data_iter)
+
+    def _train_batch(self, data_iter: Iterator[Any] | Batch | None) -> torch.Tensor:
         self._accumulation.require_whole_step()
         training, count = self._training, self._training.batch.accumulation
         managed = training.spmd_config.managed_gradient_accumulation
@@ -56,7 +61,9 @@ class TrainBatch:
         training.in_train_batch = True
         try:
             with naming_what_left(training):
-                for index, (args, kwargs) in enumerate(batches, start=1):
+                for index in range(1, count + 1):
+                    with let_in():
+                        args, kwargs = next(batches)
                     self._capture.micro_batch(args, kwargs, last=index == count, steps=managed)
         finally:
             training.in_train_batch = False

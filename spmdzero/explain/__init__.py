@@ -8,19 +8,22 @@ from spmdzero.explain._aot import (
     require_tpu_compiler,
 )
 from spmdzero.explain._attention import AttentionUse
-from spmdzero.explain._chips import CHIPS, Chip, Topology
+from spmdzero.explain._chips import CHIPS, Chip, Topology, slices_of
 from spmdzero.explain._explain import explain, explain_engine
 from spmdzero.explain._explanation import Explanation
 from spmdzero.explain._fit import StageFit, TargetMemory
 from spmdzero.explain._moves import Moves, ProgramLedger
 from spmdzero.explain._refused_scatters import RefusedScatter
 from spmdzero.explain._roofline import Roofline
+from spmdzero.explain._sizes import sized
 from spmdzero.explain._time import DearOperation, Share, StepTime, siblings, step_time
+from spmdzero.explain._verdict import Change, Verdict
 from spmdzero.explain._without_data import made_up
 
 __all__ = [
     "CHIPS",
     "AttentionUse",
+    "Change",
     "Chip",
     "Compiled",
     "CompilerMemory",
@@ -35,6 +38,7 @@ __all__ = [
     "StepTime",
     "TargetMemory",
     "Topology",
+    "Verdict",
     "WaitingError",
     "compile_for_tpu",
     "explain",
@@ -42,5 +46,7 @@ __all__ = [
     "made_up",
     "require_tpu_compiler",
     "siblings",
+    "sized",
+    "slices_of",
     "step_time",
 ]

@@ -6,8 +6,10 @@ from math import prod
 
 from spmdzero.backend import Torus, scatters_whole
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.explain._slices import SHAPES, cloud_name, hosts_of, named_slice
 
-_NAME = re.compile(r"(?:(?P<slices>\d+)x)?(?P<chip>(?:v|tpu)\d+\w*):(?P<shape>\d+(?:x\d+){1,2})")
+_NAME = re.compile(r"(?P<chip>(?:v|tpu)\d+\w*):(?P<shape>\d+(?:x\d+){1,2})")
+_SLICES = re.compile(r"(?:(?P<slices>\d+)x)?(?P<slice>.*)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,7 @@ _NOT_YET = ("tpu8i", "tpu8t")
 class Topology:
     """A group of chips: ``v5e:2x4`` is one slice, ``2xv5e:2x4`` two slices joined by DCN.
 
+    ``v5litepod-8`` and ``v5e-8``, Google Cloud's name and JAX's, are the same as ``v5e:2x4``.
     A chip of ``tpu7x`` is two devices, any other is one: ``tpu7x:2x2x1`` has 8 devices.
 
     Attributes:
@@ -119,21 +122,14 @@ class Topology:
         Raises:
             SpmdZeroUsageError: not of the form, or a generation without figures.
         """
-        found = _NAME.fullmatch(name)
-        chip = CHIPS.get(found["chip"]) if found else None
-        if found is None or chip is None:
-            why = (
-                f": no libtpu up to 0.0.50 compiles for {found['chip']}"
-                if found and found["chip"] in _NOT_YET
-                else ""
-            )
-            raise SpmdZeroUsageError(
-                f"{name!r} is no TPU topology that is known here{why}. Write a generation "
-                f"({', '.join(CHIPS)}) and the chips along each direction, such as v5e:2x4, "
-                "v5p:2x2x2 or tpu7x:2x2x1; two slices of it are 2xv5e:2x4"
-            )
-        shape = tuple(int(length) for length in found["shape"].split("x"))
-        return cls(name=name, chip=chip, shape=shape, slices=int(found["slices"] or 1))
+        slices, one = _SLICES.fullmatch(name).groups()  # type: ignore[union-attr]
+        known = named_slice(one)
+        found = _NAME.fullmatch(one)
+        if known is None and found is not None:
+            known = found["chip"], tuple(int(length) for length in found["shape"].split("x"))
+        if known is None or known[0] not in CHIPS:
+            raise _unknown(name, one)
+        return cls(name=name, chip=CHIPS[known[0]], shape=known[1], slices=int(slices or 1))
 
     @property
     def slice_name(self) -> str:
@@ -158,3 +154,39 @@ class Topology:
     def devices(self) -> int:
         """Of all chips of all slices."""
         return self.slices * prod(self.shape) * self.chip.devices
+
+    @property
+    def hosts(self) -> int:
+        """Of all slices; a process runs on each."""
+        return self.slices * hosts_of(self.chip.name, self.shape)
+
+    @property
+    def cloud_name(self) -> str:
+        """One slice by Google Cloud's name, such as ``v5litepod-8``; "" where it has none."""
+        known = self.shape in SHAPES.get(self.chip.name, ())
+        return cloud_name(self.chip.name, self.shape) if known else ""
+
+
+def slices_of(chip: Chip) -> list[Topology]:
+    """Google Cloud's slices of a generation, the smallest first."""
+    return [
+        Topology(name=f"{chip.name}:{'x'.join(map(str, shape))}", chip=chip, shape=shape)
+        for shape in SHAPES[chip.name]
+    ]
+
+
+def _unknown(name: str, one: str) -> SpmdZeroUsageError:
+    generation = one.partition(":")[0].partition("-")[0]
+    why = ""
+    if generation in _NOT_YET:
+        why = f": no libtpu up to 0.0.50 compiles for {generation}"
+    chip = CHIPS.get(generation.replace("v5litepod", "v5e"))
+    if chip is not None and "-" in one:
+        names = ", ".join(t.cloud_name for t in slices_of(chip))
+        why = f": Google Cloud's slices of {chip.name} are {names}"
+    return SpmdZeroUsageError(
+        f"{name!r} is no TPU topology that is known here{why}. Write a generation "
+        f"({', '.join(CHIPS)}) and the chips along each direction, such as v5e:2x4, "
+        "v5p:2x2x2 or tpu7x:2x2x1, or Google Cloud's name of a slice, such as v5litepod-8; two "
+        "slices of it are 2xv5e:2x4"
+    )

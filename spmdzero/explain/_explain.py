@@ -4,30 +4,31 @@ import copy
 import dataclasses
 import gc
 import inspect
+import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from spmdzero.audit import AuditReport, sorted_findings
-from spmdzero.backend import choose, map_tensors, runtime
-from spmdzero.config import SpmdZeroConfig, load_config
+from spmdzero.backend import map_tensors, runtime
+from spmdzero.config import SpmdZeroConfig
 from spmdzero.engine import Engine, initialize
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.explain._aot import require_tpu_compiler
 from spmdzero.explain._attention import attention_uses
-from spmdzero.explain._chips import CHIPS, Topology
+from spmdzero.explain._chips import Topology
 from spmdzero.explain._explanation import Explanation
 from spmdzero.explain._fit import fit_of_stages
 from spmdzero.explain._flags import flags_in_words
-from spmdzero.explain._moves import floor_elements
 from spmdzero.explain._progress import Step, shown
-from spmdzero.explain._roofline import Roofline, roofline
-from spmdzero.explain._targets import Target, compile_on
+from spmdzero.explain._settings import settings_of
+from spmdzero.explain._targets import Target, compile_on, rooflines
 from spmdzero.explain._trace import Batch, TracedProgram, trace_audited, trace_step
 from spmdzero.explain._twin import ForTpu, engine_for_tpu, on_each_torus, traced_for_tpu, twin_or
+from spmdzero.explain._verdict import verdicts
 from spmdzero.explain._without_data import (
     bring_to_devices,
     check_runs_here,
@@ -35,8 +36,7 @@ from spmdzero.explain._without_data import (
     trace_without_data,
     with_values,
 )
-from spmdzero.inspect import read_matmuls
-from spmdzero.plan import Role, ShardingPlan, itemsize
+from spmdzero.plan import Role, ShardingPlan
 
 # What changes from step to step, a recompilation say, shows from the second on.
 _AUDITED_STEPS = 3
@@ -59,7 +59,8 @@ def explain(
 
     Args:
         model: returns its loss. On the CPU, or on the meta device.
-        config: path of a DeepSpeed JSON, or its dict.
+        config: path of a DeepSpeed JSON, or its dict. For "auto" stands what the batch says, the
+            key's default, or a number that changes no program; `Explanation.notes` tells which.
         batch: what one forward takes: a tensor, a tuple of inputs or a dict of keyword inputs,
             with the rows of a micro-batch of all devices. On the meta device floats become normal
             draws, everything else zeros.
@@ -73,8 +74,8 @@ def explain(
         SpmdZeroRuntimeError: jax or libtpu is missing, or the compiler failed.
         SpmdZeroError: whatever `initialize` raises.
     """
-    settings, batch = load_config(config), with_values(batch)
-    choose(settings.spmd.backend)
+    batch = with_values(batch)
+    settings, notes = settings_of(config, batch)
     topologies = _topologies(tpu)
     check_runs_here(model, named=bool(topologies))
     own, flags = settings.zero_optimization.stage, settings.spmd.xla_flags
@@ -92,7 +93,7 @@ def explain(
         found = traced(own)
         for stage in order[1:]:
             traced(stage)
-    explanation = _put_together(found, compiled, batch, topologies)
+    explanation = _put_together(found, compiled, batch, topologies, notes)
     # Tensors without data would fail whatever program this process runs next.
     del found
     gc.collect()
@@ -217,24 +218,33 @@ def _put_together(
     compiled: Mapping[int, Sequence[Target]],
     batch: Batch,
     topologies: Sequence[Topology],
+    notes: tuple[str, ...] = (),
 ) -> Explanation:
     engine, audit = found.engine, found.audit
     plan = engine.plan
     own = [target for target in compiled[plan.stage] if target.compiled]
     accumulation = engine.gradient_accumulation_steps()
-    tokens = accumulation * _tokens(batch) // plan.mesh.size
+    count, counted = _tokens(batch)
+    tokens = accumulation * count // plan.mesh.size
+    memories = {stage: [t.memory for t in ts] for stage, ts in compiled.items()}
+    rows = engine.train_micro_batch_size_per_gpu()
     return Explanation(
         stage=plan.stage,
         mesh=str(plan.mesh),
         devices=plan.mesh.size,
         accumulation=accumulation,
         tokens=tokens,
+        counted=counted,
+        verdicts=verdicts(plan, memories, topologies, rows=rows),
+        model=_in_words(engine.module, plan),
+        config=dict(engine.spmd_config.source),
+        notes=notes,
         xla_flags=flags_in_words(topologies, engine.spmd_config.spmd.xla_flags),
-        fits=fit_of_stages(plan, {stage: [t.memory for t in ts] for stage, ts in compiled.items()}),
+        fits=fit_of_stages(plan, memories),
         paper_note=plan.compare().paper_note,
         moves=tuple(target.moves(plan) for target in own),
         audit=_with_tpu_findings(audit, engine, own),
-        rooflines=tuple(_rooflines(plan, own, tokens)),
+        rooflines=tuple(rooflines(plan, own, tokens)),
         attention=attention_uses(found.first.attention),
         tpu_note=found.first.note,
         times=tuple(target.time for target in own if target.topology is not None),
@@ -255,40 +265,16 @@ def _with_tpu_findings(
     )
 
 
-def _rooflines(plan: ShardingPlan, targets: Sequence[Target], tokens: int) -> Iterator[Roofline]:
-    matmul_flops = next((_matmul_flops(t) for t in targets if t.topology is None), None)
-    on_tpu = [target for target in targets if target.topology is not None]
-    for target in on_tpu:
-        yield target.roofline(matmul_flops=matmul_flops, tokens=tokens)
-    if on_tpu or matmul_flops is None:
-        return
-    # Parameters and gradients cross the wire in the parameters' dtype.
-    width = max((itemsize(tensor.dtype(Role.PARAMETER)) for tensor in plan), default=4)
-    for chip in CHIPS.values():
-        yield roofline(
-            chip,
-            target=chip.name,
-            flops=matmul_flops,
-            matmul_flops=matmul_flops,
-            bytes_accessed=None,
-            wire_bytes=floor_elements(plan) * width,
-            tokens=tokens,
-        )
+def _in_words(module: nn.Module, plan: ShardingPlan) -> str:
+    parameters = sum(math.prod(tensor.shape) for tensor in plan)
+    return f"{type(module).__name__}, {parameters:,} parameters"
 
 
-def _matmul_flops(target: Target) -> float:
-    return sum(
-        2 * traced.runs * product.macs
-        for traced, made in zip(target.traced, target.made, strict=True)
-        for product in read_matmuls(made.hlo or "")
-    )
-
-
-def _tokens(batch: Batch) -> int:
+def _tokens(batch: Batch) -> tuple[int, Literal["token", "row"]]:
     """Positions of the first batch of integers, or rows of the first tensor, on all devices."""
     tensors: list[torch.Tensor] = []
     map_tensors(batch, lambda _, tensor: tensors.append(tensor) or tensor)
     first = next((t for t in tensors if not t.is_floating_point() and t.dim() > 1), None)
     if first is not None:
-        return first.shape[0] * first.shape[1]
-    return tensors[0].shape[0]
+        return first.shape[0] * first.shape[1], "token"
+    return tensors[0].shape[0], "row"

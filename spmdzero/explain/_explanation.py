@@ -1,6 +1,7 @@
 """What an explanation says."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -11,7 +12,9 @@ from spmdzero.explain._attention import AttentionUse
 from spmdzero.explain._fit import StageFit
 from spmdzero.explain._moves import Moves
 from spmdzero.explain._roofline import Roofline
+from spmdzero.explain._sizes import sized
 from spmdzero.explain._time import StepTime
+from spmdzero.explain._verdict import Verdict
 
 # Scalars and vectors reduced whole cost less than this.
 _NEAR_THE_FLOOR = 1.02
@@ -27,6 +30,7 @@ class Explanation(Shown):
         devices: devices of the mesh.
         accumulation: micro-batches in one step.
         tokens: per device and step: positions of integer inputs, rows of others.
+        counted: which of them.
         xla_flags: the TPU compiler's flags, as ``name=value``.
         fits: the memory of the stages 0, 1 and 2.
         paper_note: when the ZeRO paper's formula applies, or why it doesn't here.
@@ -36,6 +40,11 @@ class Explanation(Shown):
         attention: what of it is a kernel in the programs for TPUs, and what isn't and why.
         tpu_note: why those programs are the CPU's, "" where they were traced for TPUs.
         times: how long a step takes on each TPU that it was compiled for.
+        verdicts: whether the config's stage fits each TPU, or how much it takes on the CPU where
+            none is named.
+        model: the class of the model and its size, in words.
+        config: the DeepSpeed JSON.
+        notes: what stands for each "auto" of the config.
     """
 
     stage: int
@@ -52,6 +61,11 @@ class Explanation(Shown):
     attention: tuple[AttentionUse, ...] = ()
     tpu_note: str = ""
     times: tuple[StepTime, ...] = ()
+    counted: Literal["token", "row"] = "token"
+    verdicts: tuple[Verdict, ...] = ()
+    model: str = ""
+    config: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def moves_on(self, target: str) -> Moves:
         """The traffic on one target.
@@ -73,8 +87,8 @@ class Explanation(Shown):
     def problems(self) -> tuple[str, ...]:
         """What `--strict` fails for: no room, the audit's findings, refusals that cost traffic."""
         found = [
-            f"{memory.target}: stage {self.stage} needs {memory.memory.peak:,} bytes of "
-            f"{memory.hbm_bytes:,}"
+            f"{memory.target}: stage {self.stage} needs {sized(memory.memory.peak)} of "
+            f"{sized(memory.hbm_bytes or 0)}"
             for memory in self.fits[self.stage].compiled
             if memory.fits is False
         ]

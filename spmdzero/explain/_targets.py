@@ -8,15 +8,16 @@ from functools import cached_property
 from spmdzero.audit import Finding, ReadProgram
 from spmdzero.backend import runtime
 from spmdzero.explain._aot import Compiled, CompilerMemory, compile_for_tpu
-from spmdzero.explain._chips import Topology
+from spmdzero.explain._chips import CHIPS, Topology
 from spmdzero.explain._fit import TargetMemory
 from spmdzero.explain._flags import flags_on
-from spmdzero.explain._moves import Moves, ProgramLedger, measure_moves
+from spmdzero.explain._moves import Moves, ProgramLedger, floor_elements, measure_moves
 from spmdzero.explain._progress import Step
 from spmdzero.explain._roofline import Roofline, roofline
 from spmdzero.explain._time import StepTime, step_time
 from spmdzero.explain._trace import TracedProgram
-from spmdzero.plan import ShardingPlan
+from spmdzero.inspect import read_matmuls
+from spmdzero.plan import Role, ShardingPlan, itemsize
 
 # Each is a process of its own, which keeps one core busy most of the time.
 _AT_ONCE = 2
@@ -152,6 +153,36 @@ def compile_on(
         mine = tuple(next(made) for _ in traced)
         targets.append(Target(name=topology.name, topology=topology, traced=traced, made=mine))
     return targets
+
+
+def rooflines(plan: ShardingPlan, targets: Sequence[Target], tokens: int) -> Iterator[Roofline]:
+    """Those of each topology, or of each chip by the CPU's program where there is none."""
+    matmul_flops = next((_matmul_flops(t) for t in targets if t.topology is None), None)
+    on_tpu = [target for target in targets if target.topology is not None]
+    for target in on_tpu:
+        yield target.roofline(matmul_flops=matmul_flops, tokens=tokens)
+    if on_tpu or matmul_flops is None:
+        return
+    # Parameters and gradients cross the wire in the parameters' dtype.
+    width = max((itemsize(tensor.dtype(Role.PARAMETER)) for tensor in plan), default=4)
+    for chip in CHIPS.values():
+        yield roofline(
+            chip,
+            target=chip.name,
+            flops=matmul_flops,
+            matmul_flops=matmul_flops,
+            bytes_accessed=None,
+            wire_bytes=floor_elements(plan) * width,
+            tokens=tokens,
+        )
+
+
+def _matmul_flops(target: Target) -> float:
+    return sum(
+        2 * traced.runs * product.macs
+        for traced, made in zip(target.traced, target.made, strict=True)
+        for product in read_matmuls(made.hlo or "")
+    )
 
 
 def _of_a_step(programs: Sequence[CompilerMemory]) -> CompilerMemory:

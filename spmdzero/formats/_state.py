@@ -1,5 +1,6 @@
 """What a training run is made of, apart from where it lives: the form that all formats share."""
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -52,8 +53,8 @@ class StoredTensor:
 class HostState:
     """What of a run is no tensor on the devices. None stands for "the checkpoint doesn't say".
 
-    Everything in it must survive `torch.load(weights_only=True)`: numbers, strings, CPU tensors,
-    and dicts, lists and tuples of them.
+    Everything in it is written as it is and read without running code: numbers, strings, CPU
+    tensors, and dicts, lists and tuples of them, and what `formats._safe_values` adds.
 
     Attributes:
         counters: by the names of `spmdzero.engine._counters.Counters`: ``global_steps``, ....
@@ -122,10 +123,11 @@ class TrainingState:
 
 
 def in_memory(state: TrainingState) -> TrainingState:
-    """A copy of this process's part of a state that no longer needs what it was read from."""
+    """A copy of this process's part of a state that shares nothing with what it was read from."""
 
     def copied(tensor: StoredTensor) -> StoredTensor:
         held = {box: tensor.read(box).clone() for box in tensor.pieces}
         return replace(tensor, read=lambda box: assemble(box, held.items(), dtype=tensor.dtype))
 
-    return replace(state, tensors={name: copied(t) for name, t in state.tensors.items()})
+    tensors = {name: copied(tensor) for name, tensor in state.tensors.items()}
+    return replace(state, tensors=tensors, host=copy.deepcopy(state.host))

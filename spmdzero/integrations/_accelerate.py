@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from spmdzero.backend import processes
-from spmdzero.config import load_config
+from spmdzero.backend import choose, processes
+from spmdzero.config import backend_of, load_config
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._after_import import after_import
 from spmdzero.integrations._replaced import in_place_of
@@ -25,6 +25,7 @@ _PARALLEL = "tensor_parallel"
 def follow_imports() -> None:
     """Has accelerate count a process for each host, and refuse first what has no place here."""
     after_import("accelerate.state", _count_hosts)
+    after_import("accelerate.state", _join_hosts)
     after_import("accelerate.accelerator", _refuse_first)
 
 
@@ -72,6 +73,17 @@ def _count_hosts(states: Any) -> None:
                 self.device = torch.device("cpu")
                 return "gloo", states.DistributedType.MULTI_CPU
         return original(self, *args, **kwargs)
+
+
+def _join_hosts(states: Any) -> None:
+    @in_place_of(states.AcceleratorState, "__init__")
+    def make(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        # From here on it hands collectives to torch. DeepSpeed's launcher would have had it make
+        # the group for them by now, and a lone process has no launcher.
+        if not dist.is_initialized() and self.distributed_type == states.DistributedType.DEEPSPEED:
+            choose(backend_of(self.deepspeed_plugin.deepspeed_config))
+            processes.join()
 
 
 def _name_place() -> None:

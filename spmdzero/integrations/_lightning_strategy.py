@@ -37,6 +37,7 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
         private.require_release()
         super().__init__(*args, config=config, **kwargs)
         own_config(config, self)
+        self._told_rows = isinstance(self.config, dict) and ROWS in self.config
         self._steps: LightningSteps | None = None
         # Where the module had its tensors on the devices, once it was taken to the CPU.
         self._placed: list[tuple[dict[str, Any], str, Any]] = []
@@ -86,6 +87,10 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
             # Its process group is for those who ask whether there is one: it has all rows.
             warnings.filterwarnings("ignore", "It is recommended to use `self.log.*sync_dist=True")
         self._steps, self._placed = None, []
+        if fits and not self._told_rows and self._config_initialized:
+            # What an evaluation, or another loader, has left.
+            assert isinstance(self.config, dict)
+            self.config[ROWS] = self._auto_select_batch_size()
         super().setup(trainer)
         assert isinstance(self.model, ClientEngine)
         self._steps = LightningSteps(module, trainer, self.model)
@@ -106,7 +111,11 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
 
     def _auto_select_batch_size(self) -> int:
         assert self.lightning_module is not None
-        rows = private.rows_of_loader(self.lightning_module.trainer)
+        trainer = self.lightning_module.trainer
+        if trainer.state.fn != TrainerFn.FITTING:
+            # No loader is trained on, and what is evaluated has any number of rows.
+            return runtime.local_device_count()
+        rows = private.rows_of_loader(trainer)
         if rows is None:
             raise SpmdZeroUsageError(
                 "how many rows does a batch have? The train dataloader has no batch_size. Say it: "

@@ -1,13 +1,12 @@
 """What a user's own optimizer holds beside its groups and states, to be compared."""
 
+import functools
 from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-# torch's own, and the step that a schedule puts on its optimizer.
-_TORCHS = {*vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))])), "step"}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _DEPTH = 3
 
@@ -31,8 +30,17 @@ def attributes_of(optimizer: torch.optim.Optimizer) -> Hashable:
     Plain values, containers and the attributes of objects are compared by value, three levels
     deep; other things by identity, and tensors by their version too.
     """
-    own = {name: value for name, value in vars(optimizer).items() if name not in _TORCHS}
+    own = {name: value for name, value in vars(optimizer).items() if name not in _torchs()}
     return _frozen(own, _DEPTH)
+
+
+@functools.cache
+def _torchs() -> frozenset[str]:
+    """Torch's own attributes, and the step that a schedule puts on its optimizer.
+
+    Not when this file is imported: torch's first optimizer imports its compiler, 2 s of a core.
+    """
+    return frozenset({*vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))])), "step"})
 
 
 def _frozen(value: Any, depth: int) -> Hashable:

@@ -86,23 +86,32 @@ def rules_from_torch(optimizer: torch.optim.Optimizer, *, device: torch.device) 
     any other class the rule runs its own `step` on shards, see `elementwise_rule`.
 
     Args:
-        optimizer: over any tensors; it has taken no step.
+        optimizer: over any tensors; it has taken no step. One of its groups has parameters at
+            least; a group without any gets the rule of one that has.
         device: where the class is tried, the one that it will run on.
 
     Raises:
         SpmdZeroConfigError: a class that can't be proven elementwise, an option that the rule
             does not have, a tensor as lr, or param groups that differ in more than numbers.
     """
-    rule = _known_rule(optimizer)
+    groups = optimizer.param_groups
+    first = next(group for group in groups if group["params"])
+    rule = _known_rule(optimizer, first)
     if rule is None:
-        return [elementwise_rule(optimizer, g, device=device) for g in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        rule.validate(group)
-    return [rule] * len(optimizer.param_groups)
+        of_first = elementwise_rule(optimizer, first, device=device)
+        return [
+            elementwise_rule(optimizer, group, device=device)
+            if group["params"] and group is not first
+            else of_first
+            for group in groups
+        ]
+    for group in groups:
+        if group["params"]:
+            rule.validate(group)
+    return [rule] * len(groups)
 
 
-def _known_rule(optimizer: torch.optim.Optimizer) -> UpdateRule | None:
-    first = optimizer.param_groups[0]
+def _known_rule(optimizer: torch.optim.Optimizer, first: Mapping[str, Any]) -> UpdateRule | None:
     if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
         return Adam(decoupled=first["decoupled_weight_decay"], bias_correction=True)
     if isinstance(optimizer, FusedAdam):

@@ -1,8 +1,9 @@
 """The sharding plan of a model."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 from spmdzero._display import Shown
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
@@ -125,26 +126,19 @@ class ShardingPlan(Shown):
 
     def at_stage(self, stage: int) -> "ShardingPlan":
         """The same parameters and settings planned for another stage."""
-        return self._rebuilt(stage=stage, accumulation_steps=self.accumulation_steps)
+        return self._rebuilt(stage=stage)
 
     def with_accumulation(self, accumulation_steps: int) -> "ShardingPlan":
         """The same parameters and settings planned for another number of micro-batches a step."""
-        return self._rebuilt(stage=self.stage, accumulation_steps=accumulation_steps)
+        return self._rebuilt(accumulation_steps=accumulation_steps)
 
-    def _rebuilt(self, *, stage: int, accumulation_steps: int) -> "ShardingPlan":
-        return self.build(
-            (tensor.param for tensor in self.tensors),
-            stage=stage,
-            mesh=self.mesh,
-            min_shard_elements=self.min_shard_elements,
-            master=self.master,
-            master_dtype=self.master_dtype,
-            moments=self.moments,
-            moment_dtype=self.moment_dtype,
-            accumulator_dtype=self.accumulator_dtype,
-            accumulation_steps=accumulation_steps,
-            partial=self.partial,
-        )
+    def on_mesh(self, mesh: MeshSpec) -> "ShardingPlan":
+        """The same parameters and settings planned for another mesh."""
+        return self._rebuilt(mesh=mesh)
+
+    def _rebuilt(self, **changed: Any) -> "ShardingPlan":
+        known = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "tensors"}
+        return self.build((tensor.param for tensor in self.tensors), **{**known, **changed})
 
     @cached_property
     def _by_name(self) -> dict[str, TensorPlan]:

@@ -30,14 +30,16 @@ class GradientScaling:
         `gradient_predivide_factor` and `zero_optimization.reduce_scatter`.
 
         Source: DeepSpeed, runtime/zero/stage_1_and_2.py, `average_tensor` and
-        `gradient_reduction_w_predivide`. In fp32 and bf16 the orders of a mean differ by less than
-        a rounding, so there the mean is taken once, at the loss.
+        `gradient_reduction_w_predivide`; at stage 0 runtime/engine.py, `allreduce_bucket`. In fp32
+        and bf16 the orders of a mean differ by less than a rounding, so there the mean is taken
+        once, at the loss.
         """
         if config.gradient_allreduce_op == "sum":
             return cls(seed=devices)
         if not config.fp16.enabled:
             return cls()
-        if config.prescale_gradients or config.zero_optimization.reduce_scatter:
+        zero = config.zero_optimization
+        if config.prescale_gradients or (zero.stage and zero.reduce_scatter):
             return cls(seed=devices, before=1 / devices)
         first = config.gradient_predivide_factor
         return cls(seed=devices, before=1 / first, after=first / devices)

@@ -26,13 +26,18 @@ def diagnosis_page(diagnosis: Diagnosis) -> Page:
     return Page((Entries(headline=[found], entries=entries),))
 
 
-def findings(report: AuditReport, *, above: str = "", below: str = "") -> Entries:
-    """The findings of a report; `above` and `below` are lines around them."""
+def findings(report: AuditReport, *, below: str = "") -> Entries:
+    """The findings of a report; `below` is a line under them."""
     found = _counted(len(report.findings), "finding") or "nothing found"
     read = " and ".join(report.programs) or "none"
-    headline = f"audit of {report.steps} steps, programs read: {read}. {found}"
+    if report.steps:
+        headline = f"audit of {report.steps} steps, programs read: {read}. {found}"
+    elif report.programs:
+        headline = f"programs read: {read}. {found}"
+    else:
+        headline = "Nothing was audited: no step was trained, and there is no program to read."
     return Entries(
-        headline=[above, headline] if above else [headline],
+        headline=[headline],
         entries=[
             Entry(
                 status=finding.severity,

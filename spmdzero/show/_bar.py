@@ -1,12 +1,12 @@
 """One bar that is cut into parts, as text and as HTML."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
 # Told apart in light and dark, by people who don't tell red from green too (Okabe and Ito's, one
 # grey more); they follow each other in the order of the parts.
-_HUES = (
+HUES = (
     "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#cc79a7", "#b8ad1c", "#7b5ea7", "#d55e00",
     "#999999",
 )  # fmt: skip
@@ -34,7 +34,7 @@ class Bar:
 
     Attributes:
         title: stands above.
-        segments: the parts; a part keeps its colour when another one is empty.
+        segments: the parts; a part keeps its colour when another one is empty and so not shown.
         notes: stand below.
     """
 
@@ -44,34 +44,52 @@ class Bar:
 
     def text(self) -> str:
         """A line for each part, its length the part's share of the longest."""
-        longest = max((segment.share for segment in self.segments), default=0.0) or 1.0
-        labels = max((len(segment.label) for segment in self.segments), default=0)
-        values = max((len(segment.value) for segment in self.segments), default=0)
+        shown = [segment for segment in self.segments if segment.share]
+        longest = max((segment.share for segment in shown), default=0.0)
+        labels = max((len(segment.label) for segment in shown), default=0)
+        values = max((len(segment.value) for segment in shown), default=0)
         lines = [
             f" {s.label:<{labels}}  {s.value:>{values}}  {100 * s.share:5.1f} %  "
             f"{'█' * round(_WIDTH * s.share / longest)}".rstrip()
-            for s in self.segments
+            for s in shown
         ]
         return "\n".join([self.title, *lines, *(f"  {note}" for note in self.notes)])
 
     def html(self) -> str:
         """One bar with a legend below, without a stylesheet."""
-        parts, legend = "", ""
-        for segment, hue in zip(self.segments, _HUES, strict=False):
-            said = f"{segment.label}: {segment.value}, {100 * segment.share:.1f} %"
-            parts += (
-                f'<span title="{escape(said)}" style="background:{hue};'
-                f'width:{100 * segment.share:.3f}%"></span>'
-            )
-            legend += (
-                '<span style="white-space:nowrap;margin-right:1.4em">'
-                f'<span style="display:inline-block;width:.8em;height:.8em;background:{hue};'
-                f'margin-right:.4em"></span>{escape(said)}</span> '
-            )
+        parts = "".join(
+            f'<span title="{escape(said(segment))}" style="background:{hue};'
+            f'width:{100 * segment.share:.3f}%"></span>'
+            for segment, hue in zip(self.segments, HUES, strict=False)
+            if segment.share
+        )
         notes = "".join(f"<p><small>{escape(note)}</small></p>" for note in self.notes)
         return (
             f'<div style="color:inherit"><p>{escape(self.title)}</p>'
             '<div style="display:flex;height:1.6em;border:1px solid rgba(128,128,128,.6)" '
             f'role="img" aria-label="{escape(self.title)}">{parts}</div>'
-            f'<p style="line-height:1.8">{legend}</p>{notes}</div>'
+            f"{legend(map(said, self.segments))}{notes}</div>"
         )
+
+
+def said(segment: Segment) -> str:
+    """``matmul: 16.638 ms, 18.1 %``; "" for what is empty."""
+    text = f"{segment.label}: {segment.value}, {100 * segment.share:.1f} %"
+    return text if segment.share else ""
+
+
+def legend(parts: Iterable[str], *, limit: str = "") -> str:
+    """The colour of each part, where something is said of it, and what a line across stands for."""
+    square = "display:inline-block;width:.8em;height:.8em;margin-right:.4em"
+    shown = [
+        f'<span style="{square};background:{hue}"></span>{escape(part)}'
+        for part, hue in zip(parts, HUES, strict=False)
+        if part
+    ]
+    if limit:
+        line = "display:inline-block;height:1em;border-left:3px solid currentColor"
+        shown.append(f'<span style="{line};margin-right:.6em"></span>limit: {escape(limit)}')
+    entries = (
+        f'<span style="white-space:nowrap;margin-right:1.4em">{entry}</span>' for entry in shown
+    )
+    return f'<p style="line-height:1.8">{" ".join(entries)}</p>'

@@ -1,17 +1,20 @@
 """Explanations: questions, each answered by a table."""
 
+import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 from spmdzero._display import page_of
-from spmdzero.explain import Explanation, Moves
+from spmdzero.explain import Explanation, Moves, sized
 from spmdzero.inspect import Collective
 from spmdzero.plan import Role
 from spmdzero.show._audit import findings
 from spmdzero.show._ledger import grouped, sums, yes_no
-from spmdzero.show._page import Lines, Page, Part, Table
+from spmdzero.show._page import About, Folded, Heading, Lines, Page, Part, Source, Table
 from spmdzero.show._time import time_parts
+from spmdzero.show._verdict import cards
 
+_NOT_COMPILED = "Not known: the compiler made no program of a step that doesn't fit."
 _ONLY_IN_A_RUN = (
     "Nothing was trained: replicated states, parameter drift, missing donation, recompilation, "
     "host reads and CPU fallbacks show in a run only."
@@ -20,35 +23,62 @@ _ONLY_IN_A_RUN = (
 
 @page_of.register
 def explanation_page(explanation: Explanation) -> Page:
-    """The answers below a heading."""
-    return Page(tuple(_parts(explanation)))
+    """The verdict, then the answers below their questions."""
+    return together([explanation])
 
 
-def together(explanations: Iterable[Explanation]) -> Page:
-    """Explanations, one below the other."""
-    return Page(tuple(part for explanation in explanations for part in _parts(explanation)))
+def together(explanations: Sequence[Explanation], *, told: Sequence[tuple[str, str]] = ()) -> Page:
+    """The verdicts of all explanations, then the answers of one below those of the other.
+
+    Args:
+        told: what only the command knows of them, as name and text: the HTML begins with it.
+    """
+    first = explanations[0]
+    targets = ", ".join(v.target for e in explanations for v in e.verdicts)
+    about = About("spmdzero explain", [*told, ("model", first.model), ("targets", targets)])
+    verdicts = [card for e in explanations for card in cards(e.verdicts, e.times, len(e.problems))]
+    config = Folded("The config", (Source(json.dumps(first.config, indent=2)),))
+    answers = [part for explanation in explanations for part in _parts(explanation)]
+    return Page((about, *verdicts, *answers, config), title=f"spmdzero explain: {targets}")
 
 
 def _parts(explanation: Explanation) -> Iterator[Part]:
     micro = explanation.accumulation
+    counted = f"{explanation.counted}{'s' * (explanation.tokens != 1)}"
     heading = (
         f"ZeRO stage {explanation.stage} on the mesh {explanation.mesh}, "
         f"{micro} micro-batch{'es' if micro > 1 else ''} a step, "
-        f"{explanation.tokens:,} tokens a device and step"
+        f"{explanation.tokens:,} {counted} a device and step"
     )
     flags = f"flags of the TPU compiler: {', '.join(explanation.xla_flags)}"
-    yield Lines((heading, flags, *_attention(explanation)))
+    yield Lines((heading, *explanation.notes, flags, *_attention(explanation)))
+    yield Heading("1. Does it fit?")
     yield _fit_table(explanation)
-    for moves in explanation.moves:
-        yield _moves_table(moves)
-        if moves.refused:
-            yield _refused_table(moves)
+    yield Heading("2. What moves?")
+    yield from _moved(explanation)
     audit = explanation.audit
-    below = "" if audit.steps else _ONLY_IN_A_RUN
-    yield findings(audit, above="3. What is wrong?", below=below)
-    yield _roofline_table(explanation)
+    yield Heading("3. What is wrong?")
+    yield findings(audit, below=_ONLY_IN_A_RUN if audit.programs and not audit.steps else "")
+    yield Heading("4. What does a step wait for?")
+    yield _roofline_table(explanation) if explanation.rooflines else Lines((_NOT_COMPILED,))
+    if explanation.times:
+        yield Heading("5. How long does a step take?")
     for time in explanation.times:
-        yield from time_parts(time, number="5. ")
+        yield from time_parts(time)
+
+
+def _moved(explanation: Explanation) -> Iterator[Part]:
+    """The TPUs' tables, then this process's own, which HTML folds where there are TPUs."""
+    on_tpu = [moves for moves in explanation.moves if not moves.target.startswith("cpu")]
+    for moves in sorted(explanation.moves, key=lambda moves: moves not in on_tpu):
+        parts: tuple[Part, ...] = (_moves_table(moves),)
+        if moves.refused:
+            parts = (*parts, _refused_table(moves))
+        if on_tpu and moves not in on_tpu:
+            parts = (Folded(f"What moves on {moves.target}, where the step was traced", parts),)
+        yield from parts
+    if not explanation.moves:
+        yield Lines((_NOT_COMPILED,))
 
 
 def _attention(explanation: Explanation) -> Iterator[str]:
@@ -70,8 +100,8 @@ def _fit_table(explanation: Explanation) -> Table:
     """Bytes per device of each stage by each account."""
     fits = explanation.fits
     rows: list[tuple[str, ...]] = [
-        *((f"plan: {role}", *(f"{fit.plan[role]:,}" for fit in fits)) for role in Role),
-        ("plan: lives between steps", *(f"{fit.states:,}" for fit in fits)),
+        *((f"plan: {role}", *(sized(fit.plan[role]) for fit in fits)) for role in Role),
+        ("plan: lives between steps", *(sized(fit.states) for fit in fits)),
         ("ZeRO paper's formula", *(_count(fit.paper) for fit in fits)),
         ("DeepSpeed's estimate", *(_count(fit.deepspeed) for fit in fits)),
     ]
@@ -90,7 +120,7 @@ def _fit_table(explanation: Explanation) -> Table:
     if any(memory.target.startswith("cpu") for memory in compiled):
         notes.append("The CPU's peak is estimated from the schedule, from above.")
     return Table(
-        title="1. Does it fit? Bytes per device",
+        title="Memory per device",
         headers=("account", *(f"stage {fit.stage}" for fit in fits)),
         rows=rows,
         numbers=(1, 2, 3),
@@ -126,7 +156,7 @@ def _moves_table(moves: Moves) -> Table:
     ]
     words = "program, serves, collective, dtype, tensors, bytes, sent, in loop, async"
     return Table(
-        title=f"2. What moves on {moves.target}?",
+        title=f"on {moves.target}",
         headers=words.split(", "),
         rows=rows,
         numbers=(4, 5, 6),
@@ -140,8 +170,8 @@ def _refused_table(moves: Moves) -> Table:
     for refused in moves.refused:
         groups[refused.reason, refused.fix].append((refused.tensor, refused.bytes))
     return Table(
-        title=f"   Reduce-scatters that {moves.target} refused",
-        headers=("tensors", "bytes", "the first", "why", "what restores it"),
+        title=f"Reduce-scatters that the compiler for {moves.target} refused",
+        headers=("tensors", "bytes", "the first", "why", "fix"),
         rows=[
             (str(len(found)), f"{sum(size for _, size in found):,}", found[0][0], *reason)
             for reason, found in groups.items()
@@ -161,22 +191,24 @@ def _roofline_table(explanation: Explanation) -> Table:
         )
         for line in explanation.rooflines
     ]
-    words = "chip, from, compute, memory, network, bound by, flops/byte sent, network hides from"
+    counted = f"{explanation.counted}s"
+    words = f"chip, from, compute, memory, network, bound by, flops/byte sent, {counted} to overlap"
     return Table(
-        title="4. What does a step wait for? Least time of each part",
+        title="Least time of each part",
         headers=words.split(", "),
         rows=rows,
         numbers=(2, 3, 4, 6, 7),
         notes=(
             "compiled: the TPU compiler's own counts; floor: the CPU program's matrix products and "
-            "the least that ZeRO moves. The last column is tokens a device and step.",
+            f"the least that ZeRO moves. The last column is the {counted} a device and step from "
+            "which compute takes as long as communication, and can overlap all of it.",
             "Over ICI only: between slices the data-center network is slower.",
         ),
     )
 
 
 def _count(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
+    return "-" if value is None else sized(value)
 
 
 def _time(seconds: float | None) -> str:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Protocol
 
-_CELL = "padding:2px 8px;background:transparent;color:inherit;white-space:nowrap;text-align:"
+_CELL = "padding:2px 8px;background:transparent;color:inherit;vertical-align:top;"
+# Where a page is too narrow for a row, its words go to a second line, and numbers stay whole.
+_NUMBER, _WORDS = "white-space:nowrap;text-align:right", "text-align:left"
 _LINE = "border-bottom:1px solid currentColor;"
 _MARKS = {"error": "✗", "warning": "!", "ok": "✓", "note": "·"}
 _HUES = {"error": "#d64545", "warning": "#c98a1b", "ok": "#3a9a5b", "note": "#888888"}
@@ -31,13 +33,19 @@ class Part(Protocol):
 
 @dataclass(frozen=True)
 class Page:
-    """Parts, one below the other."""
+    """Parts, one below the other.
+
+    Attributes:
+        parts: those that have no text are of HTML alone.
+        title: of the document.
+    """
 
     parts: tuple[Part, ...]
+    title: str = "spmdzero"
 
     def text(self) -> str:
         """The parts with an empty line between them."""
-        return "\n\n".join(part.text() for part in self.parts)
+        return "\n\n".join(filter(None, (part.text() for part in self.parts)))
 
     def html(self) -> str:
         """The parts in one element."""
@@ -47,7 +55,8 @@ class Page:
         """A whole HTML document."""
         return (
             '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-            f"<title>spmdzero</title><style>{_STYLE}</style></head>"
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<title>{escape(self.title)}</title><style>{_STYLE}</style></head>"
             f"<body>{self.html()}</body></html>\n"
         )
 
@@ -65,6 +74,80 @@ class Lines:
     def html(self) -> str:
         """One paragraph."""
         return f'<p style="color:inherit">{"<br>".join(map(escape, self.lines))}</p>'
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A line above the parts of a section."""
+
+    line: str
+
+    def text(self) -> str:
+        """The line."""
+        return self.line
+
+    def html(self) -> str:
+        """A heading of the second level."""
+        style = "color:inherit;font-size:1.15em;margin:1.6em 0 .4em"
+        return f'<h2 style="{style}">{escape(self.line)}</h2>'
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Parts that HTML shows when they are asked for."""
+
+    title: str
+    parts: tuple[Part, ...]
+
+    def text(self) -> str:
+        """The parts as they are."""
+        return "\n\n".join(part.text() for part in self.parts)
+
+    def html(self) -> str:
+        """A line that unfolds."""
+        inside = "".join(part.html() for part in self.parts)
+        return (
+            f'<details style="margin:.6em 0"><summary style="cursor:pointer">{escape(self.title)}'
+            f"</summary>{inside}</details>"
+        )
+
+
+@dataclass(frozen=True)
+class Source:
+    """Text of a file, which text does without: the reader has it."""
+
+    source: str
+
+    def text(self) -> str:
+        """None."""
+        return ""
+
+    def html(self) -> str:
+        """As it is."""
+        return f'<pre style="overflow-x:auto;color:inherit">{escape(self.source)}</pre>'
+
+
+@dataclass(frozen=True)
+class About:
+    """What a page is of: it needs no saying where the command stands above."""
+
+    title: str
+    told: Sequence[tuple[str, str]]
+
+    def text(self) -> str:
+        """None."""
+        return ""
+
+    def html(self) -> str:
+        """A heading, and a line for each name and what is told of it."""
+        lines = "".join(
+            '<div style="display:flex"><span style="opacity:.65;flex:0 0 6em">'
+            f'{escape(name)}</span><span style="overflow-wrap:anywhere">{escape(said)}</span></div>'
+            for name, said in self.told
+            if said
+        )
+        style = "color:inherit;font-size:1.5em;margin:0 0 .4em"
+        return f'<h1 style="{style}">{escape(self.title)}</h1>{lines}'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +188,9 @@ class Table:
             for index, row in enumerate(self.rows)
         ]
         return (
-            '<div style="overflow-x:auto">'
+            '<div style="overflow-x:auto;margin:.8em 0 .4em">'
             '<table style="border-collapse:collapse;background:transparent;color:inherit">'
-            '<caption style="text-align:left;color:inherit;white-space:nowrap">'
+            '<caption style="text-align:left;color:inherit">'
             f"{escape(self.title)}</caption>"
             f"<thead>{head}</thead><tbody>{''.join(body)}</tbody></table></div>"
         ) + "".join(
@@ -123,7 +206,7 @@ class Table:
 
     def _html_row(self, tag: str, row: Sequence[str], line: str) -> str:
         cells = (
-            f'<{tag} style="{line}{_CELL}{"right" if column in self.numbers else "left"}">'
+            f'<{tag} style="{line}{_CELL}{_NUMBER if column in self.numbers else _WORDS}">'
             f"{escape(cell)}</{tag}>"
             for column, cell in enumerate(row)
         )

@@ -18,33 +18,34 @@ def time_page(time: StepTime) -> Page:
     return Page(tuple(time_parts(time)))
 
 
-def time_parts(time: StepTime, *, number: str = "") -> Iterator[Part]:
-    """What an explanation shows of one target's time; `number` is that of its question."""
-    yield _bar(time, number)
+def time_parts(time: StepTime) -> Iterator[Part]:
+    """What an explanation shows of one target's time."""
+    yield _bar(time)
     yield _modules(time)
     yield _dearest(time)
 
 
-def _bar(time: StepTime, number: str) -> Bar:
+def _bar(time: StepTime) -> Bar:
     notes = [
         f"{time.cycles / 1e6:,.2f} M cycles at {time.clock / 1e9:.2f} GHz, by libtpu's own "
         f"estimate: {milliseconds(time.compiled)}",
         f"kernels, at least, by a model of their products and bytes: {milliseconds(time.kernels)}",
-        f"wire, at least, by the bytes sent: {milliseconds(time.wire)}, of which compute hides "
-        f"{milliseconds(time.hidden)}; the chip waits {milliseconds(time.exposed)}",
+        f"communication, at least, by the bytes sent: {milliseconds(time.wire)}, of which "
+        f"{milliseconds(time.hidden)} overlap compute; the chip waits {milliseconds(time.exposed)}",
     ]
     if time.uncounted:
         notes.append(f"of {time.uncounted:,} fusions libtpu estimates nothing: they count as 0")
     return Bar(
         title=(
-            f"{number}How long does a step take on {time.target}? {milliseconds(time.seconds)}, "
-            f"{100 * time.mfu:.1f} % of the chip's peak (MFU)"
+            f"on {time.target}: {milliseconds(time.seconds)}, {100 * time.mfu:.1f} % of the chip's "
+            "peak (MFU)"
         ),
         segments=[
             Segment(
                 label=f"{kind.name}{' (modelled)' if kind.name in _MODELLED else ''}",
                 value=milliseconds(kind.seconds),
-                share=kind.seconds / time.seconds if time.seconds else 0.0,
+                # A kind of 0.000 ms is not shown.
+                share=kind.seconds / time.seconds if round(kind.seconds, 6) else 0.0,
             )
             for kind in time.kinds
         ],
@@ -66,7 +67,7 @@ def _modules(time: StepTime) -> Table:
     if rest:
         shown.append(("(the rest)", sum(r[1] for r in rest), sum(r[2] for r in rest)))
     return Table(
-        title=f"   By module, forward and backward, on {time.target}",
+        title=f"By module, forward and backward, on {time.target}",
         headers=("module", "time", "of the step", "operations"),
         rows=[
             (_module(name), milliseconds(seconds), _share(seconds, time), f"{operations:,}")
@@ -90,10 +91,24 @@ def _dearest(time: StepTime) -> Table:
         )
         for o in time.dearest
     ]
-    words = "time, of the step, times, kind, operation, module, source, the first in HLO"
+    words = [
+        "time",
+        "of the step",
+        "times",
+        "kind",
+        "operation",
+        "module",
+        "source",
+        "the first in HLO",
+    ]
+    if not any(o.source for o in time.dearest):
+        # JAX's backend writes none.
+        column = words.index("source")
+        words.pop(column)
+        rows = [(*row[:column], *row[column + 1 :]) for row in rows]
     return Table(
-        title=f"   The dearest operations on {time.target}",
-        headers=words.split(", "),
+        title=f"The most expensive operations on {time.target}",
+        headers=words,
         rows=rows,
         numbers=(0, 1, 2),
     )

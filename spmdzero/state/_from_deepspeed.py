@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,15 @@ def open_for(training: Training, folder: Path, tag: str) -> TrainingState:
         SpmdZeroCheckpointError: it is damaged, or not there.
     """
     order = training.group_names
-    state = open_state(folder, tag, process=runtime.process_index(), order=order)
-    if training.optimizer is None or format_of(folder / tag) == "native":
+    filled = [names for names in order if names]
+    state = open_state(folder, tag, process=runtime.process_index(), order=filled)
+    if training.optimizer is None or state.host.param_groups is None:
         return state
-    host = state.host
-    if host.param_groups is not None and host.applied is None:
+    host = dataclasses.replace(state.host, param_groups=_aligned(state.host.param_groups, order))
+    state = dataclasses.replace(state, host=host)
+    if format_of(folder / tag) == "native":
+        return state
+    if host.applied is None:
         # torch's SGD doesn't count its steps.
         applied = host.counters.get("global_steps", 0) - host.counters.get("skipped_steps", 0)
         host = dataclasses.replace(host, applied=applied)
@@ -34,6 +38,27 @@ def open_for(training: Training, folder: Path, tag: str) -> TrainingState:
     host = dataclasses.replace(host, param_groups=groups)
     unwritten = dict(_unwritten(training, training.optimizer, host))
     return dataclasses.replace(state, host=host, tensors=unwritten | dict(state.tensors))
+
+
+def _aligned(saved: Sequence[dict[str, Any]], own: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    """The saved groups, one for each of the engine's, where only groups without parameters differ.
+
+    DeepSpeed leaves these out, and a schedule goes by the place of a group.
+
+    Args:
+        saved: the groups of a checkpoint.
+        own: the names in each of the engine's.
+    """
+    filled = [group for group in saved if group.get("params", True)]
+    if len(filled) != len([names for names in own if names]):
+        return list(saved)
+    rest = iter(filled)
+    aligned = []
+    for place, names in enumerate(own):
+        there = saved[place] if place < len(saved) else {}
+        empty = there if not there.get("params", True) else {"params": []}
+        aligned.append(next(rest) if names else empty)
+    return aligned
 
 
 def _with_lr(

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from spmdzero._logging import is_new
+from spmdzero._names import listed
 from spmdzero.data._generators import generators
-from spmdzero.formats import HostState
+from spmdzero.formats import HostState, portable
 from spmdzero.state._training import Training
-from spmdzero.step._numbers import numbers_at
+from spmdzero.step._numbers import numbers_at, take_over_numbers
 from spmdzero.step._optimizer import ZeroOptimizer
 from spmdzero.step._schedule_hold import ScheduleHold
 
@@ -42,10 +44,10 @@ def host_state(
         tied=_tied_names(training.module),
     )
     if optimizer is None:
-        return state
+        return _portable(state)
     skipped = optimizer.skipped_steps
     training.skips.tell(skipped, step=training.counters.global_steps)
-    return dataclasses.replace(
+    state = dataclasses.replace(
         state,
         # The count of the devices: without fp16 the host's own lags behind.
         counters=dict(state.counters) | {"skipped_steps": skipped},
@@ -56,8 +58,15 @@ def host_state(
             for group, names in zip(optimizer.param_groups, training.group_names, strict=True)
         ],
         hold=optimizer.hold.state_dict() if optimizer.hold else None,
-        scaler=dataclasses.asdict(optimizer.loss_scaler) if optimizer.loss_scaler else None,
+        scaler=dataclasses.asdict(optimizer.scaler) if optimizer.scaler else None,
     )
+    return _portable(state)
+
+
+def _portable(state: HostState) -> HostState:
+    fields = {item.name: getattr(state, item.name) for item in dataclasses.fields(state)}
+    # Together: what two of them share is shared in the copy.
+    return HostState(**portable(fields))
 
 
 def _unfinished_step(training: Training, waiting: tuple[str, ...]) -> dict[str, Any]:
@@ -94,22 +103,40 @@ def take_over_optimizer(training: Training, state: HostState) -> None:
     """Sets the numbers of the param groups, the count of updates and the loss scale."""
     optimizer = training.optimizer
     assert optimizer is not None
-    for group, saved in zip(optimizer.param_groups, state.param_groups or [], strict=False):
-        for key, value in saved.items():
-            if key == "params":
-                continue
-            if isinstance(group.get(key), torch.Tensor):
-                # It stays the tensor that somebody else holds.
-                group[key].fill_(value)
-            else:
-                group[key] = value
+    saved_groups = state.param_groups or []
+    _tell_differing_numbers(training, optimizer.param_groups, saved_groups)
+    for group, saved in zip(optimizer.param_groups, saved_groups, strict=False):
+        take_over_numbers(group, saved)
     if state.applied is not None:
         _set_count(training, optimizer, "counter/applied", state.applied)
-    if optimizer.loss_scaler is not None and state.scaler is not None:
-        known = {item.name for item in dataclasses.fields(optimizer.loss_scaler)}
-        for key, value in state.scaler.items():
-            if key in known:
-                setattr(optimizer.loss_scaler, key, value)
+    if optimizer.scaler is not None and state.scaler is not None:
+        optimizer.scaler.load(state.scaler)
+
+
+def _tell_differing_numbers(
+    training: Training, groups: list[dict[str, Any]], saved_groups: list[dict[str, Any]]
+) -> None:
+    """Says once which numbers of the checkpoint take the place of others, as in DeepSpeed."""
+    schedule = training.lr_scheduler
+    scheduled = {"params", "lr", "initial_lr"} if schedule is not None else {"params"}
+    if getattr(schedule, "cycle_momentum", False):
+        scheduled |= {"betas", "momentum"}
+    told = [
+        f"{key} {then} in place of {now} (param group {index})"
+        for index, (group, saved) in enumerate(zip(groups, saved_groups, strict=False))
+        for key in sorted(group.keys() & saved.keys() - scheduled)
+        if (now := _plain(group[key])) != (then := _plain(saved[key]))
+    ]
+    line = (
+        f"the checkpoint's numbers are used, as in DeepSpeed: {listed(told, most=6)}. To train "
+        'with others, set them after load_checkpoint: engine.optimizer.param_groups[0]["lr"] = ...'
+    )
+    if told and is_new(line):
+        logger.warning("%s", line)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else _number(value)
 
 
 def _set_count(training: Training, optimizer: ZeroOptimizer, name: str, count: int) -> None:
@@ -152,16 +179,19 @@ def take_over_skips(
     else:
         hold.load_state_dict(state.hold)
         hold.settle(after)
-        if not with_optimizer:
-            _fit_to_groups(hold, optimizer)
+        _fit_to_groups(hold, optimizer, anew=not with_optimizer)
 
 
-def _fit_to_groups(hold: ScheduleHold, optimizer: ZeroOptimizer) -> None:
-    """Makes the positions passed those of an optimizer whose numbers were not loaded."""
+def _fit_to_groups(hold: ScheduleHold, optimizer: ZeroOptimizer, *, anew: bool) -> None:
+    """Makes the positions passed those of this optimizer, whose numbers may not have been loaded.
+
+    Args:
+        anew: whether they were not.
+    """
     groups = optimizer.param_groups
     if any(len(then) != len(groups) for then in hold.positions):
         hold.forget()
-    else:
+    elif anew:
         hold.renumber(lambda then: numbers_at(optimizer._rules, groups, then))
 
 

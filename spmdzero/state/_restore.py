@@ -79,6 +79,8 @@ def restore(training: Training, state: TrainingState, options: LoadOptions) -> L
         state.checked()
     else:
         state.check(needed_parts(targets))
+    if not options.module_only:
+        training.gradients.clear()
     with _progress(training, host, options), _own_loading(training, state, options):
         _take_over_tensors(training, targets)
     if with_optimizer:
@@ -111,7 +113,6 @@ def _settle() -> None:
 
 
 def _take_over_tensors(training: Training, targets: list[Target]) -> None:
-    training.gradients.clear()
     _settle()
     pending = 0
     for target in targets:

@@ -111,11 +111,17 @@ class Training:
     def skipped_steps(self) -> int:
         """Steps that a non-finite gradient kept from the weights; reads one scalar but in fp16."""
         optimizer = self.optimizer
-        if optimizer is None or optimizer.loss_scaler is not None or not optimizer.can_skip:
+        if optimizer is None or self.knows_skips:
             return self.counters.skipped_steps
         skipped = optimizer.skipped_steps
         self.skips.tell(skipped, step=self.counters.global_steps)
         return skipped
+
+    @property
+    def knows_skips(self) -> bool:
+        """Whether the host knows without a read which steps were skipped."""
+        optimizer = self.optimizer
+        return optimizer is None or optimizer.scaler is not None or not optimizer.can_skip
 
     def named_tensors(self) -> dict[str, torch.Tensor]:
         """Every live tensor under ``<role>/<name>``: parameters, buffers, accumulators, states."""

@@ -63,6 +63,18 @@ def number_keys(
     return tuple(tuple(hyper) for hyper in _hypers(rules, groups))
 
 
+def take_over_numbers(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
+    """Gives a param group the numbers of a saved one, whichever parameters those were of."""
+    for key, value in saved.items():
+        if key == "params":
+            continue
+        if isinstance(group.get(key), torch.Tensor):
+            # It stays the tensor that somebody else holds.
+            group[key].fill_(value)
+        else:
+            group[key] = value
+
+
 def numbers_at(
     rules: Sequence[UpdateRule], groups: list[dict[str, Any]], then: list[dict[str, Any]]
 ) -> list[float]:
@@ -98,12 +110,12 @@ def _pairs(
 
 def loss_scale_number(scaler: LossScaler) -> torch.Tensor:
     """What the loss is multiplied by, 0-dim fp32."""
-    return torch.tensor(scaler.cur_scale, dtype=torch.float32)
+    return torch.tensor(scaler.used, dtype=torch.float32)
 
 
 def scale_numbers(scaler: LossScaler) -> torch.Tensor:
     """The loss scale now, and after the coming step if that applies: `[2]` fp32."""
-    return torch.tensor([scaler.cur_scale, scaler.scale_if_applied()], dtype=torch.float32)
+    return torch.tensor([scaler.used, scaler.used_if_applied()], dtype=torch.float32)
 
 
 def step_number(step: int) -> torch.Tensor:

@@ -12,17 +12,19 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import UpdateRule
 from spmdzero.plan import Placement, Role, ShardingPlan
 from spmdzero.precision import LossScaler, PrecisionPolicy
+from spmdzero.step._autograd import autograd_grad
 from spmdzero.step._boundary import Boundary, MemberGroup
+from spmdzero.step._deepspeed_names import NamedAsDeepSpeeds
 from spmdzero.step._folds import Folds
 from spmdzero.step._gradients import GradientStore
-from spmdzero.step._loss_scale import LossScaled
 from spmdzero.step._numbers import group_numbers, number_keys, scale_numbers
 from spmdzero.step._schedule_hold import ScheduleHold
-from spmdzero.step._torch_calls import PlannedOptimizer, refuse_closure
+from spmdzero.step._state_dict import WholeStates
+from spmdzero.step._torch_calls import refuse_closure
 from spmdzero.step._update import Member
 
 
-class ZeroOptimizer(LossScaled, PlannedOptimizer):
+class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
     """A torch optimizer whose states are shards on the mesh.
 
     `param_groups` work as in torch, so any `torch.optim.lr_scheduler` can drive it; numbers of a
@@ -69,13 +71,14 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
         for rule, group in zip(rules, param_groups, strict=True):
             for key, value in rule.defaults.items():
                 group.setdefault(key, value)
-            rule.validate(group)
+            if group["params"]:
+                rule.validate(group)
         self._scalars = {scalar for rule in rules for scalar in rule.scalars}
         self._rules, self._plan, self._mesh, self._precision = tuple(rules), plan, mesh, precision
         self._names, self._gradients, self._clip, self._finite = names, gradients, clip, finite
         self._applied = mesh.place(torch.zeros((), dtype=torch.float32))
         self._skipped = mesh.place(torch.zeros((), dtype=torch.int32))
-        self.loss_scaler = scaler
+        self.scaler = scaler
         self.folds = Folds()
         # Their parameters live as long as this optimizer's names of them.
         self._boundaries: dict[Hashable, Boundary] = {}
@@ -93,6 +96,13 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
         if self.hold is not None:
             self.hold.settle(skipped)
         return skipped
+
+    @property
+    def gradients_wait(self) -> bool:
+        """Whether a backward pass has left gradients that no step has used."""
+        return self._gradients.waiting or any(
+            autograd_grad(parameter) is not None for parameter in self._names
+        )
 
     def forget_skip(self) -> None:
         """Doesn't count the latest skipped step: it raised, and will be done again."""
@@ -173,7 +183,7 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
     def host_numbers(self) -> list[torch.Tensor]:
         """What `Boundary` takes as numbers, on the CPU; once a step, see `group_numbers`."""
         numbers = group_numbers(self._rules, self.param_groups, self.hold)
-        return numbers if self.loss_scaler is None else [*numbers, scale_numbers(self.loss_scaler)]
+        return numbers if self.scaler is None else [*numbers, scale_numbers(self.scaler)]
 
     def boundary(self) -> Boundary:
         """The step as a function, for the groups and states as they are."""
@@ -190,7 +200,7 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
                 mesh=self._mesh,
                 clip=self._clip,
                 skips=self._precision.skip_nonfinite,
-                scaled=self.loss_scaler is not None,
+                scaled=self.scaler is not None,
             )
         return self._boundaries[key]
 
@@ -233,6 +243,20 @@ class ZeroOptimizer(LossScaled, PlannedOptimizer):
             if master is not None:
                 stored = store(self._mesh, parameter.detach().float(), self._placement(name))
                 self._mesh.commit(master, stored, self.spec(f"master/{name}"))
+
+    def refresh_fp32_params(self) -> None:
+        """Makes the masters those of the parameters as they are: after writing into these."""
+        self.refresh_masters()
+
+    @property
+    def clip_grad(self) -> float:
+        """The config's `gradient_clipping`, a constant of the compiled step."""
+        return self._clip
+
+    @property
+    def _global_grad_norm(self) -> float:
+        # DeepSpeed's, 0.0 before the first step; reads one scalar.
+        return 0.0 if self.grad_norm is None else self.grad_norm.item()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients summed so far."""

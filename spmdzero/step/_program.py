@@ -109,15 +109,15 @@ class StepProgram:
                 grad = arriving(name, grad)
                 found[name] = self.path.plus(name, found[name], grad) if name in found else grad
 
-        passage = run(sink=sink)
-        loss = self.loss_of(passage.output)
-        averaged = loss / self.accumulation
-        # The scale is data: a Python number would be another program at each change of it.
-        scaled = averaged if loss_scale is None else averaged * loss_scale
         # It runs in this thread: autograd's own would let go of values after the program was cut.
-        here = torch.autograd.set_multithreading_enabled(False)
-        with here, backward(passage.state):
-            arrays.backward(scaled)
+        with torch.autograd.set_multithreading_enabled(False):
+            passage = run(sink=sink)
+            loss = self.loss_of(passage.output)
+            averaged = loss / self.accumulation
+            # The scale is data: a Python number would be another program at each change of it.
+            scaled = averaged if loss_scale is None else averaged * loss_scale
+            with backward(passage.state):
+                arrays.backward(scaled)
         return loss.detach(), found, passage
 
 

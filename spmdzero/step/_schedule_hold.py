@@ -1,5 +1,6 @@
 """Holding a learning-rate schedule back for skipped steps that nobody has read from the devices."""
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -7,6 +8,30 @@ from typing import Any
 import torch
 
 ROWS = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeldPosition:
+    """Where a schedule stands after a step, whatever is read of skipped steps later.
+
+    Attributes:
+        groups: lr and momentum of the param groups there.
+        passed: those at the positions passed, the latest first.
+        moved: whether it stands at a position of which no step had the numbers yet.
+        held: steps for which the host's schedule stood still.
+    """
+
+    groups: Sequence[dict[str, Any]]
+    passed: Sequence[list[dict[str, Any]]]
+    moved: bool
+    held: int
+
+    def groups_after(self, skipped: int) -> Sequence[dict[str, Any]]:
+        """The param groups as the next step sees them, if so many steps were skipped so far."""
+        debt = skipped - self.held
+        if not debt or not self.passed:
+            return self.groups
+        return self.passed[min(debt - (1 if self.moved else 0), len(self.passed) - 1)]
 
 
 class ScheduleHold:
@@ -118,6 +143,15 @@ class ScheduleHold:
         if not self._debt or not self._groups:
             return groups
         return self._groups[min(back, len(self._groups) - 1)]
+
+    def position(self, groups: list[dict[str, Any]]) -> HeldPosition:
+        """Where the schedule stands now, for whoever reads later which steps were skipped."""
+        return HeldPosition(
+            groups=[_schedulable(group) for group in groups],
+            passed=tuple(self._groups),
+            moved=self._moved,
+            held=self.held,
+        )
 
 
 def _schedulable(group: dict[str, Any]) -> dict[str, Any]:

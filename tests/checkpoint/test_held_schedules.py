@@ -15,6 +15,7 @@ from torch import nn
 
 import spmdzero
 from spmdzero.formats import Conversion, convert
+from tests.support.bounds import rounded
 
 BATCH = torch.ones(8, 4)
 NAN = math.nan
@@ -71,14 +72,14 @@ def assert_goes_on(engine: spmdzero.Engine, *, applied: int, skipped: int) -> No
     """Trains on; each step runs with the lr that is due after so many applied steps."""
     skips = engine.optimizer.can_skip
     for factor in [1.0, 1.0, NAN, 1.0, NAN, 1.0] if skips else [1.0] * 4:
-        assert engine.get_lr() == pytest.approx([lr_after(applied)])
+        assert engine.get_lr() == rounded([lr_after(applied)])
         before = bias(engine)
         step(engine, factor)
         applied, skipped = applied + (factor == 1), skipped + (factor != 1)
         moved = lr_after(applied - 1) / 4 if factor == 1 else 0.0
         assert before - bias(engine) == pytest.approx(moved, abs=1e-6)
         assert engine.skipped_steps == skipped
-    assert engine.get_lr() == pytest.approx([lr_after(applied)])
+    assert engine.get_lr() == rounded([lr_after(applied)])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

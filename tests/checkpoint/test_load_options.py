@@ -78,6 +78,23 @@ def test_module_only_leaves_everything_else(saved: Saved, other: spmdzero.Engine
             assert torch.equal(found, before[name]), name
 
 
+@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_module_only_within_a_step_keeps_its_gradients_as_deepspeed_does(
+    stage: int, tmp_path: Path
+) -> None:
+    engine = start(config(stage, gas=2))
+    train(engine, range(3))
+    engine.save_checkpoint(tmp_path)
+    train(engine, range(3, 4))
+    undisturbed = whole_state(engine)
+    engine.load_checkpoint(tmp_path)
+    engine.load_checkpoint(tmp_path, load_module_only=True)
+    assert not engine.is_first_micro_batch()
+    train(engine, range(3, 4))
+    assert engine.global_steps == 2
+    assert_state(engine, undisturbed)
+
+
 def test_without_optimizer_states_counters_are_taken_over_and_the_schedule_if_asked(
     saved: Saved, other: spmdzero.Engine
 ) -> None:
@@ -206,8 +223,9 @@ class NotData:
 
 def test_what_can_not_be_saved_is_refused_by_name(other: spmdzero.Engine, tmp_path: Path) -> None:
     for tag in ("a/b", ".hidden", ""):
-        with pytest.raises(spmdzero.SpmdZeroUsageError, match="a folder"):
-            other.save_checkpoint(tmp_path, tag=tag)
+        for save in (other.save_checkpoint, other.save_deepspeed_checkpoint):
+            with pytest.raises(spmdzero.SpmdZeroUsageError, match="a folder"):
+                save(tmp_path, tag=tag)
     # It would run code when it is read.
     with pytest.raises(spmdzero.SpmdZeroUsageError, match=r"client_state\['args'\]\[1\].*NotData"):
         other.save_checkpoint(tmp_path, client_state={"step": 1, "args": [2, NotData()]})

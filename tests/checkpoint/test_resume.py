@@ -19,6 +19,7 @@ CASES: dict[str, dict[str, Any]] = {
     "stage 0, in the middle of a step": config(0, gas=2),
     "bf16, in the middle of a step": config(1, gas=2, bf16={"enabled": True}),
     "fp16": config(2, fp16=FP16 | {"initial_scale_power": 40}),
+    "fp16 without ZeRO": config(0, gas=2, fp16=FP16 | {"initial_scale_power": 40}),
     "two mesh axes": config(
         1, gas=2, spmd={"min_shard_elements": 64, "mesh": {"data": 2, "fsdp": 4}}
     ),
@@ -35,7 +36,13 @@ STOP, END = 5, 8
 COUNTERS = ("global_steps", "micro_steps", "global_samples", "skipped_steps", "cur_scale")
 
 
-@pytest.mark.parametrize("settings", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(case, id=name, marks=[pytest.mark.slow] * (name == "fp16 without ZeRO"))
+        for name, case in CASES.items()
+    ],
+)
 def test_a_resumed_run_has_the_losses_and_the_state_of_one_that_never_stopped(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -8,7 +8,10 @@ import spmdzero
 from tests.support.processes import environment
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 # What a page's code and commands run in, where a command does not say so itself.
 DEVICES = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"}
 

@@ -12,6 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from spmdzero.config import NO_MEANING, OPTIMIZERS, SCHEDULES, Section
 from spmdzero.config._deprecated import DEPRECATED, SECOND_SPELLINGS
+from spmdzero.config._ignored import IGNORING
 from spmdzero.config._keys import REMOVED
 from spmdzero.config._models import SECTIONS
 from spmdzero.config._must_be_off import OFF_ONLY, OffSection, OffValue
@@ -24,6 +25,7 @@ def rendered(page: str) -> str:
     ours = {at: model for at, model in SECTIONS.items() if at == "spmd"}
     honoured = {at: model for at, model in SECTIONS.items() if at not in ours}
     tables = {
+        "ignoring": f"{', '.join(f'`{section}`' for section in IGNORING)}.\n",
         "honoured": _table(("key", "default", "meaning"), _honoured(honoured)),
         "params": _params("optimizer", OPTIMIZERS) + _params("scheduler", SCHEDULES),
         "spmd": _table(("key", "default", "meaning"), _honoured(ours)),

@@ -14,6 +14,7 @@ import spmdzero
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.nn import linear_cross_entropy
 from spmdzero.nn._causal_lm import fuse_causal_lm_losses
+from tests.support.bounds import assert_summed, summed
 from tests.support.engines import start
 
 VOCABULARY, LENGTH, ROWS = 384, 160, 16
@@ -86,7 +87,7 @@ def test_outputs_while_training_and_in_evaluation() -> None:
     with torch.no_grad():
         evaluated = engine(**inputs)
     assert evaluated.logits.shape == (ROWS, LENGTH, VOCABULARY)
-    assert evaluated.loss.item() == pytest.approx(loss, rel=1e-5)
+    assert evaluated.loss.item() == summed(loss)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def test_the_number_of_items_divides_the_sum(fused: transformers.PreTrainedModel
     plain, inputs = gpt2(), batch()
     for more in ({}, {"num_items_in_batch": 100}, {"num_items_in_batch": torch.tensor(100)}):
         expected = plain(**inputs, **more).loss
-        torch.testing.assert_close(fused(**inputs, **more).loss, expected, rtol=1e-6, atol=0)
+        assert_summed(fused(**inputs, **more).loss, expected)
 
 
 def test_tuples_and_copies(fused: transformers.PreTrainedModel) -> None:
@@ -111,7 +112,7 @@ def test_tuples_and_copies(fused: transformers.PreTrainedModel) -> None:
         other.lm_head.weight.zero_()
     loss, *rest = other(**inputs, return_dict=False)
     # A copy computes with its own weight: all logits are zero.
-    assert loss.item() == pytest.approx(torch.tensor(VOCABULARY).log().item())
+    assert loss.item() == summed(torch.tensor(VOCABULARY).log().item())
     assert all(not isinstance(value, torch.Tensor) for value in rest)
     assert fused(**inputs).loss.item() != loss.item()
     assert list(fused.state_dict()) == list(gpt2().state_dict())
@@ -127,7 +128,7 @@ def test_an_adapter_around_the_model(fused: transformers.PreTrainedModel) -> Non
     output = wrapped(**inputs)
     assert output.logits is None
     # Adapters start as zero.
-    torch.testing.assert_close(output.loss, fused(**inputs).loss, rtol=1e-6, atol=0)
+    assert_summed(output.loss, fused(**inputs).loss)
 
 
 def test_training_without_labels_says_that_it_computes_logits(

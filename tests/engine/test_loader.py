@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 import spmdzero
+from tests.support.bounds import summed
 
 DEVICES, MICRO = 8, 2
 
@@ -39,6 +40,17 @@ class Mean(nn.Module):
 
     def forward(self, x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         return nn.functional.dropout(x * self.weight, self.dropout).mean()
+
+
+def test_an_empty_dataset_is_named_as_what_has_no_rows() -> None:
+    with pytest.raises(
+        spmdzero.SpmdZeroUsageError, match=r"the dataset \(a TensorDataset\) has le"
+    ):
+        spmdzero.initialize(
+            model=Mean(),
+            training_data=TensorDataset(torch.empty(0, 4)),
+            config={"train_micro_batch_size_per_gpu": MICRO},
+        )
 
 
 def make(
@@ -112,7 +124,7 @@ def test_train_batch_uses_the_loader_over_and_over_in_new_orders() -> None:
     assert sorted(chain(*orders[0])) == sorted(chain(*orders[1])) == list(range(32))
     assert orders[0] != orders[1]
     losses = [engine.train_batch().item() for _ in range(2)]
-    assert sum(losses) / 2 == pytest.approx(sum(range(32)) / 32)
+    assert sum(losses) / 2 == summed(sum(range(32)) / 32)
 
 
 def test_an_error_of_the_dataset_reaches_the_training_loop() -> None:

@@ -2,9 +2,11 @@
 
 import json
 import logging
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import spmdzero
 from tests.support.contract import make_model
+from tests.support.engines import Mean, one_call, reads, start
 from tests.surface.record_monitor import STEPS, config, train
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "monitor_csv.json").read_text())
@@ -190,3 +193,27 @@ def test_keys_without_effect_are_a_few_words_and_named_at_the_level_debug(
     assert any(name.startswith("zero_optimization.overlap_comm has no effect") for name in named)
     # As below stage 3 of DeepSpeed, where the optimizer has no such cache.
     assert engine.empty_partition_cache() is None
+
+
+def test_a_monitor_reads_nothing_between_print_steps_and_knows_the_lr_of_skipped_ones(
+    tmp_path: Path,
+) -> None:
+    schedule = {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-2, "warmup_num_steps": 20}}
+    more: dict[str, Any] = {"scheduler": schedule, "bf16": {"enabled": True}}
+    section = {"enabled": True, "output_path": str(tmp_path), "job_name": "job"}
+    watched = start(Mean(), csv_monitor=section, steps_per_print=6, **more)
+    asked = start(Mean(), **more)
+    expected = []
+    for step in range(12):
+        rows = torch.full((8, 4), math.inf if step in (2, 3, 8) else 1.0, dtype=torch.bfloat16)
+        one_call(asked, rows)
+        expected.append(asked.get_lr()[0])
+        before = reads()
+        one_call(watched, rows)
+        # Three steps are compared before they are captured, which reads.
+        if step in (4, 7, 8, 9, 10):
+            assert reads() == before
+    watched.monitor.close()
+    _, *rows = (tmp_path / "job" / "Train_Samples_lr.csv").read_text().splitlines()
+    assert [float(row.split(",")[1]) for row in rows] == expected
+    assert len({*expected}) == 12 - 3

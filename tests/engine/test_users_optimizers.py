@@ -1,5 +1,6 @@
 """Optimizers, schedules and parameter groups that users bring."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from torch import nn
 
 import spmdzero
 from tests.engine.regression import CLOSE, ROWS, WIDTH, batch, config, make_model, reference
-from tests.support.engines import assert_trained_as, three_calls
+from tests.support.engines import assert_trained_as, one_call, three_calls
 
 
 def train(engine: spmdzero.Engine, steps: int = 6) -> list[float]:
@@ -35,6 +36,53 @@ def test_a_torch_optimizer_is_taken_over_with_its_groups_and_schedule() -> None:
     assert isinstance(zero, torch.optim.Optimizer)
     assert train(engine) == pytest.approx(expected, **CLOSE)
     assert engine.get_lr() == [group["lr"] for group in optimizer.param_groups]
+
+
+def test_groups_without_parameters_keep_their_place_in_schedules_and_checkpoints(
+    tmp_path: Path,
+) -> None:
+    def build(model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
+        groups: list[dict[str, Any]] = [
+            {"params": [], "lr": 0.5},
+            {"params": list(model.body.parameters()), "lr": 3e-3},
+            {"params": [], "lr": 0.25, "betas": (0.5, 0.5)},
+            {"params": list(model.head.parameters()), "lr": 1e-2},
+        ]
+        optimizer = torch.optim.AdamW(groups, weight_decay=0.1)
+        factors: list[Any] = [lambda t, k=k: 1 / (k + t) for k in range(1, 5)]
+        return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factors)
+
+    def start() -> spmdzero.Engine:
+        model = make_model()
+        optimizer, schedule = build(model)
+        return spmdzero.initialize(
+            model=model, optimizer=optimizer, lr_scheduler=schedule, config=config()
+        )[0]
+
+    model = make_model()
+    optimizer, schedule = build(model)
+    expected = reference(optimizer, model, schedule=schedule, steps=4)
+    engine = start()
+    losses = train(engine, 2)
+    engine.save_checkpoint(tmp_path)
+    engine.save_deepspeed_checkpoint(tmp_path / "deepspeed", universal=False)
+    losses += [three_calls(engine, batch(step)).item() for step in (2, 3)]
+    assert losses == pytest.approx(expected, **CLOSE)
+    assert engine.get_lr() == [group["lr"] for group in optimizer.param_groups]
+    for folder in (tmp_path, tmp_path / "deepspeed"):
+        resumed = start()
+        resumed.load_checkpoint(folder)
+        again = [three_calls(resumed, batch(step)).item() for step in (2, 3)]
+        assert again == pytest.approx(expected[2:], **CLOSE)
+        assert resumed.get_lr() == engine.get_lr()
+
+
+def test_an_optimizer_without_any_parameter_is_refused() -> None:
+    optimizer = torch.optim.AdamW([{"params": []}])
+    with pytest.raises(spmdzero.SpmdZeroUsageError, match="nothing to train"):
+        spmdzero.initialize(model=make_model(), optimizer=optimizer, config=config())
+    with pytest.raises(spmdzero.SpmdZeroUsageError, match="nothing to train"):
+        spmdzero.initialize(model=make_model(), model_parameters=[{"params": []}], config=config())
 
 
 def test_callables_make_optimizer_and_schedule() -> None:
@@ -121,6 +169,21 @@ class Tied(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.b(self.a(x * self.frozen).tanh()).pow(2).mean()
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["the config's", "a callable's"])
+def test_torch_does_not_warn_of_a_schedule_that_follows_a_replayed_step(named: bool) -> None:
+    # Warnings are errors in tests.
+    step = {"scheduler": {"type": "StepLR", "params": {"step_size": 1}}} if named else {}
+    engine = spmdzero.initialize(
+        model=make_model(),
+        lr_scheduler=None if named else lambda o: torch.optim.lr_scheduler.StepLR(o, 1),
+        config=config(**step),
+    )[0]
+    for number in range(2):
+        one_call(engine, batch(number))
+    # Twice a tenth of the config's 0.01.
+    assert engine.get_lr() == pytest.approx([1e-4])
 
 
 def test_tied_and_frozen_and_unused_parameters() -> None:

@@ -1,9 +1,11 @@
 """Names of topologies, and the figures of their chips."""
 
+from pathlib import Path
+
 import pytest
 
 from spmdzero import SpmdZeroUsageError
-from spmdzero.explain import CHIPS, Topology
+from spmdzero.explain import CHIPS, Topology, slices_of
 
 
 def test_a_name_says_how_many_devices_there_are() -> None:
@@ -19,6 +21,34 @@ def test_a_name_says_how_many_devices_there_are() -> None:
         found = Topology.parse(name)
         assert (found.devices, found.slices, found.slice_name) == (devices, slices, slice_name)
         assert found.name == name
+
+
+def test_a_slice_has_the_name_that_the_cloud_gives_it_too() -> None:
+    for name, slice_name, devices, hosts in (
+        ("v5litepod-1", "v5e:1x1", 1, 1),
+        ("v5litepod-8", "v5e:2x4", 8, 1),
+        ("v5litepod-16", "v5e:4x4", 16, 4),
+        ("v5e-16", "v5e:4x4", 16, 4),
+        ("v6e-256", "v6e:16x16", 256, 64),
+        # The number counts cores, of which these chips have two.
+        ("v4-8", "v4:2x2x1", 4, 1),
+        ("v5p-16", "v5p:2x2x2", 8, 2),
+        ("v5p-2048", "v5p:8x8x16", 1024, 256),
+        # And a core is a device.
+        ("tpu7x-16", "tpu7x:2x2x2", 16, 2),
+        ("2xv5litepod-16", "v5e:4x4", 32, 8),
+    ):
+        found = Topology.parse(name)
+        assert (found.slice_name, found.devices, found.hosts) == (slice_name, devices, hosts)
+        assert found.name == name
+        assert name.endswith(found.cloud_name) or name.startswith("v5e")
+
+
+def test_a_number_that_the_cloud_has_no_slice_of_is_refused_with_those_that_it_has() -> None:
+    with pytest.raises(SpmdZeroUsageError, match=r"slices of v5e are v5litepod-1, v5litepod-4"):
+        Topology.parse("v5litepod-12")
+    with pytest.raises(SpmdZeroUsageError, match=r"slices of v5p are v5p-8, v5p-16"):
+        Topology.parse("v5p-4")
 
 
 def test_another_name_is_refused_with_an_example() -> None:
@@ -61,3 +91,25 @@ def test_where_a_chip_is_two_devices_no_torus_is_traced_for() -> None:
             None,
         )
     assert Topology.parse("v5p:2x2x2").torus_to_trace == (2, 2, 2)
+
+
+def table_of(*chips: str) -> list[str]:
+    """Rows of docs/explain.md: each slice of these generations, by its shape."""
+    columns = [slices_of(CHIPS[chip]) for chip in chips]
+    rows = []
+    for same in zip(*columns, strict=True):
+        shape = "x".join(map(str, same[0].shape))
+        names = " | ".join(f"`{slice_.cloud_name}`, {gigabytes(slice_):,} GiB" for slice_ in same)
+        chips_of = same[0].devices // same[0].chip.devices
+        rows.append(f"| {shape} | {chips_of:,} | {same[0].hosts:,} | {names} |")
+    return rows
+
+
+def gigabytes(slice_: Topology) -> int:
+    return slice_.devices * slice_.chip.hbm_bytes // 2**30
+
+
+def test_the_page_lists_each_slice_with_its_hosts_and_memory() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "explain.md").read_text()
+    for chips in (("v5e", "v6e"), ("v4", "v5p", "tpu7x")):
+        assert "\n".join(table_of(*chips)) in page

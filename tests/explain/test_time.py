@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from spmdzero import Explanation, SpmdZeroUsageError
-from spmdzero.cli import _explain as command
+from spmdzero.cli import _explain_job as command
 from spmdzero.cli._app import app
 from spmdzero.cli._duration import duration
 from spmdzero.inspect import CollectiveLedger, read_matmuls
@@ -70,14 +70,17 @@ def test_a_time_is_shown_as_text_as_a_bar_and_reads_back_from_json(
 ) -> None:
     time = explanation.time_on("v5e:2x4")
     text, page = str(explanation), explanation.to_html()
-    headline = f"5. How long does a step take on v5e:2x4? {1e3 * time.seconds:,.3f} ms"
+    headline = f"on v5e:2x4: {1e3 * time.seconds:,.3f} ms"
     for shown in (text, page):
         assert headline in shown
         assert "layers.*" in shown
         assert "wire (modelled)" in shown
+        # What takes no time is not there.
+        assert "kernels (modelled)" not in shown
+    drawn = page.partition("5. How long")[2]
     for kind in time.kinds:
         share = kind.seconds / time.seconds
-        assert f"width:{100 * share:.3f}%" in page
+        assert (f"width:{100 * share:.3f}%" in drawn) == (share > 0)
     assert "<script" not in page
     assert "http" not in page.partition("<body>")[2].partition("5. How long")[2]
     read = Explanation.from_json(explanation.to_json())
@@ -107,7 +110,9 @@ def test_a_budget_is_an_exit_status_and_a_sentence_for_each_target(
     milliseconds = 1e3 * explanation.time_on("v5e:2x4").seconds
     on = ("--tpu", "v5e:2x4", "--budget")
     assert status(explanation, monkeypatch, *on, f"{1.01 * milliseconds:.6f}ms") == 0
-    assert "over budget" not in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "over budget" not in said
+    assert f"within budget: v5e:2x4: a step takes {milliseconds:,.3f} ms of " in said
     assert status(explanation, monkeypatch, *on, f"{milliseconds / 2000:.9f}s") == 1
     said = capsys.readouterr().err
     assert "over budget: v5e:2x4: a step takes " in said

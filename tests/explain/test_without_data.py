@@ -173,6 +173,10 @@ def test_a_step_that_a_chip_has_no_room_for_is_told_by_how_much(mesh: object) ->
     (problem,) = explanation.problems
     assert problem.startswith("v5e:2x4: stage 2 needs ")
     assert "NO" in str(explanation)
+    (verdict,) = explanation.verdicts
+    assert verdict.fits is False
+    assert verdict.parameters == 2 * 80_000**2
+    assert str(explanation).startswith("Doesn't fit v5e:2x4: ")
 
 
 @pytest.mark.slow

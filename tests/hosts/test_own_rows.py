@@ -6,6 +6,7 @@ import pytest
 
 from tests.hosts.hosts import run_hosts, told
 from tests.hosts.test_training import NEAR
+from tests.support.bounds import summed
 
 
 def _case(way: str = "train", stage: int = 2, **case: Any) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def assert_evaluated(hosts: list[dict[str, Any]], alone: dict[str, Any]) -> None
     for count in ("right", "seen"):
         assert sum(host[count] for host in found) == whole[count]
     assert all(host["seen"] * len(hosts) == whole["seen"] for host in found)
-    assert sum(host["loss"] for host in found) == pytest.approx(whole["loss"], rel=1e-6)
+    assert sum(host["loss"] for host in found) == summed(whole["loss"])
     assert found[0]["first"] == whole["first"] != found[1]["first"]
     assert all(host["by comm"] == whole["right"] for host in found)
     assert all(host["text"] == str(host["right"]) for host in found)
@@ -90,7 +91,7 @@ def assert_evaluated_unevenly(hosts: list[dict[str, Any]], alone: dict[str, Any]
     found = [host["uneven evaluation"] for host in hosts]
     whole = alone["uneven evaluation"]
     sums = [value for host in found for value in host["sums"]]
-    assert sums == pytest.approx(whole["sums"], rel=1e-6)
+    assert sums == summed(whole["sums"])
     assert len({len(host["sums"]) for host in found}) > 1
     # On TPUs a program of all devices would wait for those of the others.
     assert all(set(host["places"]) <= {rank} for rank, host in enumerate(found))

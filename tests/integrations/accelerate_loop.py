@@ -191,6 +191,17 @@ def optimizer_of(role: str, order: dict[str, Any], model: Any) -> tuple[Any, Any
     return optimizer, DummyScheduler(optimizer)
 
 
+def collected(accelerator: Any) -> list[Any]:
+    """What collectives return, of a process that may have prepared nothing yet."""
+    from accelerate.utils import broadcast_object_list, gather_object
+
+    accelerator.wait_for_everyone()
+    tensor = torch.ones(1)
+    reduced = accelerator.reduce(tensor, "mean")
+    objects = broadcast_object_list(["a"]), gather_object(["b"])
+    return [*objects, accelerator.gather(tensor).tolist(), reduced.tolist()]
+
+
 class Loop:
     """What a script holds after `prepare`, and what it saw."""
 
@@ -204,9 +215,11 @@ class Loop:
         model = model_of(order)
         optimizer, schedule = optimizer_of(role, order, model)
         loaders = DataLoader(data, batch_size=rows), DataLoader(held_out, batch_size=rows)
+        before = collected(self.accelerator)
         prepared = self.accelerator.prepare(model, optimizer, *loaders, schedule)
         self.model, self.optimizer, self.loader, self.held_out, self.schedule = prepared
         self.seen: dict[str, Any] = {"losses": [], "norms": [], "lr": [], "skipped": []}
+        self.seen["before"] = before
 
     def train(self) -> None:
         done = 0

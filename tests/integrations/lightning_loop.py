@@ -44,6 +44,8 @@ DEFAULTS: dict[str, Any] = {
     "folder": None,
     "save_at": None,
     "resume": None,
+    # Only evaluates a module that no fit has seen; then fits it, by the same Trainer.
+    "evaluates_first": False,
     # What the Trainer is told; the processes are as many as there are.
     "hosts": 1,
 }
@@ -80,6 +82,12 @@ class Lit(lightning.LightningModule):
         self.log("val_accuracy", self.accuracy, on_epoch=True)
         self.log("val_right", self.right)
         self.log("val_loss", out.loss, batch_size=len(wanted))
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test_loss", self.model(**batch).loss)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.model(**batch).logits[:, -1, 0]
 
     def on_validation_epoch_end(self) -> None:
         self.log("val_highest", torch.stack(self.losses).max())
@@ -146,6 +154,7 @@ def run(role: str, order: dict[str, Any]) -> dict[str, Any]:
 
     module, watch = Lit(order), Watch(order)
     strategy = "auto" if role == "plain" else SpmdZeroStrategy(stage=order["stage"])
+    held_out = DataLoader(data_of(order, seed=2), batch_size=order["rows"])
     trainer = lightning.Trainer(
         accelerator="cpu", devices=1, strategy=strategy, max_steps=order["steps"], max_epochs=-1,
         accumulate_grad_batches=order["gas"], gradient_clip_val=order["clip"],
@@ -154,14 +163,19 @@ def run(role: str, order: dict[str, Any]) -> dict[str, Any]:
         callbacks=[watch], logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, num_nodes=order["hosts"],
     )  # fmt: skip
+    found: dict[str, Any] = {}
+    if order["evaluates_first"]:
+        found["tested"] = trainer.test(module, held_out, verbose=False)
+        found["predicted"] = [rows.tolist() for rows in trainer.predict(module, held_out) or ()]
+        found["validated first"] = trainer.validate(module, held_out, verbose=False)
     torch.manual_seed(1)
     loader = DataLoader(data_of(order, seed=1), batch_size=order["rows"], shuffle=order["shuffle"])
-    held_out = DataLoader(data_of(order, seed=2), batch_size=order["rows"])
     trainer.fit(module, loader, held_out, ckpt_path=order["resume"], weights_only=False)
-    seen: dict[str, Any] = dict(watch.seen)
+    seen: dict[str, Any] = watch.seen | found
     if role == "spmdzero":
         engine = trainer.strategy.deepspeed_engine
         seen["folding"] = [engine.folding.folded, engine.folding.traced]
+        seen["rows"] = engine.train_micro_batch_size_per_gpu() * engine.mesh.size
         seen["dtype"] = str(next(module.parameters()).dtype)
         seen["enabled"] = [engine.spmd_config.bf16.enabled, engine.spmd_config.fp16.enabled]
     return seen

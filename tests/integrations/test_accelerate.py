@@ -66,6 +66,8 @@ def assert_same_evaluation(ours: Seen, plain: Seen) -> None:
 def test_a_script_on_8_devices_has_the_numbers_of_accelerate_alone():
     seen = loop("plain,spmdzero", [ORDERS["uneven"]], devices=8)
     (plain,), (ours,) = seen["plain"], seen["spmdzero"]
+    # Collectives before anything is prepared.
+    assert ours["before"] == plain["before"] == [["a"], ["b"], [1.0], [1.0]]
     assert_same_numbers(ours, plain)
     assert_same_evaluation(ours, plain)
 
@@ -253,6 +255,7 @@ def test_collectives_take_outputs_of_the_engine(found: dict[str, Seen]):
         # accelerate's own.
         "_two": "AssertionError: You can't use same `Accelerator()` instance with multiple models",
         "_second": "SpmdZeroUsageError: backward of a loss that this engine's forward had no part",
+        "_plain_backward": "SpmdZeroUsageError: optimizer.step() of accelerate after loss.back",
         "_tensor": "SpmdZeroConfigError: tensor_parallel.autotp_size = 2",
         "_hosts": "SpmdZeroUsageError: accelerate counts 1 process, and 4 hosts train together",
     }.items(),

@@ -1,6 +1,7 @@
 """The engine that clients drive: rows of a process, any number of them, sums over items."""
 
 import copy
+import operator
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import spmdzero
 from spmdzero.engine import release
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.integrations._initialize import config_of_devices, initialize_for_client
+from tests.support.bounds import assert_summed
 from tests.support.engines import assert_trained_as, config
 
 ROWS = 16
@@ -42,6 +44,21 @@ class Tied(Tokens):
     def __init__(self) -> None:
         super().__init__()
         self.head.weight = self.embed.weight
+
+
+def test_errors_name_the_rows_that_the_client_counts() -> None:
+    engine = initialize_for_client(
+        model=Tokens(),
+        config=config(train_micro_batch_size_per_gpu=ROWS, gradient_accumulation_steps=2),
+    )[0]
+    with pytest.raises(SpmdZeroUsageError, match="rows of a process here, 2 on each of its 8"):
+        engine.train_batch(batch(3 * ROWS))
+    engine.destroy()
+    with pytest.raises(SpmdZeroConfigError, match=r"each of this process's 8 devices takes of.*16"):
+        initialize_for_client(
+            model=Tokens(),
+            config=config(train_micro_batch_size_per_gpu=ROWS, train_batch_size=ROWS + 1),
+        )
 
 
 def test_tied_weights_are_one_tensor_in_a_state_dict() -> None:
@@ -134,8 +151,8 @@ def test_an_output_is_an_input_again_with_its_gradient() -> None:
         0
     ]
     with torch.no_grad():
-        torch.testing.assert_close(engine(engine(x)).cpu(), theirs(theirs(x)))
-        torch.testing.assert_close(engine.module(engine.module(x)).cpu(), theirs(theirs(x)))
+        assert_summed(engine(engine(x)).cpu(), theirs(theirs(x)))
+        assert_summed(engine.module(engine.module(x)).cpu(), theirs(theirs(x)))
     engine.backward(engine(engine(x)).square().mean())
     theirs(theirs(x)).square().mean().backward()
     for own, other in zip(engine.module.parameters(), theirs.parameters(), strict=True):
@@ -164,6 +181,72 @@ def test_a_loss_computed_from_logits_with_labels_on_the_cpu() -> None:
         adam.zero_grad()
         assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
     assert_trained_as(engine, theirs)
+
+
+class Pairs(nn.Module):
+    """A reward model: the second half of the rows are answers that the first half's are above."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # A bias of all rewards has no gradient but for rounding.
+        self.body, self.head = nn.Linear(6, 16), nn.Linear(16, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        rewards = self.head(self.body(x).tanh())[:, 0]
+        chosen, rejected = rewards.chunk(2)
+        margins = chosen - rejected
+        return {"loss": -F.logsigmoid(margins).mean(), "rewards": rewards, "margins": margins}
+
+
+def loss_outside(outputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    chosen, rejected = outputs["rewards"].chunk(2)
+    return F.softplus(rejected - chosen).mean()
+
+
+# A loader of 16 rows, of which a forward joins two batches. Then an epoch's ends: of eight pairs,
+# and of five, which 8 devices can't share.
+JOINED = (32, 32, 32, 16, 10)
+
+
+@pytest.mark.parametrize(
+    "loss_of", [operator.itemgetter("loss"), pytest.param(loss_outside, marks=pytest.mark.slow)]
+)
+def test_batches_that_a_client_joins_are_paired_and_train_as_on_one_device(loss_of: Any) -> None:
+    engine, theirs, adam = both(kind=Pairs)
+    for seed, rows in enumerate(JOINED):
+        torch.manual_seed(seed)
+        x = torch.randn(rows, 6)
+        found, wanted = engine(x), theirs(x)
+        loss = loss_of(found)
+        engine.backward(loss)
+        engine.step()
+        for name in ("rewards", "margins"):
+            # fp32 sums in another order.
+            ours = found[name].detach().cpu()
+            torch.testing.assert_close(ours, wanted[name].detach(), rtol=1e-5, atol=1e-6)
+        assert loss.item() == pytest.approx(loss_of(wanted).item(), rel=1e-5)
+        loss_of(wanted).backward()
+        adam.step()
+        adam.zero_grad()
+    assert_trained_as(engine, theirs)
+    engine.eval()
+    with torch.no_grad():
+        # As many as a batch of the loader has, which are the rows of eight pairs here.
+        x = torch.randn(ROWS, 6)
+        found, wanted = engine(x)["margins"].cpu(), theirs(x)["margins"]
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_rows_that_are_no_multiple_of_the_loaders_train_on_every_device_and_say_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine, theirs, _ = both(kind=Pairs)
+    x = torch.randn(24, 6)
+    with caplog.at_level("WARNING", "spmdzero"):
+        loss = engine(x)["loss"]
+    assert loss.item() == pytest.approx(theirs(x)["loss"].item(), rel=1e-5)
+    assert "24 rows, where a batch of the loader has 16" in caplog.text
+    assert "per_device_train_batch_size" in caplog.text
 
 
 @pytest.mark.parametrize("rows", [16, 24, 5])

@@ -16,6 +16,8 @@ ORDERS: dict[str, Seen] = {
     "accumulation": {"data": 160, "gas": 4, "steps": 12, "validate_every": 5},
     "frozen": {"frozen": True, "schedule": "epoch"},
     "stage 1": {"stage": 1, "gas": 4, "data": 128, "clip": None},
+    # The last batch has five rows.
+    "evaluates first": {"data": 37, "evaluates_first": True, "steps": 2},
 }
 # fp32 of two orders of summation: 1e-7 apart in each operation, and 20 steps of AdamW.
 TOLERANCE = 1e-5
@@ -40,8 +42,17 @@ def assert_same_numbers(ours: Seen, plain: Seen) -> None:
 
 
 def test_a_script_on_8_devices_has_the_numbers_of_lightning_alone():
-    seen = loop("plain,spmdzero", [ORDERS["uneven"]], devices=8)
-    (plain,), (ours,) = seen["plain"], seen["spmdzero"]
+    orders = [ORDERS["uneven"], ORDERS["evaluates first"]]
+    seen = loop("plain,spmdzero", orders, devices=8)
+    (plain, evaluated), (ours, by_us) = seen["plain"], seen["spmdzero"]
+    # Without a fit, and so without a loader that says how many rows it has.
+    for name in ("tested", "validated first", "predicted"):
+        # A logit is a sum of 64 products, whose rounding stays where the sum is nearly 0.
+        wanted = pytest.approx(flat(evaluated[name]), rel=TOLERANCE, abs=1e-6)
+        assert flat(by_us[name]) == wanted, name
+    # The fit that follows takes those of its own.
+    assert by_us["rows"] == 16
+    assert_same_numbers(by_us, evaluated)
     assert len(plain["validated"]) > 5
     assert plain["validated"][0].keys() == {
         *("val_accuracy", "val_right", "val_loss", "val_highest")

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-KINDS = ("scenarios", "refusals", "results")
+KINDS = ("scenarios", "refusals", "results", "trl")
 
 
 def run(name: str, side: Any) -> Any:

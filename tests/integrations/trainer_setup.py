@@ -76,14 +76,16 @@ class Side:
         return kind(**(usual | where | changes))
 
 
-def gpt2(seed: int = 0, **changes: Any) -> GPT2LMHeadModel:
+def gpt2(
+    seed: int = 0, *, kind: type[Any] = GPT2LMHeadModel, **changes: Any
+) -> GPT2LMHeadModel | Any:
     """A GPT-2 of two layers without dropout."""
     torch.manual_seed(seed)
     usual = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     shape = {"n_layer": 2, "n_head": 2, "n_embd": 64, "n_positions": LENGTH}
     # Some rows begin or end with the token of padding, and transformers asks which.
     tokens = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 5}
-    return GPT2LMHeadModel(GPT2Config(**(usual | shape | tokens | changes)))
+    return kind(GPT2Config(**(usual | shape | tokens | changes)))
 
 
 def bert() -> BertForSequenceClassification:

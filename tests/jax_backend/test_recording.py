@@ -12,6 +12,7 @@ from spmdzero.backend import Mesh, current
 from spmdzero.backend.jax._operations import AtenOp
 from spmdzero.errors import SpmdZeroRuntimeError
 from spmdzero.plan import MeshSpec
+from tests.support.bounds import rounded
 
 DEVICE = torch.device("xla", 0)
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -125,7 +126,7 @@ def test_an_operation_of_a_list_is_that_of_each(mesh: Mesh) -> None:
     tensors = [torch.full((2,), float(n), device=DEVICE) for n in range(3)]
     torch._foreach_mul_(tensors, 2.0)
     norms = torch._foreach_norm(torch._foreach_add(tensors, tensors))
-    assert [norm.item() for norm in norms] == pytest.approx([0.0, 32**0.5, 128**0.5])
+    assert [norm.item() for norm in norms] == rounded([0.0, 32**0.5, 128**0.5])
 
 
 def test_memory_is_refused_without_a_look_for_torch_xla(mesh: Mesh) -> None:
@@ -164,4 +165,4 @@ def test_in_inference_mode_what_views_a_tensor_is_of_its_kind_as_in_torch(mesh: 
             computed = made * 2
             views = [made.detach(), made.view(-1), made.t(), computed.detach(), computed.t()]
         assert [view.is_inference() for view in views] == [False] * 3 + [True] * 2, device
-        torch.testing.assert_close(views[-1].cpu(), torch.full((3, 2), 2.0))
+        assert torch.equal(views[-1].cpu(), torch.full((3, 2), 2.0))

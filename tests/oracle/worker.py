@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tests.oracle.draws import Case
 from tests.oracle.model import ROWS, make_batch, make_model
 from tests.oracle.peer import WORLD, Peer, this_process
@@ -22,11 +24,15 @@ def train(engine: Any, case: Case, *, rows: slice) -> list[dict[str, Any]]:
         for micro in range(engine.gradient_accumulation_steps()):
             lr_used = [float(lr) for lr in engine.get_lr()]
             loss = engine(*(tensor[rows] for tensor in make_batch(step, micro)))
-            engine.backward(loss)
+            engine.backward(_scaled(loss, engine.optimizer))
             boundary = bool(engine.is_gradient_accumulation_boundary())
             engine.step()
             norm = engine.get_global_grad_norm()
-            scale = getattr(engine.optimizer, "cur_scale", None)
+            scale = _scale_without_zero(engine.optimizer)
+            if scale is None:
+                scale = getattr(engine.optimizer, "cur_scale", None)
+            else:
+                norm = None
             records.append(
                 {
                     "step": step,
@@ -46,6 +52,18 @@ def train(engine: Any, case: Case, *, rows: slice) -> list[dict[str, Any]]:
                 }
             )
     return records
+
+
+def _scale_without_zero(optimizer: Any) -> float | None:
+    """The loss scale of DeepSpeed's fp16 optimizers without ZeRO, None for any other."""
+    config = getattr(optimizer, "loss_scale_config", None)
+    return None if config is None else config.cur_scale
+
+
+def _scaled(loss: torch.Tensor, optimizer: Any) -> torch.Tensor:
+    """The loss, multiplied as DeepSpeed's releases did before 0.19.8 left it out."""
+    scale = _scale_without_zero(optimizer)
+    return loss if scale is None else loss.float() * scale
 
 
 def run(peer: Peer, case: Case, *, refusals: tuple[type[Exception], ...]) -> dict[str, Any]:

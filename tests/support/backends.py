@@ -1,6 +1,10 @@
 """What a process of each backend is told, and whether it can be one."""
 
 import importlib.util
+import os
+
+# The instructions that XLA may use, as if of another processor: `make test-processors`.
+_ISA = os.environ.get("TEST_XLA_ISA", "")
 
 # Compiling is what the suite spends its time on. The first flag leaves out LLVM's optimisation of
 # the machine code (a third of the CPU time is left), the second writes fusions by XLA's older
@@ -9,10 +13,11 @@ import importlib.util
 # what is the same bit for bit in a user's run is so here. XLA's own passes, and so the ledgers,
 # stay as they are.
 _TORCH_XLA_FLAGS = (
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_max_isa=AVX"
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    f" --xla_cpu_max_isa={_ISA or 'AVX'}"
 )
 # The first one's of JAX, whose versions of XLA lack others.
-_JAX_FLAGS = "--xla_backend_optimization_level=0"
+_JAX_FLAGS = "--xla_backend_optimization_level=0" + (f" --xla_cpu_max_isa={_ISA}" if _ISA else "")
 # A compiled program takes 40 to 130 of the 65,530 memory maps that Linux lets a process have, and
 # torch_xla keeps 2,048 programs: the whole suite in one process would end in a segmentation fault
 # (with 512 it did, in the middle).

@@ -1,6 +1,8 @@
 """Writes each key that DeepSpeed reads of a config to tests/data/deepspeed_0_19_8_keys.json.
 
 A key's value there is `{"default": ...}`, or `{}` where its default is no JSON value or unknown.
+And to tests/data/deepspeed_unknown_keys.json, by section, whether it refuses or ignores a key that
+it doesn't know.
 
 Needs DeepSpeed 0.19.8 (``pip install '.[bench]'``) and ``DS_ACCELERATOR=cpu``. A recording dict
 notes what DeepSpeed's own config class asks it for; a pydantic section adds its fields, by each
@@ -24,7 +26,9 @@ from deepspeed.runtime.tensor_parallel.config import TPTrainingConfig
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
 
-OUT = Path(__file__).parents[1] / "data" / "deepspeed_0_19_8_keys.json"
+DATA = Path(__file__).parents[1] / "data"
+OUT = DATA / "deepspeed_0_19_8_keys.json"
+UNKNOWN = DATA / "deepspeed_unknown_keys.json"
 
 # DeepSpeed reads the section as keyword arguments of this model.
 MODELS = {
@@ -103,6 +107,23 @@ def of_model(at, model):
                 yield from of_model(f"{at}.{field.alias or name}", inner)
 
 
+def unknown_in(section):
+    config = {
+        "train_batch_size": 1,
+        "optimizer": {"type": "Adam", "params": {}},
+        "scheduler": {"type": "WarmupLR", "params": {}},
+    }
+    holder = config
+    for part in filter(None, section.split(".")):
+        holder = holder.setdefault(part, {})
+    holder["no_such_key"] = 1
+    try:
+        DeepSpeedConfig(config)
+    except pydantic.ValidationError:
+        return "refused"
+    return "ignored"
+
+
 def main():
     sections = {name: Recorder({}, name) for name in SECTIONS}
     sections["checkpoint"]["parallel_write"] = Recorder({}, "checkpoint.parallel_write")
@@ -120,6 +141,10 @@ def main():
         keys.update(of_model(at, model))
     lines = (f"{json.dumps(key)}: {json.dumps(keys[key])}" for key in sorted(keys))
     OUT.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    nested = ["checkpoint.parallel_write", "timers", "zero_optimization.offload_optimizer"]
+    nested.append("zero_optimization.offload_param")
+    of_section = {at: unknown_in(at) for at in sorted(["", *MODELS, *SECTIONS, *nested])}
+    UNKNOWN.write_text(json.dumps(of_section, indent=1) + "\n")
 
 
 if __name__ == "__main__":

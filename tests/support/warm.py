@@ -153,9 +153,13 @@ class _Server:
 def serve() -> None:
     """Answers each job, a line of JSON: with the exit status of its fork, or at once its id."""
     sys.path[0] = sys.argv[1]
-    import spmdzero.cli
+    import torch
+
+    import spmdzero.integrations
 
     spmdzero.backend.current()
+    # The first of a process imports torch's compiler.
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
 
     del sys.path[0]
     # The forks share what is there, and don't look through it for what can be freed.

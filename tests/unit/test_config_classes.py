@@ -5,14 +5,18 @@ from pathlib import Path
 
 from spmdzero.config import NO_MEANING, load_config
 from spmdzero.config._deprecated import DEPRECATED, SECOND_SPELLINGS
+from spmdzero.config._ignored import IGNORING
 from spmdzero.config._keys import REMOVED
 from spmdzero.config._models import SECTIONS
 from spmdzero.config._must_be_off import OFF_ONLY, OffSection
 from spmdzero.errors import SpmdZeroConfigError
 from tests.support.refusals import nested, refused
 
-KEYS = json.loads((Path(__file__).parents[1] / "data/deepspeed_0_19_8_keys.json").read_text())
+DATA = Path(__file__).parents[1] / "data"
+KEYS = json.loads((DATA / "deepspeed_0_19_8_keys.json").read_text())
+UNKNOWN = json.loads((DATA / "deepspeed_unknown_keys.json").read_text())
 DEFAULTS = {key: entry["default"] for key, entry in KEYS.items() if "default" in entry}
+REQUIRED = {"optimizer": {"type": "Adam"}, "scheduler": {"type": "WarmupLR"}}
 SPELLINGS = {**DEPRECATED, **SECOND_SPELLINGS}
 
 
@@ -25,11 +29,53 @@ def reason(config):
     return ""
 
 
-def test_every_key_of_deepspeed_is_known_to_the_reader_and_in_one_table_at_most():
+def test_every_key_of_deepspeed_is_known_to_the_reader_and_in_one_table_at_most(caplog):
     assert len(KEYS) > 200
     assert [key for key in KEYS if "has no key" in reason(nested(key, "no such value"))] == []
+    assert ignored(caplog) == []
     tables = [set(NO_MEANING), set(OFF_ONLY), set(REMOVED)]
     assert len(set.union(*tables)) == sum(map(len, tables))
+
+
+def ignored(caplog):
+    """The keys that were said to be ignored, and the hints."""
+    records = [record for record in caplog.records if "ignores it" in record.msg]
+    return [record.args for record in records]
+
+
+def test_an_unknown_key_is_ignored_where_deepspeed_ignores_it_and_refused_where_it_refuses(caplog):
+    assert {at for at, does in UNKNOWN.items() if does == "ignored"} == {"", *IGNORING}
+    for section, does in UNKNOWN.items():
+        key = f"{section}.no_such_key".lstrip(".")
+        config = REQUIRED | nested(key, 1)
+        if section in REQUIRED:
+            config[section] |= REQUIRED[section]
+        caplog.clear()
+        if does == "ignored":
+            assert load_config(config).source == config
+            assert load_config(config).model_dump() == load_config(REQUIRED).model_dump()
+            assert ignored(caplog) == [(key, "")]
+        else:
+            assert refused(config).key == key
+
+
+def test_an_ignored_key_is_said_once_with_the_known_one_that_it_resembles(caplog):
+    resembled = {
+        "gradient_cliping": "gradient_clipping",
+        "Train_Batch_Size": "train_batch_size",
+        "comms_config": "comms_logger",
+        "stage": "zero_optimization.stage",
+        "fp32_allreduce": "communication_data_type",
+        "data_types.grad_accumulation_dtype": "grad_accum_dtype",
+        "smpd": "spmd",
+    }
+    others = ["_comment", "log", "cuda_visible_devices"]
+    for key in [*resembled, *others]:
+        for _ in range(2):
+            load_config(nested(key, 1))
+    assert all(record.levelname == "WARNING" for record in caplog.records)
+    expected = [(key, f". Did you mean {name!r}?") for key, name in resembled.items()]
+    assert ignored(caplog) == [*expected, *((key, "") for key in others)]
 
 
 def test_the_defaults_of_deepspeed_are_accepted_and_ours():

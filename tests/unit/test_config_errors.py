@@ -22,21 +22,17 @@ def scheduler(type_: str, **params: Any) -> Any:
 
 def test_a_misspelt_key_is_named_with_its_nearest_name():
     meant = {
-        "gradient_cliping": "gradient_clipping",
-        "Train_Batch_Size": "train_batch_size",
         "zero_optimization.stge": "stage",
         "zero_optimization.offload_optimiser": "offload_optimizer",
         "bf16.enable": "enabled",
         "spmd.forwrd": "forward",
-        "data_types.grad_accumulation_dtype": "grad_accum_dtype",
     }
     rows = [(key, 1, f"Did you mean {name!r}?") for key, name in meant.items()]
     rows += [
         ("bf16.xyzzy", 1, "The known keys are: bf16_master_weights_and_grads, bf16_optimizer_sta"),
-        ("zero_optimization.xyzzy.x", 2, "zero_optimization has no key 'xyzzy'"),
     ]
-    assert differing(at(rows[:-1])) == []
-    assert refused({"zero_optimization.xyzzy": 2}).reason.startswith("the top level has no key")
+    assert differing(at(rows)) == []
+    assert refused({"zero_optimization": {"xyzzy": {"x": 2}}}).key == "zero_optimization.xyzzy"
     assert refused({"bf16": {1: True}}).key == "bf16"
 
 
@@ -89,7 +85,6 @@ def test_what_is_on_but_not_supported_is_refused_with_the_reason():
         ("data_types.param_dtype", "fp16", "choose fp32"),
         ("compile.deepcompile", True, "XLA"),
         ("data_types.keep_in_fp32_modules", ["bias"], "no buffer is cast"),
-        ("fp32_allreduce", True, "old key"),
         ("sequence_parallel_size", 2, "parallelism"),
         ("spmd.mesh", {}, '{"fsdp": -1}'),
         ("spmd.mesh", {"fsdp": 2, "model": 2}, "the mesh axes are"),
@@ -111,6 +106,9 @@ def test_an_optimizer_that_does_not_run_says_which_do():
         "zerooneadam": "Use Adam",
         "DeepSpeedCPUAdam": "never on the host. Use the optimizer of the same name without CPU",
         "MuAdamW": "mup package",
+        "FusedAdam": 'Write "AdamW"',
+        "fusedlamb": "the compiler fuses",
+        "Adafactr": "Use one of Adam",
         "Adafactor": "rows and columns",
         "LBFGS": "several times in one step",
         "SparseAdam": "sparse gradients",

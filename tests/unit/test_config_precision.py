@@ -2,8 +2,7 @@
 
 import pytest
 
-from spmdzero.config import load_config, require_scaled_loss
-from spmdzero.errors import SpmdZeroConfigError
+from spmdzero.config import load_config
 from tests.support.refusals import refused
 
 
@@ -61,20 +60,6 @@ def test_bf16_master_weights_and_states_go_together_with_zero():
 def test_a_parameter_dtype_that_the_sections_choose_is_accepted():
     for section, dtype in (({"bf16": {"enabled": True}}, "bf16"), ({}, "fp32")):
         load_config(section | {"data_types": {"param_dtype": dtype}})
-
-
-@pytest.mark.parametrize("scale", [{}, {"loss_scale": 1024}])
-def test_fp16_with_an_optimizer_is_refused_at_stage_0(scale):
-    fp16 = {"fp16": {"enabled": True} | scale}
-    with pytest.raises(SpmdZeroConfigError) as caught:
-        require_scaled_loss(load_config(fp16), optimizer="any")
-    error = caught.value
-    assert (error.key, error.value) == ("fp16.enabled", True)
-    assert "never multiplied" in error.reason
-    assert '"stage": 1' in error.fix
-    require_scaled_loss(load_config(fp16), optimizer=None)
-    at_stage_1 = {"zero_optimization": {"stage": 1}}
-    require_scaled_loss(load_config(fp16 | at_stage_1), optimizer="any")
 
 
 @pytest.mark.parametrize(

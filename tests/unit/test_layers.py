@@ -27,7 +27,7 @@ def files() -> dict[str, Path]:
     for path in ROOT.rglob("*.py"):
         parts = path.relative_to(ROOT).with_suffix("").parts
         parts = parts[:-1] if parts[-1] == "__init__" else parts
-        if parts and parts[0] not in ("__main__", "_initialize"):
+        if parts and parts[0] not in ("__main__", "_initialize", "_public"):
             found[".".join(("spmdzero", *parts))] = path
     return found
 

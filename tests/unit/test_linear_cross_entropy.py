@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.nn import LinearCrossEntropy, linear_cross_entropy
+from tests.support.bounds import assert_summed
 
 # Nothing here runs on the devices. But torch counts them at a process's first backward, and those
 # of tests that come later would find none.
@@ -59,9 +60,8 @@ def test_loss_and_gradients_are_torchs(reduction, bias, chunk):
 
 def test_fp32_is_torchs_to_its_rounding():
     (loss, grads), (expected, theirs) = _both(*_inputs())
-    # fp32 rounds at 6e-8; sums of up to 61 terms in another order.
-    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
-    torch.testing.assert_close(grads, theirs, rtol=1e-5, atol=1e-7)
+    assert_summed(loss, expected)
+    assert_summed(grads, theirs)
 
 
 def test_bf16_gradients_are_summed_and_scaled_in_fp32():
@@ -145,8 +145,8 @@ def test_autocast_casts_as_it_does_for_a_linear():
         loss = linear_cross_entropy(hidden, weight, labels)
         expected = F.cross_entropy(F.linear(hidden, weight).float(), labels)
     loss.backward()
-    # The same bf16 logits; fp32 sums in another order.
-    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
+    # The same bf16 logits.
+    assert_summed(loss, expected)
     assert weight.grad.dtype == torch.float32
 
 

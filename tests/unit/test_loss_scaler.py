@@ -43,7 +43,7 @@ def test_dynamic_scale_follows_deepspeed(name: str) -> None:
 
 
 def test_a_static_scale_stays() -> None:
-    scaler = LossScaler.from_config(Fp16Config(enabled=True, loss_scale=128.0))
+    scaler = LossScaler.from_config(Fp16Config(enabled=True, loss_scale=128.0), stage=2)
     for overflow in (True, False, True):
         scaler.update_scale(overflow)
     assert (scaler.cur_scale, scaler.scale_if_applied(), scaler.dynamic) == (128.0, 128.0, False)
@@ -51,5 +51,5 @@ def test_a_static_scale_stays() -> None:
 
 def test_a_dynamic_scale_starts_at_its_power_of_two() -> None:
     fp16 = Fp16Config(enabled=True, initial_scale_power=12, hysteresis=3, loss_scale_window=7)
-    scaler = LossScaler.from_config(fp16)
+    scaler = LossScaler.from_config(fp16, stage=2)
     assert (scaler.cur_scale, scaler.cur_hysteresis, scaler.scale_window) == (4096.0, 3, 7)

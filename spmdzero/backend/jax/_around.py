@@ -121,11 +121,5 @@ def _inside() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _autocast(dtype: torch.dtype | None) -> Iterator[None]:
-    if dtype is None:
-        yield
-        return
-    # C++ asks for the CPU's, and Python for that of the device it believes a tensor to be on.
-    with torch.autocast(DEVICE.type, dtype=dtype), torch.autocast("cpu", dtype=dtype):
-        yield
+def _autocast(dtype: torch.dtype | None) -> contextlib.AbstractContextManager[object]:
+    return contextlib.nullcontext() if dtype is None else torch.autocast(DEVICE.type, dtype=dtype)

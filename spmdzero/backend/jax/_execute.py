@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from spmdzero.backend._interrupts import held
 from spmdzero.backend._watching import note_joint, note_started, waiting
 from spmdzero.backend.jax import _own
 from spmdzero.backend.jax._apart import apart, as_held, as_known, mesh_of_host
@@ -246,10 +247,11 @@ def _start(roots: Sequence[Value], *, donate: bool) -> list[Value]:
         for place in error.outputs:
             wanted[place].failed = True
         raise
-    for value, array in zip(wanted, program.run(arrays), strict=True):
-        value.array, value.node = array, None
-    for place in ready.donated:
-        leaves[place].array = None
+    with held():
+        for value, array in zip(wanted, program.run(arrays), strict=True):
+            value.array, value.node = array, None
+        for place in ready.donated:
+            leaves[place].array = None
     return leaves
 
 

@@ -1,5 +1,6 @@
 """Operations that are answered in the place of a record: copies, reads, what writes unseen."""
 
+import math
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from spmdzero.backend.jax._dispatch import (
     value_of,
     write,
 )
-from spmdzero.backend.jax._tensor import LazyTensor, become, over
+from spmdzero.backend.jax._tensor import LazyTensor, become, meta_of, over
 from spmdzero.errors import SpmdZeroRuntimeError
 
 _aten = torch.ops.aten
@@ -41,6 +42,9 @@ def _to_copy(tensor: torch.Tensor, *, device: Any = None, **kwargs: Any) -> torc
     if device is not None and torch.device(device).type == "cpu":
         # C++ knows no other device, and may ask for a copy there when it means ours.
         device = None
+    if device is not None and torch.device(device).type == "meta":
+        # C++ asks what shape a sum has, one of whose terms is a zero that it never made.
+        return meta_of(tensor).to(kwargs.get("dtype") or tensor.dtype)
     if isinstance(tensor, LazyTensor):
         return recorded(_aten._to_copy.default, (tensor,), kwargs)
     return over(_host.moved(torch.ops.aten._to_copy.default(tensor, **kwargs)))
@@ -61,6 +65,16 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.shape != other.shape:
         return False
     return bool(dispatched(_aten.eq.Tensor, (one, other), {}).all().item())
+
+
+@special(_aten.is_same_size.default)
+def _is_same_size(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape
+
+
+@special(_aten._has_same_storage_numel.default)
+def _has_same_storage_numel(one: LazyTensor, other: LazyTensor) -> bool:
+    return math.prod(one.cell.value.shape) == math.prod(other.cell.value.shape)
 
 
 @special(_aten._linalg_check_errors.default)

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spmdzero._user_line import user_line
 from spmdzero.backend._current import arrays, runtime
+from spmdzero.backend._interrupts import held
 from spmdzero.backend.replica._around import Quirks
 from spmdzero.backend.replica._random import (
     IN_PLACE,
@@ -90,8 +91,9 @@ class RegionDispatch(TorchDispatchMode):
         makes = not _takes_mine(args)
         if _entered[-1] is not self or (makes and not _names_devices(kwargs)):
             return func(*args, **kwargs)
-        made = self._run(func, args, kwargs)
-        return self._quirks.made(made) if makes else made
+        with held():
+            made = self._run(func, args, kwargs)
+            return self._quirks.made(made) if makes else made
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # This is asked of each operation: which of them save is not known here.

@@ -10,6 +10,7 @@ from torch.func import functional_call
 
 from spmdzero._user_line import user_line
 from spmdzero.backend._current import arrays
+from spmdzero.backend._interrupts import let_in
 from spmdzero.backend._mesh import Mesh
 from spmdzero.backend._region import (
     AttentionCall,
@@ -126,7 +127,8 @@ class GlobalForward:
                     hooks.callback(after.remove)
             hooks.enter_context(self._around.global_forward())
             hooks.enter_context(same_on_hosts())
-            return module(*args, **kwargs)
+            with let_in():
+                return module(*args, **kwargs)
 
     def _keep_split(self, tree: Any) -> Any:
         return map_tensors(tree, lambda _, tensor: self._annotate(tensor))

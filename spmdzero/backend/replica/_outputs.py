@@ -1,6 +1,7 @@
 """How what a module returns leaves the replica region."""
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -27,12 +28,14 @@ class Outputs:
         self._mesh, self._rules, self._seed = mesh, rules, seed
         self._named: set[str] = set()
 
-    def leave(self, output: Any, replica_rows: set[int], flags: dict[str, torch.Tensor]) -> Any:
+    def leave(
+        self, output: Any, replica_rows: dict[int, int], flags: dict[str, torch.Tensor]
+    ) -> Any:
         """`output` in global space.
 
         Args:
             output: what the module returned, in replica space.
-            replica_rows: how many rows of a batch a replica has.
+            replica_rows: how many rows of a batch a replica has, and how many batches these join.
             flags: takes up, by label, whether replicas differ where they may not.
 
         Raises:
@@ -64,7 +67,7 @@ class Outputs:
         self,
         path: str,
         tensor: torch.Tensor,
-        replica_rows: set[int],
+        replica_rows: dict[int, int],
         flags: dict[str, torch.Tensor],
     ) -> torch.Tensor:
         if not arrays.is_mine(tensor):
@@ -79,7 +82,9 @@ class Outputs:
                 f'output {path!r} carries a gradient, which "agree" would cut: declare "mean"'
             )
         if rule == "batch":
-            return leave_batch(tensor, self._rules.batch_dim, self._mesh, self._seed)
+            dim = self._rules.batch_dim
+            joined = replica_rows.get(tensor.shape[dim], 1)
+            return leave_batch(tensor, dim, self._mesh, self._seed, joined=joined)
         if rule == "mean":
             with programs.scope(f"zero.output/{path or 'loss'}"):
                 return leave_mean(tensor, self._mesh, self._seed)
@@ -107,7 +112,9 @@ class Outputs:
                 ", ".join(repr(path) for path in paths),
             )
 
-    def _rule_for(self, path: str, tensor: torch.Tensor, replica_rows: set[int]) -> OutputRule:
+    def _rule_for(
+        self, path: str, tensor: torch.Tensor, replica_rows: dict[int, int]
+    ) -> OutputRule:
         if tensor.dim() == 0:
             return "mean" if tensor.is_floating_point() else "agree"
         dim = self._rules.batch_dim
@@ -122,5 +129,5 @@ class Outputs:
         )
 
 
-def _numbers(values: set[int]) -> str:
+def _numbers(values: Iterable[int]) -> str:
     return " or ".join(str(value) for value in sorted(values)) or "0"

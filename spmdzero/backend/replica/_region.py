@@ -16,6 +16,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from spmdzero._logging import log_once
 from spmdzero.backend._current import runtime
+from spmdzero.backend._interrupts import let_in
 from spmdzero.backend._mesh import Mesh
 from spmdzero.backend._region import (
     AttentionCall,
@@ -36,6 +37,7 @@ from spmdzero.backend.replica._dispatch import RegionDispatch
 from spmdzero.backend.replica._kept import kept_tensors, refuse_new
 from spmdzero.backend.replica._outputs import Outputs
 from spmdzero.backend.replica._random import ReplicaRandom
+from spmdzero.backend.replica._reentrant import second_runs
 from spmdzero.errors import ReplicaRegionError
 
 
@@ -78,6 +80,8 @@ class ReplicaRegion:
         self.replicas = mesh.place(ids, mesh.batch_spec(1))
         # The latest call's state; None when that was folded, whose backward pass brings its own.
         self._state: Mapping[str, torch.Tensor] | None = None
+        # Backward passes that run in it, one inside of another.
+        self._in_backward = 0
         self.disagreements: dict[str, torch.Tensor] = {}
         self.recomputes = False
         self.read_at: str | None = None
@@ -103,7 +107,7 @@ class ReplicaRegion:
 
     def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Tracing) -> Passage:
         """As a call, but nothing of the module is read or written."""
-        replica_rows: set[int] = set()
+        replica_rows: dict[int, int] = {}
         unshared: list[Batch] = []
 
         def enter_input(_: str, tensor: Any) -> torch.Tensor:
@@ -112,8 +116,11 @@ class ReplicaRegion:
             if not tensor.shared:
                 unshared.append(tensor)
                 return enter_whole(tensor.tensor, self._mesh, self._seed)
-            replica_rows.add(tensor.tensor.shape[tensor.dim] // self._mesh.size)
-            return enter_batch(tensor.tensor, tensor.dim, self._mesh, self._seed)
+            whole, dim, joined = tensor.tensor, tensor.dim, tensor.joined
+            rows = whole.shape[dim] // self._mesh.size
+            # A model that pairs the rows of two batches returns as many as one of them has.
+            replica_rows.update({rows // joined: 1, rows: joined})
+            return enter_batch(whole, dim, self._mesh, self._seed, joined=joined)
 
         parameters, buffers = self._enter_state(own)
         entered_args, entered_kwargs = map_tensors((args, dict(kwargs)), enter_input)
@@ -145,9 +152,19 @@ class ReplicaRegion:
                 dispatch.random, self._upload, self._enter_whole, loops=loops
             )
             with around:
-                output = functional_call(self._module, state, args, kwargs)
+                with let_in(), second_runs(lambda: self._again(state)):
+                    output = functional_call(self._module, state, args, kwargs)
                 output = self._around.finish(output)
         return output, dispatch
+
+    @contextlib.contextmanager
+    def _again(self, state: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Around a part of the forward that runs again, in a backward pass that may have none."""
+        if self._in_backward:
+            yield
+            return
+        with self.backward(state):
+            yield
 
     def look(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What a call would return; nothing of the module is written, and no backward may come.
@@ -203,8 +220,12 @@ class ReplicaRegion:
                 return
             state, self._state = self._state, {}
         inside = _reparametrize_module(self._module, dict(state), tie_weights=True)
-        with self._dispatch(key, read) as dispatch, self._around.backward(), inside:
-            yield
+        self._in_backward += 1
+        try:
+            with self._dispatch(key, read) as dispatch, self._around.backward(), inside:
+                yield
+        finally:
+            self._in_backward -= 1
         self.read_at = self.read_at or dispatch.read_at
 
     def _own(self) -> Tracing:
@@ -233,7 +254,9 @@ class ReplicaRegion:
         for name, parameter in own.parameters.items():
             if parameter.requires_grad and torch.is_grad_enabled():
                 refuse_gradient_hooks(name, parameter)
-                parameters[name] = enter_parameter(parameter, name, self._mesh, own.sink)
+                parameters[name] = enter_parameter(
+                    parameter, name, self._mesh, self._seed, own.sink
+                )
             else:
                 parameters[name] = self._enter_whole(parameter.detach())
         return parameters, {name: self._enter_whole(each) for name, each in own.buffers.items()}

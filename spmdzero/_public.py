@@ -1,0 +1,78 @@
+"""The names of `spmdzero`, but modules by DeepSpeed's paths; all layers are imported for them."""
+
+from spmdzero._initialize import initialize
+from spmdzero.audit import AuditReport, Diagnosis, Finding, audit, auditing, doctor
+from spmdzero.backend import replicated
+from spmdzero.compat import accelerator, checkpointing, comm
+from spmdzero.compat.accelerator import get_accelerator
+from spmdzero.compat.comm import init_distributed
+from spmdzero.compat.helpers import OnDevice, add_config_arguments
+from spmdzero.compat.logging import log_dist, logger
+from spmdzero.compat.runtime_config import DeepSpeedConfig, DeepSpeedConfigError
+from spmdzero.engine import Engine
+from spmdzero.engine import Engine as DeepSpeedEngine
+from spmdzero.engine import ZeroOptimizer as DeepSpeedOptimizer
+from spmdzero.errors import (
+    AuditError,
+    NonFiniteError,
+    ReplicaRegionError,
+    SpmdZeroCheckpointError,
+    SpmdZeroConfigError,
+    SpmdZeroError,
+    SpmdZeroRuntimeError,
+    SpmdZeroUsageError,
+)
+from spmdzero.explain import Explanation, explain
+from spmdzero.inspect import (
+    CollectiveLedger,
+    ShardView,
+    local_shards,
+    measure,
+    record_ledgers,
+    shards,
+)
+from spmdzero.plan import ShardingPlan
+from spmdzero.profiling import profile
+
+__all__ = [
+    "AuditError",
+    "AuditReport",
+    "CollectiveLedger",
+    "DeepSpeedConfig",
+    "DeepSpeedConfigError",
+    "DeepSpeedEngine",
+    "DeepSpeedOptimizer",
+    "Diagnosis",
+    "Engine",
+    "Explanation",
+    "Finding",
+    "NonFiniteError",
+    "OnDevice",
+    "ReplicaRegionError",
+    "ShardView",
+    "ShardingPlan",
+    "SpmdZeroCheckpointError",
+    "SpmdZeroConfigError",
+    "SpmdZeroError",
+    "SpmdZeroRuntimeError",
+    "SpmdZeroUsageError",
+    "accelerator",
+    "add_config_arguments",
+    "audit",
+    "auditing",
+    "checkpointing",
+    "comm",
+    "doctor",
+    "explain",
+    "get_accelerator",
+    "init_distributed",
+    "initialize",
+    "local_shards",
+    "log_dist",
+    "logger",
+    "measure",
+    "profile",
+    "record_ledgers",
+    "replicated",
+    "shards",
+]

@@ -1,0 +1,133 @@
+"""What `spmdzero explain` does: a process for each number of devices, then what they found."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from spmdzero.backend import choose
+from spmdzero.cli._settings import changed
+from spmdzero.config import backend_of, read
+from spmdzero.explain import Explanation, Topology, _passes, require_tpu_compiler
+from spmdzero.show import together
+
+_WORKER = "spmdzero.cli._explain_worker"
+_DEFAULT_DEVICES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is explained: the command's arguments of these names.
+
+    Attributes:
+        settings: dotted key of the config -> the value that ``--set`` gives it.
+    """
+
+    model: str
+    config: Path
+    settings: dict[str, Any]
+    batch: list[str]
+    tpu: list[str]
+    devices: int | None
+    own_stage: bool
+    meta: bool
+
+    def run(self, *, as_json: bool, html: Path | None, strict: bool, most: float | None) -> bool:
+        """Explains and prints; returns whether what was asked of the step holds.
+
+        Args:
+            as_json, html, strict: the command's options.
+            most: seconds that a step may take.
+        """
+        if self.meta and self.tpu and _passes.FOLDER not in os.environ:
+            _start_again(changed(read(self.config), self.settings))
+        explanations = [_explain_on(n, self._request(n, tpu)) for n, tpu in self._groups().items()]
+        self._print(explanations, as_json=as_json, html=html)
+        over = False if most is None else _over_budget(explanations, most)
+        return not over and not (strict and any(e.problems for e in explanations))
+
+    def _groups(self) -> dict[int, list[str]]:
+        """Number of devices -> the topologies of that many."""
+        groups: dict[int, list[str]] = {}
+        if self.devices is not None or not self.tpu:
+            groups[self.devices or _DEFAULT_DEVICES] = []
+        for name in self.tpu:
+            groups.setdefault(Topology.parse(name).devices, []).append(name)
+        return groups
+
+    def _request(self, devices: int, tpu: list[str]) -> dict[str, object]:
+        return {
+            "model": self.model,
+            "config": str(self.config),
+            "settings": self.settings,
+            "batch": [text.replace("{devices}", str(devices)) for text in self.batch],
+            "tpu": tpu,
+            "stages": [] if self.own_stage else [0, 1, 2],
+            "meta": self.meta,
+        }
+
+    def _print(self, explanations: list[Explanation], *, as_json: bool, html: Path | None) -> None:
+        settings = [f"{key}={json.dumps(value)}" for key, value in self.settings.items()]
+        told = (
+            ("command", shlex.join(["spmdzero", *sys.argv[1:]])),
+            ("config", " ".join([str(self.config), *settings])),
+            ("date", datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")),
+        )
+        page = together(explanations, told=told)
+        if as_json:
+            typer.echo(json.dumps([json.loads(e.to_json()) for e in explanations], indent=2))
+        else:
+            typer.echo(page.text())
+        if html is not None:
+            html.write_text(page.document())
+        for problem in (problem for e in explanations for problem in e.problems):
+            typer.echo(f"problem: {problem}", err=True)
+
+
+def _over_budget(explanations: list[Explanation], most: float) -> bool:
+    over = [line for e in explanations for line in e.over_budget(most)]
+    for line in over:
+        typer.echo(f"over budget: {line}", err=True)
+    for time in (time for e in explanations for time in e.times if time.seconds <= most):
+        typer.echo(
+            f"within budget: {time.target}: a step takes {1e3 * time.seconds:,.3f} ms of "
+            f"{1e3 * most:,.3f} ms",
+            err=True,
+        )
+    return bool(over)
+
+
+def _start_again(config: dict[str, Any]) -> None:
+    """Replaces this process: a model that fills memory leaves the TPU's compiler the rest of it."""
+    # Each backend needs a compiler of its own, and the config may name one.
+    choose(backend_of(config))
+    require_tpu_compiler()
+    again = [sys.executable, "-m", "spmdzero", *sys.argv[1:]]
+    # The Pythons that have this compiler have -P.
+    os.execv(sys.executable, [sys.executable, "-P", str(_passes.__file__), *again])
+
+
+def _explain_on(devices: int, request: dict[str, object]) -> Explanation:
+    """The explanation on so many virtual devices, which are fixed for a process's life."""
+    environment = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices)}
+    with tempfile.TemporaryDirectory() as folder:
+        asked, answered = Path(folder, "request.json"), Path(folder, "answer.json")
+        asked.write_text(json.dumps(request))
+        # Its log lines, the progress, go to this command's stderr.
+        done = subprocess.run(
+            [sys.executable, "-m", _WORKER, str(asked), str(answered)],
+            env=environment,
+            stdout=sys.stderr.fileno(),
+            check=False,
+        )
+        if done.returncode != 0:
+            raise typer.Exit(done.returncode if done.returncode == _passes.WAITING else 2)
+        return Explanation.from_json(answered.read_text())

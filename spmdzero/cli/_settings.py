@@ -1,0 +1,45 @@
+"""Keys of a config that the command line sets: ``bf16.enabled=true``."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from spmdzero.errors import SpmdZeroUsageError
+
+
+def changes(settings: Iterable[str]) -> dict[str, Any]:
+    """Dotted key -> value; what is no JSON is a string.
+
+    Raises:
+        SpmdZeroUsageError: not of that form.
+    """
+    found: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not all(key.split(".")):
+            raise SpmdZeroUsageError(f"--set {setting}: write KEY=VALUE, such as bf16.enabled=true")
+        try:
+            found[key] = json.loads(value)
+        except json.JSONDecodeError:
+            found[key] = value
+    return found
+
+
+def changed(config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """The config, itself, with these keys set; sections that it lacks are made.
+
+    Raises:
+        SpmdZeroUsageError: a key is inside of one that is no section.
+    """
+    for key, value in settings.items():
+        *sections, name = key.split(".")
+        holder: Any = config
+        for depth, section in enumerate(sections, 1):
+            holder = holder.setdefault(section, {})
+            if not isinstance(holder, dict):
+                raise SpmdZeroUsageError(
+                    f"--set {key}=...: {'.'.join(sections[:depth])} is {holder!r} in the config, "
+                    "and holds no keys"
+                )
+        holder[name] = value
+    return config

@@ -1,0 +1,218 @@
+"""What becomes of each key of a config, all of them at once and without a device."""
+
+import contextlib
+import copy
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from spmdzero.config._auto import with_stand_ins
+from spmdzero.config._batch_sizes import resolve_batch_sizes
+from spmdzero.config._deprecated import holder_of, modernise
+from spmdzero.config._keys import NO_MEANING, REMOVED
+from spmdzero.config._load import load_config
+from spmdzero.config._models import SECTIONS
+from spmdzero.config._must_be_off import OFF_ONLY, OffSection, OffValue
+from spmdzero.config._read import read
+from spmdzero.errors import SpmdZeroConfigError
+
+_STAGE = "zero_optimization.stage"
+_ROWS = ("train_batch_size", "train_micro_batch_size_per_gpu")
+# Sections that hold what their optimizer or schedule takes, and so have no keys of their own.
+_PARAMS = ("optimizer.params", "scheduler.params")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """A key that `spmdzero.initialize` raises for.
+
+    Attributes:
+        key: dotted path of the key.
+        value: what the config holds there.
+        reason: why it can't be honoured.
+        fix: the nearest thing that works.
+        line: the key and value to write in its place; "" where there is more than one way.
+    """
+
+    key: str
+    value: Any
+    reason: str
+    fix: str
+    line: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigReport:
+    """What becomes of each key of a config.
+
+    Attributes:
+        refused: keys that `spmdzero.initialize` raises for.
+        without_effect: dotted path of a key that changes nothing -> why.
+        auto: dotted path of a key that is "auto" -> what it is read as, unless a client writes it.
+        honoured: dotted path -> value.
+        notes: what the log of a run would warn of.
+    """
+
+    refused: tuple[Refused, ...]
+    without_effect: dict[str, str]
+    auto: dict[str, str]
+    honoured: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def check_config(config: str | os.PathLike[str] | dict[str, Any]) -> ConfigReport:
+    """What `load_config` makes of each key; "auto" stands for a number that a client writes.
+
+    What depends on the number of devices, or on the model, isn't checked.
+
+    Args:
+        config: path of a JSON or Hjson file, the base64 encoding of its text, or its content.
+
+    Raises:
+        SpmdZeroConfigError: it can't be read.
+    """
+    given = read(config)
+    modern = copy.deepcopy(given)
+    with _said() as notes:
+        refused = tuple(_Search(*with_stand_ins(given)).refused())
+        _modernised(modern)
+        _, read_as = with_stand_ins(modern)
+    without_effect, auto, honoured = {}, {}, {}
+    for key, value in _leaves(modern):
+        if any(f"{key}.".startswith(f"{r.key}.") or r.key.startswith(f"{key}.") for r in refused):
+            continue
+        if why := NO_MEANING.get(key) or _why_nothing(key):
+            without_effect[key] = why
+        elif key in read_as:
+            auto[key] = read_as[key]
+        else:
+            honoured[key] = value
+    return ConfigReport(
+        refused=refused,
+        without_effect=without_effect,
+        auto=auto,
+        honoured=honoured,
+        notes=tuple(notes),
+    )
+
+
+@dataclass
+class _Search:
+    """Refusals one after the other: each is taken out, so that the next one shows."""
+
+    config: dict[str, Any]
+    auto: dict[str, str]
+    _out: set[str] = field(default_factory=set)
+
+    def refused(self) -> Iterator[Refused]:
+        """All of them; `config` has none afterwards."""
+        while (error := self._next()) is not None:
+            # A section that lacks what was taken out of it is no error of the user's.
+            if error.key not in self._out:
+                yield Refused(
+                    key=error.key, value=error.value, reason=error.reason, fix=error.fix,
+                    line=_line(error.key),
+                )  # fmt: skip
+            if not self._take_out(error.key):
+                return
+
+    def _next(self) -> SpmdZeroConfigError | None:
+        try:
+            checked = load_config(self.config)
+            if not self.auto.keys() & {*_ROWS} and not self._out & {*_ROWS}:
+                # Of any number of devices: only that one of them is given.
+                devices = checked.train_batch_size or 1
+                if not {*_ROWS} & self.config.keys():
+                    resolve_batch_sizes(checked, dp_world_size=devices)
+        except SpmdZeroConfigError as error:
+            return error
+        return None
+
+    def _take_out(self, key: str) -> bool:
+        """Takes out the key, or the innermost section around it; returns whether there is one."""
+        if holder_of(self.config, key)[0] is None:
+            # It has its present name in what is raised, and an older one in the file.
+            _modernised(self.config)
+        self._out.add(key)
+        while key:
+            holder, name = holder_of(self.config, key)
+            if holder is not None:
+                del holder[name]
+                if key == _STAGE:
+                    # Without ZeRO other keys would be refused, which are right.
+                    holder[name] = 2
+                return True
+            key = key.rpartition(".")[0]
+        return False
+
+
+def _modernised(config: dict[str, Any]) -> None:
+    # What it raises, `load_config` raises too.
+    with contextlib.suppress(SpmdZeroConfigError):
+        modernise(config)
+
+
+@contextlib.contextmanager
+def _said() -> Iterator[list[str]]:
+    """What spmdzero's log warns of meanwhile, each once; nothing is printed."""
+    said: list[str] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if record.levelno >= logging.WARNING and text not in said:
+            said.append(text)
+        return False
+
+    logger = logging.getLogger("spmdzero")
+    logger.addFilter(keep)
+    try:
+        yield said
+    finally:
+        logger.removeFilter(keep)
+
+
+def _leaves(section: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted path and value of each key that is no section."""
+    for name, value in section.items():
+        key = f"{at}.{name}".lstrip(".")
+        if isinstance(value, Mapping) and value and (key in SECTIONS or key in _PARAMS):
+            yield from _leaves(value, key)
+        else:
+            yield key, value
+
+
+def _why_nothing(key: str) -> str:
+    """Why a key that isn't refused has no effect, "" where it has one."""
+    section, _, name = key.rpartition(".")
+    if key in OFF_ONLY or key in REMOVED:
+        return "it asks for nothing"
+    if section in _PARAMS or name in SECTIONS[section].json_keys():
+        return ""
+    return "DeepSpeed doesn't know this key and ignores it"
+
+
+def _line(key: str) -> str:
+    if key == _STAGE:
+        return '"stage": 2'
+    section, _, name = key.rpartition(".")
+    rule = OFF_ONLY.get(key) or OFF_ONLY.get(section)
+    if isinstance(rule, OffSection) and key not in OFF_ONLY and name not in rule.off:
+        # An unknown key of a section that is off.
+        return ""
+    value = _off(rule) if rule is not None else None
+    at = key if key in OFF_ONLY else section
+    return "" if value is None else f"{json.dumps(at.rpartition('.')[2])}: {json.dumps(value)}"
+
+
+def _off(rule: OffValue | OffSection) -> Any:
+    """A value that asks for nothing; None where the key has to go."""
+
+    def first(off: Any) -> Any:
+        return off[0] if isinstance(off, tuple) else off
+
+    if isinstance(rule, OffSection):
+        return {name: first(value) for name, value in rule.off.items()}
+    return first(rule.off)

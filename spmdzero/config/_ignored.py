@@ -1,0 +1,80 @@
+"""Keys that DeepSpeed doesn't know and trains without a word about: comments, old names, slips."""
+
+import logging
+from collections.abc import Mapping, Set
+from typing import Any
+
+from spmdzero._logging import is_new
+from spmdzero._names import did_you_mean
+from spmdzero.config._models import SECTIONS
+from spmdzero.config._must_be_off import OFF_ONLY, OffSection
+from spmdzero.config._screen import off_names
+
+_logger = logging.getLogger("spmdzero")
+
+IGNORING = [
+    "activation_checkpointing",
+    "aio",
+    "autotuning",
+    "checkpoint",
+    "checkpoint.parallel_write",
+    "data_efficiency",
+    "data_types",
+    "expert_parallel",
+    "flops_profiler",
+    "optimizer",
+    "scheduler",
+    "timers",
+    "torch_autocast",
+]
+"""The sections that DeepSpeed reads key by key, so that it never sees one that it doesn't know.
+
+Of the others it makes a pydantic model without extra keys (runtime/config_utils.py).
+"""
+
+_OLD = {"fp32_allreduce": "communication_data_type"}
+
+
+def ignore_unknown(config: dict[str, Any]) -> None:
+    """Takes out, in place, what DeepSpeed doesn't know and ignores; each is said once."""
+    top = known_names("")
+    for name in [name for name in config if name not in top]:
+        del config[name]
+        _say(name, _resembled(name, top))
+    for section in IGNORING:
+        holder: Any = config
+        for part in section.split("."):
+            holder = holder.get(part) if isinstance(holder, Mapping) else None
+        if not isinstance(holder, dict):
+            continue
+        known = known_names(section)
+        for name in [name for name in holder if name not in known]:
+            del holder[name]
+            _say(f"{section}.{name}", did_you_mean(name, known))
+
+
+def known_names(section: str) -> Set[str]:
+    """The keys of a section, by its dotted path, that spmdzero or DeepSpeed knows."""
+    rule = OFF_ONLY.get(section)
+    if isinstance(rule, OffSection):
+        return {*rule.off, *rule.idle}
+    return {*SECTIONS[section].json_keys(), *off_names(section)}
+
+
+def _resembled(name: str, known: Set[str]) -> str:
+    if "comment" in name.lower() or not name[:1].isalpha():
+        # Else "_comment" would resemble "comet".
+        return ""
+    if name in _OLD:
+        return did_you_mean(_OLD[name], known)
+    # "stage" or "loss_scale" at the top is a key of a section that stands in the wrong place.
+    homes = [at for at, model in SECTIONS.items() if at and name in model.json_keys()]
+    if len(homes) == 1:
+        return f"Did you mean {f'{homes[0]}.{name}'!r}?"
+    return did_you_mean(name, known)
+
+
+def _say(key: str, hint: str) -> None:
+    if is_new(("ignored key", key)):
+        text = "DeepSpeed doesn't know the config key %r and ignores it, as is done here%s"
+        _logger.warning(text, key, hint and f". {hint}")

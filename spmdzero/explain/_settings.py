@@ -1,0 +1,61 @@
+"""The config of a step that is explained: a Trainer's has "auto" where its arguments belong."""
+
+import os
+from typing import Any
+
+import torch
+
+from spmdzero.backend import choose, map_tensors, runtime
+from spmdzero.config import (
+    NO_MEANING,
+    SpmdZeroConfig,
+    backend_of,
+    load_config,
+    read,
+    with_stand_ins,
+)
+from spmdzero.explain._trace import Batch
+
+_ROWS, _ALL_ROWS = "train_micro_batch_size_per_gpu", "train_batch_size"
+_NUMBERS = ("optimizer.params.", "scheduler.params.")
+# What transformers' Trainer makes where its config names no optimizer: AdamW, whose states count.
+_OPTIMIZER = {"type": "AdamW"}
+
+
+def settings_of(
+    config: str | os.PathLike[str] | dict[str, Any], batch: Batch
+) -> tuple[SpmdZeroConfig, tuple[str, ...]]:
+    """The checked config, and a sentence for each value that stands for "auto".
+
+    The rows of the batch are those of a micro-batch. The process has its backend afterwards.
+
+    Raises:
+        SpmdZeroConfigError: as `load_config`.
+    """
+    given = read(config)
+    choose(backend_of(given))
+    filled, read_as = with_stand_ins(given)
+    if read_as.keys() & {_ROWS, _ALL_ROWS} and not filled.keys() & {_ROWS, _ALL_ROWS}:
+        filled[_ROWS] = _rows(batch) // runtime.device_count()
+        read_as.pop(_ALL_ROWS, None)
+        read_as[_ROWS] = f"{filled[_ROWS]}, the rows of the batch on a device"
+    numbers = [key for key in read_as if key.startswith(_NUMBERS)]
+    if "gradient_accumulation_steps" in read_as and _ALL_ROWS not in filled:
+        read_as["gradient_accumulation_steps"] = "1"
+    notes = [
+        f'"auto": {key} is read as {value} (--set {key}=...)'
+        for key, value in read_as.items()
+        if key not in numbers and key not in NO_MEANING
+    ]
+    if numbers:
+        notes.append(f'"auto": memory and time don\'t depend on {", ".join(numbers)}')
+    if read_as and "optimizer" not in filled:
+        filled["optimizer"] = _OPTIMIZER
+        notes.append("no optimizer is named: AdamW, as transformers' Trainer takes")
+    return load_config(filled), tuple(notes)
+
+
+def _rows(batch: Batch) -> int:
+    tensors: list[torch.Tensor] = []
+    map_tensors(batch, lambda _, tensor: tensors.append(tensor) or tensor)
+    return tensors[0].shape[0]

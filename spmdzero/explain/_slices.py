@@ -1,0 +1,51 @@
+"""The slices of each generation that Google Cloud has, and the names that it gives them.
+
+Shapes and hosts are those of https://cloud.google.com/tpu/docs/v5e and its like for the other
+generations. The number in a name counts cores: `v5p-16` has 8 chips of two cores each.
+"""
+
+import re
+from math import prod
+
+SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
+    **dict.fromkeys(
+        ("v5e", "v6e"), ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+    ),
+    **dict.fromkeys(
+        ("v4", "v5p", "tpu7x"),
+        ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8),
+         (8, 8, 16), (8, 16, 16)),
+    ),
+}  # fmt: skip
+"""Generation -> chips along each direction of its slices, the smallest first."""
+
+_CORES = {"v4": 2, "v5p": 2, "tpu7x": 2}
+_CLOUD = {"v5e": "v5litepod"}
+_NAME = re.compile(r"(?P<chip>(?:v|tpu)\d+\w*?)-(?P<cores>\d+)")
+# A host of v5e or v6e has 8 chips where these are the whole slice, otherwise 4.
+_ALONE, _CHIPS_A_HOST = 8, 4
+
+
+def cloud_name(chip: str, shape: tuple[int, ...]) -> str:
+    """``v5litepod-16`` for 4x4 chips of v5e."""
+    return f"{_CLOUD.get(chip, chip)}-{prod(shape) * _CORES.get(chip, 1)}"
+
+
+def named_slice(name: str) -> tuple[str, tuple[int, ...]] | None:
+    """Generation and shape of a slice by the cloud's name or JAX's, ``v5e-16``; None for others."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    chip = {cloud: own for own, cloud in _CLOUD.items()}.get(found["chip"], found["chip"])
+    for shape in SHAPES.get(chip, ()):
+        if prod(shape) * _CORES.get(chip, 1) == int(found["cores"]):
+            return chip, shape
+    return None
+
+
+def hosts_of(chip: str, shape: tuple[int, ...]) -> int:
+    """How many hosts a slice has, each with a process of its own."""
+    chips = prod(shape)
+    if len(shape) == 2 and chips <= _ALONE:
+        return 1
+    return max(1, chips // _CHIPS_A_HOST)

@@ -1,0 +1,156 @@
+"""Whether a step fits: a sentence with its sum and what would help, and a card with a bar."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from spmdzero.explain import CHIPS, StepTime, Verdict, sized
+from spmdzero.show._bar import HUES, legend
+
+_GOOD, _BAD, _NEITHER = "#3a9a5b", "#d64545", "#888888"
+_SAID = {True: "Fits", False: "Doesn't fit"}
+_UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """The first thing that an explanation says.
+
+    Attributes:
+        verdict: of one target.
+        time: of a step there; None where it has none.
+        problems: of the whole explanation.
+    """
+
+    verdict: Verdict
+    time: StepTime | None
+    problems: int
+
+    def text(self) -> str:
+        """One sentence with the sum, then what would make it fit, one on a line."""
+        figures = [f"{figure[0].upper()}{figure[1:]}" for figure in self._figures]
+        lines = [f"{'. '.join([f'{self._headline}: {self._sum}', *figures])}."]
+        if self.verdict.changes:
+            lines.append("What would make it fit, each alone:")
+            lines += [f"  - {line}" for line in self._changes()]
+        elif self.verdict.fits is False:
+            lines.append(_NOTHING)
+        return "\n".join(lines)
+
+    def html(self) -> str:
+        """A box with the headline, figures, a bar of the memory and what would make it fit."""
+        hue = {True: _GOOD, False: _BAD, None: _NEITHER}[self.verdict.fits]
+        figures = "".join(
+            f'<span style="margin-right:2em;white-space:nowrap">{escape(figure)}</span> '
+            for figure in (self._memory, *self._figures)
+        )
+        items = "".join(f"<li>{escape(line)}</li>" for line in self._changes())
+        more = ""
+        if items:
+            more = f"<p>What would make it fit, each alone:</p><ul>{items}</ul>"
+        elif self.verdict.fits is False:
+            more = f"<p>{_NOTHING}</p>"
+        return (
+            f'<div style="border-left:6px solid {hue};background:rgba(128,128,128,.1);'
+            'padding:.8em 1em;margin:1em 0;color:inherit;overflow-wrap:anywhere">'
+            f'<div style="font-size:1.3em;color:inherit"><b>{escape(self._headline)}</b></div>'
+            f'<div style="font-size:1.1em;margin:.3em 0 .6em">{figures}</div>'
+            f"{self._bar()}{more}</div>"
+        )
+
+    @property
+    def _headline(self) -> str:
+        verdict = self.verdict
+        if verdict.fits is None:
+            return f"No TPU is named (--tpu v5e:2x4); a device of {verdict.target} needs about"
+        return f"{_SAID[verdict.fits]} {verdict.target}"
+
+    @property
+    def _memory(self) -> str:
+        """``22.1 of 16 GiB``."""
+        peak = sized(self.verdict.peak)
+        if self.verdict.hbm_bytes is None:
+            return peak
+        number, unit = peak.split()
+        has = f"{self.verdict.hbm_bytes / 2**30:.0f} GiB"
+        return f"{number} of {has}" if unit == "GiB" else f"{peak} of {has}"
+
+    @property
+    def _sum(self) -> str:
+        unit = sized(self.verdict.peak).split()[1]
+        parts = (f"{name} {_short(size / _UNITS[unit])}" for name, size in self._parts())
+        return f"{self._memory} = {' + '.join(parts)}{'' if self.verdict.hbm_bytes else ' ' + unit}"
+
+    def _parts(self) -> Iterator[tuple[str, int]]:
+        verdict = self.verdict
+        yield "parameters", verdict.parameters
+        yield "states", verdict.states
+        yield "gradients", verdict.gradients
+        yield "the rest", verdict.rest
+
+    @property
+    def _figures(self) -> list[str]:
+        figures = []
+        if self.verdict.fits is None:
+            enough = [chip for chip in CHIPS.values() if chip.hbm_bytes >= self.verdict.peak]
+            has = ", ".join(f"{chip.name} ({sized(chip.hbm_bytes)})" for chip in enough)
+            figures.append(f"Enough has {has}" if has else "No chip has as much")
+        if self.time is not None:
+            figures += [
+                f"{_short(1e3 * self.time.seconds)} ms a step",
+                f"{100 * self.time.mfu:.1f} % of the chip's peak (MFU)",
+            ]
+        plural = "s" * (self.problems > 1)
+        figures.append(f"{self.problems or 'no'} problem{plural}")
+        return figures
+
+    def _changes(self) -> Iterator[str]:
+        for change in self.verdict.changes:
+            if change.peak is None:
+                yield change.what
+            else:
+                about = "" if change.by == "compiler" else "about "
+                yield f"{change.what}: {about}{sized(change.peak)}"
+
+    def _bar(self) -> str:
+        room = self.verdict.hbm_bytes or self.verdict.peak
+        whole = max(room, self.verdict.peak, 1)
+        parts = list(self._parts())
+        drawn = "".join(
+            f'<span style="background:{hue};width:{100 * size / whole:.3f}%"></span>'
+            for (_, size), hue in zip(parts, HUES, strict=False)
+        )
+        limit = ""
+        if self.verdict.hbm_bytes is not None:
+            limit = (
+                '<span style="position:absolute;top:-.4em;bottom:-.4em;width:0;'
+                f'left:{100 * room / whole:.3f}%;border-left:3px solid currentColor"></span>'
+            )
+        said = f"{self._memory} a device"
+        return (
+            f'<div role="img" aria-label="{escape(said)}" style="position:relative;display:flex;'
+            f'height:1.6em;border:1px solid rgba(128,128,128,.6)">{drawn}{limit}</div>'
+            + legend(
+                [f"{name} {sized(size)}" for name, size in parts],
+                limit=f"{room / 2**30:.0f} GiB" if limit else "",
+            )
+        )
+
+
+_NOTHING = (
+    "No single change of these is known to be enough: a higher ZeRO stage, recomputation, fewer "
+    "rows a device, more chips, another chip. Several together may be."
+)
+
+
+def _short(number: float) -> str:
+    if number >= 100:
+        return f"{number:,.0f}"
+    return f"{number:.3g}" if number >= 0.1 or not number else f"{number:.2f}"
+
+
+def cards(verdicts: Sequence[Verdict], times: Sequence[StepTime], problems: int) -> Iterator[Card]:
+    """One for each verdict, with the time of its target."""
+    by_target = {time.target: time for time in times}
+    for verdict in verdicts:
+        yield Card(verdict=verdict, time=by_target.get(verdict.target), problems=problems)
