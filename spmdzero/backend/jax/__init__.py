@@ -15,7 +15,7 @@ _drawn = np.random.get_state()
 
 # They are imported for what they register: what Python calls of a tensor ask of its device, and
 # what is answered in another way than by a record.
-from spmdzero.backend.jax import _python, _random, _special, _strided  # noqa: E402, F401
+from spmdzero.backend.jax import _calls, _python, _random, _special, _strided  # noqa: E402, F401
 from spmdzero.backend.jax._backend import JAX as BACKEND  # noqa: E402
 
 np.random.set_state(_drawn)

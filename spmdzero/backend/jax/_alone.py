@@ -8,7 +8,7 @@ import torch
 
 from spmdzero.backend._compiler import FoldedFunction
 from spmdzero.backend.jax import _host
-from spmdzero.backend.jax._dispatch import own_value, value_of, write
+from spmdzero.backend.jax._dispatch import own_value, value_of
 from spmdzero.backend.jax._donation import in_order
 from spmdzero.backend.jax._execute import Executable, compilations
 from spmdzero.backend.jax._folded import Recorded
@@ -17,6 +17,7 @@ from spmdzero.backend.jax._program import marked_spec
 from spmdzero.backend.jax._tensor import over
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
+from spmdzero.backend.jax._writes import write
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -11,19 +11,14 @@ from spmdzero._user_line import user_line
 from spmdzero.backend.jax import _host
 from spmdzero.backend.jax._cells import Cell
 from spmdzero.backend.jax._decompose import decomposed, kernel_of_others, of_data
-from spmdzero.backend.jax._functional import functional
 from spmdzero.backend.jax._lowered import made_by, require_lowering
 from spmdzero.backend.jax._meta import on_meta
 from spmdzero.backend.jax._operations import AtenOp, identity
-from spmdzero.backend.jax._tensor import LazyTensor, alias_of, become, hooks, over
+from spmdzero.backend.jax._tensor import LazyTensor, alias_of, hooks, over
 from spmdzero.backend.jax._trees import found, swapped
 from spmdzero.backend.jax._values import Operation, Space, Value, record
 from spmdzero.backend.jax._views import (
-    UnwritableViewError,
     ViewStep,
-    shows_twice,
-    written,
-    written_by_places,
 )
 from spmdzero.backend.jax.ops import UnsupportedError
 from spmdzero.backend.replica import KNOWN_DRAWS, PRODUCTS, mixed_dtypes
@@ -74,7 +69,7 @@ def _answered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if func.is_view and func not in LIFTS:
         return _view(func, args, kwargs)
     if func._schema.is_mutable:
-        return _write(func, args, kwargs)
+        return hooks.written(func, args, kwargs)
     return recorded(func, args, kwargs)
 
 
@@ -87,7 +82,7 @@ def value_of(tensor: torch.Tensor) -> Value:
         return _host.constant(tensor)
     value = tensor.cell.value
     for step in tensor.steps:
-        value = _viewed(step, value)
+        value = viewed(step, value)
     return value
 
 
@@ -130,7 +125,8 @@ def fetch(tensor: torch.Tensor) -> torch.Tensor:
     return _host.fetched(value_of(tensor))
 
 
-def _viewed(step: ViewStep, value: Value) -> Value:
+def viewed(step: ViewStep, value: Value) -> Value:
+    """What a view of `value` holds."""
     if step.before == step.after and step.func in _ALIASES:
         return value
     results = compute(step.func, value, *step.args, **step.kwargs)
@@ -257,142 +253,6 @@ def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         )  # fmt: skip
         results.append(alias_of(source, (*source.steps, step), meta, offset))
     return type(made)(results) if several else results[0]
-
-
-def write(tensor: torch.Tensor, value: Value) -> None:
-    """Makes `tensor`, and what it is a view of, hold `value`."""
-    if not isinstance(tensor, LazyTensor):
-        raise SpmdZeroRuntimeError(
-            f"{user_line()}: a value on the devices is written into a tensor on the CPU. Move it "
-            "first: tensor.cpu()"
-        )
-    cell, held = tensor.cell, tensor.cell.value
-    # Of what is no view they are known without asking torch, which a step does for each tensor.
-    shape, dtype = (tuple(tensor.shape), tensor.dtype) if tensor.steps else (held.shape, held.dtype)
-    if value.shape != shape or value.dtype != dtype:
-        value = compute(_aten.expand.default, _cast(value, dtype), list(shape))
-    cell.value = _with(tensor.steps, held, value) if tensor.steps else value
-
-
-def _with(steps: tuple[ViewStep, ...], held: Value, value: Value) -> Value:
-    """`held` with `value` in the place that the steps lead to."""
-    values = [held]
-    for step in steps[:-1]:
-        values.append(_viewed(step, values[-1]))
-    first = next((place for place, step in enumerate(steps) if shows_twice(step)), len(steps))
-    try:
-        if first < len(steps):
-            value = written_by_places(steps[first:], values[first], value, compute)
-        for step, base in zip(reversed(steps[:first]), reversed(values[:first]), strict=True):
-            value = written(step, base, value, compute)
-    except UnwritableViewError as error:
-        raise SpmdZeroRuntimeError(
-            f"{user_line()}: {error} is not known to the JAX backend. Write into a clone"
-        ) from None
-    return value
-
-
-def _cast(value: Value, dtype: torch.dtype) -> Value:
-    return value if value.dtype == dtype else compute(_aten._to_copy.default, value, dtype=dtype)
-
-
-def _write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    schema = func._schema
-    if schema.name == "aten::copy_":
-        if not isinstance(args[0], LazyTensor):
-            return args[0].copy_(read(args[1]))
-        _as_torch_takes_it(func, args, kwargs)
-        _require_places(func, args)
-        moves = not (isinstance(args[1], LazyTensor) or args[0].cell.same)
-        write(args[0], _host.moved(args[1]) if moves else value_of(args[1]))
-        return args[0]
-    form = functional(func)
-    if form is None:
-        raise SpmdZeroRuntimeError(
-            f"{user_line()}: {func} writes in place and is not known to the JAX backend. Use its "
-            "functional form"
-        )
-    if torch.Tag.inplace_view in func.tags:
-        if args[0].requires_grad and args[0]._is_view():
-            raise SpmdZeroRuntimeError(
-                f"{user_line()}: {func} gives a view of what is trained another shape in place, "
-                f"of which autograd knows the old one only. Use {form.func}"
-            )
-        become(args[0], dispatched(form.func, args, kwargs))
-        return args[0]
-    metas = _as_torch_takes_it(func, args, kwargs)
-    _require_places(func, args)
-    names = [argument.name for argument in schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    targets = [given[name] for name in form.writes]
-    if form.outs:
-        kwargs = {name: value for name, value in kwargs.items() if name not in form.writes}
-        args = tuple(args[: sum(not a.is_out for a in schema.arguments)])
-    made = dispatched(form.func, args, kwargs)
-    results = list(made) if isinstance(made, list | tuple) else [made]
-    for place, (target, result) in enumerate(zip(targets, results[-len(targets) :], strict=True)):
-        if target is not None:
-            _require_cast(result.dtype, target.dtype)
-            if form.outs and metas is not None:
-                _resize(target, metas[place])
-            write(target, value_of(result))
-    if form.outs or len(results) == len(targets):
-        return targets[0] if len(schema.returns) == 1 else tuple(targets)
-    kept = results[: len(results) - len(targets)]
-    return tuple(kept) if len(kept) > 1 else kept[0]
-
-
-# They write the same into all places of an element.
-_ALIKE = {"aten::fill_", "aten::zero_"}
-
-
-def _require_places(func: Any, args: tuple[Any, ...]) -> None:
-    """Refuses a write into what shows one element in several places, as torch does."""
-    if not args or not isinstance(args[0], LazyTensor) or func._schema.name in _ALIKE:
-        return
-    shape, stride = args[0].shape, args[0].stride()
-    if any(n > 1 and not step for n, step in zip(shape, stride, strict=True)):
-        raise SpmdZeroRuntimeError(
-            f"{user_line()}: {func} writes into a tensor that shows one element in several places, "
-            "as an expanded one. Write into a clone"
-        )
-
-
-def _as_torch_takes_it(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Sequence[Any] | None:
-    """What an operation that writes returns, on the meta device; None where torch doesn't know.
-
-    Raises:
-        RuntimeError: torch refuses it, as of a result that the written tensor's dtype can't hold.
-    """
-    try:
-        made = on_meta(func, args, kwargs)
-    except NotImplementedError:
-        return None
-    return made if isinstance(made, list | tuple) else [made]
-
-
-def _require_cast(dtype: torch.dtype, wanted: torch.dtype) -> None:
-    # Some of torch's meta kernels don't ask.
-    if not torch.can_cast(dtype, wanted):
-        raise RuntimeError(
-            f"{user_line()}: result type {dtype} can't be cast to the desired output type {wanted}"
-        )
-
-
-def _resize(target: torch.Tensor, meta: torch.Tensor) -> None:
-    """Gives what an operation is told to write into the shape of its result, as torch does."""
-    if target.shape == meta.shape or not isinstance(target, LazyTensor):
-        return
-    if target.numel() or target.steps:
-        raise RuntimeError(
-            f"{user_line()}: out= is a tensor of shape {list(target.shape)} and the result has "
-            f"{list(meta.shape)}. Give an empty one, torch.empty(0), or one of that shape"
-        )
-    like = torch.empty_strided(meta.shape, meta.stride(), dtype=target.dtype, device="meta")
-    value = compute(_aten.empty.memory_format, list(meta.shape), dtype=target.dtype)
-    become(target, LazyTensor(target.cell.succeeded_by(Cell(value, meta.stride())), (), like))
 
 
 def _map(args: Any, kwargs: Any, kind: type, function: Callable[[Any], Any]) -> tuple[Any, Any]:

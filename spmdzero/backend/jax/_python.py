@@ -10,7 +10,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from spmdzero.backend.jax import _unasked as unasked
 from spmdzero.backend.jax._dispatch import dispatched, read, replace, value_of
-from spmdzero.backend.jax._libraries import without_own_kernels
 from spmdzero.backend.jax._tensor import DEVICE, LazyTensor, become, hooks
 from spmdzero.backend.replica import in_region
 
@@ -28,7 +27,9 @@ _C_CALLS = (type(torch.add), type(_Tensor.add))
 _READS = type(_Tensor.shape.__get__)  # type: ignore[missing-attribute]
 
 
-def _answer(*funcs: Any) -> Callable[[Answer], Answer]:
+def answer(*funcs: Any) -> Callable[[Answer], Answer]:
+    """Has the function decorated answer calls of these."""
+
     def add(function: Answer) -> Answer:
         _answers.update(dict.fromkeys(funcs, function))
         return function
@@ -111,7 +112,7 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     return read(tensor)
 
 
-@_answer(_Tensor.to)
+@answer(_Tensor.to)
 def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     other = kwargs.pop("other", None)
     if args and isinstance(args[0], torch.Tensor):
@@ -137,28 +138,28 @@ def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return tensor.to(dtype or tensor.dtype, copy=copy, **options)
 
 
-@_answer(_Tensor.cpu)
+@answer(_Tensor.cpu)
 def _cpu(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return to_host(tensor)
 
 
-@_answer(_Tensor.type_as)
+@answer(_Tensor.type_as)
 def _type_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return _to(tensor, other.device, other.dtype)
 
 
-@_answer(_Tensor.new_tensor)
+@answer(_Tensor.new_tensor)
 def _new_tensor(tensor: torch.Tensor, data: Any, **kwargs: Any) -> torch.Tensor:
     options: dict[str, Any] = {"dtype": tensor.dtype, "device": DEVICE} | kwargs
     return torch.tensor(data, **options)
 
 
-@_answer(_Tensor.numpy)
+@answer(_Tensor.numpy)
 def _numpy(tensor: torch.Tensor, *, force: bool = False) -> Any:
     return _array(tensor.detach() if force else tensor)
 
 
-@_answer(_Tensor.__array__)
+@answer(_Tensor.__array__)
 def _array(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     if tensor.requires_grad:
         raise RuntimeError(
@@ -168,12 +169,12 @@ def _array(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     return array.astype(args[0]) if args and args[0] is not None else array
 
 
-@_answer(_Tensor.tolist)
+@answer(_Tensor.tolist)
 def _tolist(tensor: torch.Tensor) -> Any:
     return read(tensor.detach()).tolist()
 
 
-@_answer(_Tensor.item)
+@answer(_Tensor.item)
 def _item(tensor: torch.Tensor) -> Any:
     if tensor.numel() != 1:
         raise RuntimeError(f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar")
@@ -182,7 +183,7 @@ def _item(tensor: torch.Tensor) -> Any:
     return dispatched(torch.ops.aten._local_scalar_dense.default, (scalar,), {})
 
 
-@_answer(_Tensor.__format__)
+@answer(_Tensor.__format__)
 def _format(tensor: torch.Tensor, spec: str) -> str:
     # torch formats the number of a tensor of its own class only. Replicas have one each.
     if tensor.dim() or (in_region() and not spec):
@@ -191,7 +192,7 @@ def _format(tensor: torch.Tensor, spec: str) -> str:
 
 
 # Hooks and Functions are the user's code, whose calls are answered here too.
-@_answer(_Tensor.backward)
+@answer(_Tensor.backward)
 def _backward(
     tensor: torch.Tensor, gradient: Any = None, retain_graph: bool | None = None,
     create_graph: bool = False, inputs: Any = None,
@@ -200,68 +201,27 @@ def _backward(
         unasked.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
 
-@_answer(torch.autograd.backward)
+@answer(torch.autograd.backward)
 def _backward_of_several(*args: Any, **kwargs: Any) -> None:
     # A newer torch asks here.
     with torch._C._EnableTorchFunction():
         unasked.backward(*args, **kwargs)
 
 
-@_answer(torch.autograd.grad)
+@answer(torch.autograd.grad)
 def _grad(*args: Any, **kwargs: Any) -> Any:
     with torch._C._EnableTorchFunction():
         return unasked.grad(*args, **kwargs)
 
 
-@_answer(F.scaled_dot_product_attention)
+@answer(F.scaled_dot_product_attention)
 def _attention(*args: Any, **kwargs: Any) -> torch.Tensor:
     # The CPU's flash attention is one operation of its own, and XLA fuses the plain one.
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(*args, **kwargs)
 
 
-@_answer(torch.lstm)
-def _lstm(*args: Any) -> Any:
-    # The CPU has a library for it, with operations of its own.
-    with without_own_kernels():
-        return torch.lstm(*args)
-
-
-@_answer(_Tensor.resolve_conj, _Tensor.resolve_neg)
-def _resolved(tensor: torch.Tensor) -> torch.Tensor:
-    # C++ has a flag for it, which is a step here: what is resolved is a tensor of its own.
-    flags = (torch.ops.aten._conj.default, torch.ops.aten._neg_view.default)
-    turned = isinstance(tensor, LazyTensor) and any(step.func in flags for step in tensor.steps)
-    return tensor.clone() if turned else tensor
-
-
-@_answer(torch.tensor_split, _Tensor.tensor_split)
-def _tensor_split(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    # Where it is split is asked of a tensor's memory.
-    def numbers(given: Any) -> Any:
-        return read(given).tolist() if isinstance(given, torch.Tensor) else given
-
-    split: Any = torch.tensor_split
-    if "tensor_indices_or_sections" in kwargs:
-        args = (kwargs.pop("tensor_indices_or_sections"), *args)
-    return split(tensor, *map(numbers, args), **kwargs)
-
-
-@_answer(_Tensor.__setitem__)
-def _set_item(tensor: torch.Tensor, index: Any, value: Any) -> None:
-    mask = isinstance(index, torch.Tensor) and index.dtype == torch.bool
-    if mask and isinstance(value, torch.Tensor) and value.requires_grad:
-        after = tensor.dim() - index.dim()
-        if index.shape == tensor.shape[: index.dim()] and value.dim() <= after:
-            # The gradient of torch's own operation is what the mask selects, of a number that
-            # depends on data; of this one it is 0 where the mask doesn't hold.
-            where = index.to(DEVICE).reshape(index.shape + (1,) * after)
-            tensor.copy_(torch.where(where, value.to(tensor.dtype), tensor))
-            return
-    tensor.__setitem__(index, value)
-
-
-@_answer(_Tensor.norm)
+@answer(_Tensor.norm)
 def _own_norm(
     tensor: torch.Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False,
     dtype: torch.dtype | None = None,
@@ -269,7 +229,7 @@ def _own_norm(
     return _norm(tensor, p, dim, keepdim, dtype=dtype)
 
 
-@_answer(torch.functional.norm)
+@answer(torch.functional.norm)
 def _norm(
     tensor: torch.Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: Any = None,
     dtype: torch.dtype | None = None,
@@ -282,12 +242,12 @@ def _norm(
     return torch.linalg.vector_norm(tensor, order, dim, keepdim, dtype=dtype, out=out)
 
 
-@_answer(torch._has_compatible_shallow_copy_type)
+@answer(torch._has_compatible_shallow_copy_type)
 def _may_take_its_place(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     return isinstance(tensor, LazyTensor) == isinstance(other, LazyTensor)
 
 
-@_answer(_Tensor.is_shared, _Tensor.is_pinned)
+@answer(_Tensor.is_shared, _Tensor.is_pinned)
 def _never(*_: Any, **__: Any) -> bool:
     return False
 

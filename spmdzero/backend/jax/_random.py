@@ -9,10 +9,11 @@ import torch
 
 from spmdzero._user_line import user_line
 from spmdzero.backend.jax import _host
-from spmdzero.backend.jax._dispatch import special, value_of, write
+from spmdzero.backend.jax._dispatch import special, value_of
 from spmdzero.backend.jax._generator import generator
 from spmdzero.backend.jax._tensor import DEVICE, LazyTensor, over
 from spmdzero.backend.jax._values import Space
+from spmdzero.backend.jax._writes import write
 from spmdzero.backend.replica import IN_PLACE, REPLACEMENTS, Random, stream_of
 from spmdzero.errors import ReplicaRegionError, SpmdZeroRuntimeError
 

@@ -17,9 +17,9 @@ from spmdzero.backend.jax._dispatch import (
     recorded_as,
     special,
     value_of,
-    write,
 )
 from spmdzero.backend.jax._tensor import LazyTensor, become, meta_of, over
+from spmdzero.backend.jax._writes import write
 from spmdzero.errors import SpmdZeroRuntimeError
 
 _aten = torch.ops.aten

@@ -120,12 +120,14 @@ class Hooks:
     Attributes:
         called: a Python call of torch's.
         dispatched: an operation below autograd.
+        written: one of them that writes.
         assign: `tensor.data = value`.
         text: `repr(tensor)`.
     """
 
     called: Callable[[Any, tuple[Any, ...], dict], Any]
     dispatched: Callable[[Any, tuple[Any, ...], dict], Any]
+    written: Callable[[Any, tuple[Any, ...], dict], Any]
     assign: Callable[[LazyTensor, torch.Tensor], None]
     text: Callable[[LazyTensor], str]
 

@@ -11,7 +11,7 @@ import torch
 from jax.sharding import NamedSharding
 
 from spmdzero.backend._arrays import Form
-from spmdzero.backend.jax import _dispatch, _host, _unasked
+from spmdzero.backend.jax import _dispatch, _host, _unasked, _writes
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._graph import mark_of
 from spmdzero.backend.jax._tensor import OWN, LazyTensor
@@ -67,7 +67,7 @@ def value_ids(tensors: Sequence[torch.Tensor]) -> list[Hashable]:
 
 def set_value(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """Makes `tensor`, what is detached from it and its views hold what `value` holds."""
-    _dispatch.write(tensor, value_of(value))
+    _writes.write(tensor, value_of(value))
 
 
 def replace(tensor: torch.Tensor, other: torch.Tensor) -> None:

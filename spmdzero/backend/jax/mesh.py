@@ -17,7 +17,7 @@ from spmdzero.backend._mesh import PartitionSpec
 from spmdzero.backend.jax import _host, _own
 from spmdzero.backend.jax._across import JaxAcross
 from spmdzero.backend.jax._cells import require_same
-from spmdzero.backend.jax._dispatch import own_value, value_of, write
+from spmdzero.backend.jax._dispatch import own_value, value_of
 from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._graph import mark_of
 from spmdzero.backend.jax._operations import MeshOp
@@ -25,6 +25,7 @@ from spmdzero.backend.jax._slice import devices_by_host
 from spmdzero.backend.jax._tensor import LazyTensor, over
 from spmdzero.backend.jax._values import Space, Value, record
 from spmdzero.backend.jax._versions import wide_numbers
+from spmdzero.backend.jax._writes import write
 from spmdzero.plan import MeshSpec
 
 

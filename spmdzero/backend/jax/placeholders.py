@@ -8,11 +8,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from spmdzero.backend._programs import AnnotatedProgram
 from spmdzero.backend.jax import arrays
-from spmdzero.backend.jax._dispatch import value_of, write
+from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._lowering import annotated
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
+from spmdzero.backend.jax._writes import write
 from spmdzero.backend.jax.ops import jax_dtype
 
 
