@@ -133,7 +133,10 @@ class Interrupt:
         return self.came
 
     def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
-        return self._line if frame.f_code.co_filename.startswith(PACKAGE) else None
+        # Python itself drops what is raised in a finaliser.
+        finalises = frame.f_code.co_name == "__del__"
+        mine = frame.f_code.co_filename.startswith(PACKAGE)
+        return self._line if mine and not finalises else None
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "line":
