@@ -117,7 +117,8 @@ def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
         and dtype == torch.float32
         and tensor.dtype != torch.float32
     ):
+        section = "fp16" if tensor.dtype == torch.float16 else "bf16"
         raise SpmdZeroUsageError(
             f"{name} is {tensor.dtype}, but the config asks for fp32. "
-            'Call model.float(), or set "bf16": {"enabled": true}'
+            f'Call model.float(), or set "{section}": {{"enabled": true}}'
         )
