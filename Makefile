@@ -47,13 +47,14 @@ FRESH_TESTS := tests/docs/test_commands.py tests/docs/test_docs.py tests/unit/te
 PYTEST := $(BIN)/pytest -n 3 --dist loadfile
 
 # Tests of both backends, which run once more on JAX: a process has one backend.
-SHARED := $(addprefix tests/unit/test_,attention_kernels.py random.py region_answers.py \
+SHARED := $(addprefix tests/unit/test_,attention_kernels.py autocast.py random.py region_answers.py \
 	region_buffers.py region_checkpointing.py region_gradients.py region_outputs.py region_reads.py \
-	region_reduction.py region_transformers.py) $(addprefix tests/engine/test_,attention.py \
-	first_import.py interrupts.py optimizers.py reads.py seeding.py wrong_input.py) \
+	region_reduction.py region_transformers.py region_writes.py) \
+	$(addprefix tests/engine/test_,attention.py first_import.py interrupts.py optimizers.py \
+	reads.py second_derivatives.py seeding.py writes.py wrong_input.py) \
 	tests/explain/test_explain.py \
 	tests/comm tests/notebooks $(addprefix tests/integrations/test_,client_engine.py \
-	client_schedule.py deferred.py trainers_loss.py transformers.py)
+	client_schedule.py deferred.py experts.py trainers_loss.py transformers.py)
 # What takes longer there.
 SHARED_ALL := $(SHARED) tests/audit tests/checkpoint tests/cli tests/interchange tests/oracle \
 	tests/surface $(addprefix tests/unit/test_,linear_cross_entropy.py norms.py \
@@ -61,11 +62,11 @@ SHARED_ALL := $(SHARED) tests/audit tests/checkpoint tests/cli tests/interchange
 	$(addprefix tests/explain/test_,attention.py golden.py hidden_wire.py memory.py moves.py \
 	small_tensors.py time.py) \
 	$(addprefix tests/engine/test_,accumulation.py agreement.py captured.py captured_changes.py \
-	captured_soak.py captured_state.py captured_traced.py comms_logger.py compiled_program.py \
+	captured_soak.py captured_state.py captured_traced.py changed_module.py comms_logger.py compiled_program.py \
 	compiling_steps.py copies.py direct_calls.py embedding_accumulation.py engine.py \
 	failed_steps.py fixed_reads.py flops_profiler.py folded.py folded_changes.py \
 	folded_surroundings.py fused_loss.py loader.py loading.py multi_output.py overflow_tables.py \
-	placement.py profile.py recompute.py reports.py scan.py short_batches.py skipped_steps.py \
+	placement.py profile.py recompute.py reports.py reset_states.py scan.py short_batches.py skipped_steps.py \
 	startup.py startup_compile.py startup_memory.py trajectories.py two_engines.py \
 	users_optimizers.py waiting_gradients.py whole_batch.py) \
 	$(addprefix tests/examples/test_,examples.py finetune.py generation.py source_text.py) \
@@ -107,15 +108,19 @@ test-python-%:
 	@$(PIP_INSTALL:$(BIN)%=.venv-$*/bin%) '.[xla]' pytest
 	.venv-$*/bin/pytest --import-mode=append -k "README or not docs" $(FRESH_TESTS)
 
-# Installs anew each time: what is newest changes, pyproject.toml doesn't.
+# Installs anew each time: what is newest changes, pyproject.toml doesn't. The notebooks have to run
+# there; what newer compilers print in them may differ.
 test-newest:
 	@test -x $(NEWEST_BIN)/python || test -n "$(NEWEST)" || \
 		{ echo "no $(NEWEST_PYTHONS) here: name one, make test-newest NEWEST=/path/of/python"; exit 1; }
 	@test -x $(NEWEST_BIN)/python || $(NEWEST) -m venv .venv-newest
 	@echo "Installing spmdzero with the newest torch and JAX into .venv-newest: 6 GB, 10 minutes, the first time"
-	@$(PIP_INSTALL:$(BIN)%=$(NEWEST_BIN)%) --upgrade -e '.[jax]' torch 'jax[tpu]' pytest pytest-xdist hypothesis expecttest
+	@$(PIP_INSTALL:$(BIN)%=$(NEWEST_BIN)%) --upgrade -e '.[jax,notebooks]' torch 'jax[tpu]' pytest pytest-xdist hypothesis expecttest
 	@$(NEWEST_BIN)/python -c 'import sys, torch, jax; print("Python", sys.version.split()[0], "torch", torch.__version__, "jax", jax.__version__)'
 	SPMDZERO_BACKEND=jax $(NEWEST_BIN)/pytest -n 2 --dist loadfile -m "not slow" tests/jax_backend $(SHARED_NEWEST)
+	@mkdir -p out/newest
+	for notebook in 01_zero_is_a_table 05_the_same_in_jax; do SPMDZERO_BACKEND=jax $(NEWEST_BIN)/python \
+		-m tests.notebooks.execute notebooks/$$notebook.ipynb out/newest/$$notebook.ipynb || exit 1; done
 
 lint: .venv/installed
 	$(BIN)/ruff check

@@ -1,6 +1,7 @@
 """ZeRO-1/2 as sharding annotations: DeepSpeed's engine on PyTorch/XLA SPMD."""
 
 import importlib
+import re
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,15 @@ if TYPE_CHECKING:
     from spmdzero._public import *  # noqa: F403
 
     __version__: str
+
+# DeepSpeed has its version's numbers by name too.
+_VERSIONS = (
+    "__version__",
+    "__version_major__",
+    "__version_minor__",
+    "__version_patch__",
+)
+_GIT = {"__git_hash__": "git_hash", "__git_branch__": "git_branch"}
 
 show_log_lines()
 keep_old_paths()
@@ -32,18 +42,22 @@ sys.modules[__name__].__class__ = _Package
 
 def __getattr__(name: str) -> Any:
     """Imports everything when a name is first used: the command line can do without torch."""
-    if name == "__version__":
+    if name in _VERSIONS:
         # Reading the metadata takes as long as the rest of this file.
         from importlib.metadata import version
 
-        return version(__name__)
+        whole = version(__name__)
+        place = _VERSIONS.index(name)
+        return int(re.findall(r"\d+", whole)[place - 1]) if place else whole
+    if name in _GIT:
+        return getattr(importlib.import_module("spmdzero.compat.git_version_info"), _GIT[name])
     if name == "__all__" or not name.startswith("__"):
         # Of one that is being imported this is what there is so far.
         public = importlib.import_module("spmdzero._public")
         if hasattr(public, "__all__"):
             paths = {path: importlib.import_module(f"spmdzero.{path}") for path in FIRST_LEVEL}
             names = {each: getattr(public, each) for each in public.__all__} | paths
-            globals().update(names, __all__=sorted(names))
+            globals().update(names, __all__=sorted(names), dist=public.comm)
         if name in globals():
             return globals()[name]
     return attribute("", name)

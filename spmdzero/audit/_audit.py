@@ -6,7 +6,7 @@ from typing import Any
 
 from spmdzero.audit import _live_tensors
 from spmdzero.audit._host_reads import HostWatch
-from spmdzero.audit._loss_scale import loss_scale
+from spmdzero.audit._loss_scale import loss_scale, summed_outside
 from spmdzero.audit._program import ReadProgram
 from spmdzero.audit._recompiles import recompilations
 from spmdzero.audit._report import AuditReport, Finding, sorted_findings
@@ -31,6 +31,7 @@ class Audit:
         self._memory = self._of_states()
         self._replaced: set[str] = set()
         self._rows: RepeatedRows | None = None
+        self._summed: str | None = None
         self.watch = HostWatch(engine.module)
         self._report: AuditReport | None = None
 
@@ -54,6 +55,7 @@ class Audit:
                 self._replaced.add(name)
         self._memory = self._of_states()
         self._rows = graph.rows or self._rows
+        self._summed = graph.summed or self._summed
         if graph.kind not in self._texts:
             self._texts[graph.kind] = graph.hlo(), graph.returned
 
@@ -99,6 +101,7 @@ class Audit:
         findings += self.watch.findings(steps=steps)
         if engine.mesh.size > 1:
             findings += loss_scale(self._rows, devices=engine.mesh.size)
+            findings += summed_outside(self._summed, devices=engine.mesh.size)
         self._report = AuditReport(
             findings=sorted_findings(findings), steps=steps, programs=tuple(self._texts)
         )

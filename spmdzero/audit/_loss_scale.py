@@ -1,8 +1,9 @@
 """A loss whose scale depends on the number of devices.
 
-With each row of a device twice, a mean over rows stays the same to rounding, however they are
-masked, and a sum doubles. A loss that compares the rows of a batch with each other grows too, but
-along no line, which a third forward tells.
+A model's own is computed again: with each row of a device twice, a mean over rows stays the same
+to rounding, however they are masked, and a sum doubles. A loss that compares the rows of a batch
+with each other grows too, but along no line, which a third forward tells. Of a loss that a script
+computes the graph is read.
 """
 
 import logging
@@ -72,3 +73,29 @@ def _finding(path: str, twice: float, thrice: float, devices: int) -> Finding:
         evidence=f"with each row of a device twice it is {twice:.3g} times as large, with each "
         f"three times {thrice:.3g} times; a mean would stay",
     )
+
+
+def summed_outside(node: str | None, *, devices: int) -> list[Finding]:
+    """A loss of a script's own that is a sum over the rows of what the engine returned.
+
+    Args:
+        node: of autograd's that sums, None for none.
+        devices: whose rows it sees.
+    """
+    if node is None:
+        return []
+    return [
+        Finding(
+            name="loss-scale",
+            severity="error",
+            subject="the loss that engine.backward was given",
+            cause="it is computed outside of the model, from the rows of all devices, and sums "
+            f"over them: its gradient is {devices} times DeepSpeed's, whose {devices} ranks sum "
+            "their own rows each, and use the mean of their gradients",
+            fix="divide by the number of rows or labels; or, for DeepSpeed's number, "
+            "engine.backward(loss / engine.dp_world_size); or compute the loss in the model's "
+            'forward, as "spmd": {"outputs"} says',
+            evidence=f"{node} takes the batch dim away in the loss's graph, and nothing divides or "
+            "multiplies after it",
+        )
+    ]

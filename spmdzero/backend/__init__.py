@@ -1,7 +1,7 @@
 """What knows devices: the protocol, and one folder for each compiler's front end that keeps it."""
 
 from spmdzero.backend._arrays import Arrays, Form
-from spmdzero.backend._autograd_graph import nodes_behind
+from spmdzero.backend._autograd_graph import hands_over, is_transforming, nodes_behind
 from spmdzero.backend._compiler import (
     CompiledProgram,
     Compiler,
@@ -41,6 +41,7 @@ from spmdzero.backend._stored import gather, store, stored_zeros
 from spmdzero.backend._torus import Torus, scatter_steps, scatters_whole
 from spmdzero.backend._tree import Batch, Replicated, device_types, map_tensors, replicated
 from spmdzero.backend._uploads import same_on_hosts
+from spmdzero.backend._with_graph import refuse_graph
 
 __all__ = [
     "Across",
@@ -78,7 +79,9 @@ __all__ = [
     "flags",
     "follow_torchs_seed",
     "gather",
+    "hands_over",
     "held",
+    "is_transforming",
     "keep_same",
     "let_in",
     "map_tensors",
@@ -86,6 +89,7 @@ __all__ = [
     "nodes_behind",
     "programs",
     "refuse_gradient_hooks",
+    "refuse_graph",
     "replicated",
     "runtime",
     "same_on_hosts",

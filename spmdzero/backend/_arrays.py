@@ -52,6 +52,13 @@ class Arrays(Protocol):
     def write_stamp(self, tensor: torch.Tensor) -> Hashable:
         """Changes whenever `tensor` is written: in place, through a view, or through `.data`."""
 
+    def value_ids(self, tensors: Sequence[torch.Tensor]) -> list[Hashable]:
+        """One for each tensor that is no view: the same as before if nothing was written into it.
+
+        Unlike `write_stamp` this sees what a batch norm does to its statistics. It may change too
+        when a pending tensor is computed.
+        """
+
     def set_value(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Makes `tensor`, what is detached from it and its views hold what `value` holds."""
 

@@ -13,8 +13,12 @@ def nodes_behind(tensor: torch.Tensor, *, ends: Callable[[Any], bool]) -> Iterat
         tensor: where to begin.
         ends: whether to leave a node out, and what is behind it.
     """
+    return _behind(tensor.grad_fn, ends)
+
+
+def _behind(start: Any, ends: Callable[[Any], bool]) -> Iterator[Any]:
     seen: set[Any] = set()
-    waiting: list[Any] = [tensor.grad_fn]
+    waiting: list[Any] = [start]
     while waiting:
         node = waiting.pop()
         if node is None or node in seen or ends(node):
@@ -22,3 +26,25 @@ def nodes_behind(tensor: torch.Tensor, *, ends: Callable[[Any], bool]) -> Iterat
         seen.add(node)
         yield node
         waiting += (before for before, _ in node.next_functions)
+
+
+def is_transforming() -> bool:
+    """Whether torch.func traces what runs now (`grad`, `vmap`, `jacrev` and their like)."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def hands_over() -> bool:
+    """Whether the backward pass that runs returns gradients, as `torch.autograd.grad` does.
+
+    One that adds them to `.grad` reaches every leaf. Asked in the backward of a node, or by a hook.
+    """
+    node = torch._C._current_autograd_node()
+    nodes = _behind(node, lambda _: False)
+    leaf = next((each for each in nodes if hasattr(each, "variable")), None)
+    if leaf is None:
+        return False
+    try:
+        return not torch._C._will_engine_execute_node(leaf)
+    except RuntimeError:
+        # It is one of the leaves whose gradients are asked for.
+        return True

@@ -28,9 +28,10 @@ class Backend:
             live on the mesh, replicated), `sink`, `rules`, `autocast` (the dtype of
             `torch.autocast` around the forward, None for none) and `seed`: how many times the
             global loss's gradients those that reach the sink are, 1, or the number of devices, with
-            which each replica differentiates its own loss.
+            which each replica differentiates its own loss. `wrote` is told the names of parameters
+            and buffers that a forward wrote, once they hold their new values.
         global_forward: makes what runs a module on the whole batch, which the compiler splits, of
-            `mesh`, `module` and `autocast`.
+            `mesh`, `module`, `autocast` and `wrote`.
         reduction: makes what sums gradients over the replicas, of `mesh`, `method` (``"annotated"``
             lets the compiler choose the collective, ``"explicit"`` names it) and `dtype`: that
             which crosses the wire, None for the gradient's own.

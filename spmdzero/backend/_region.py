@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -15,6 +15,8 @@ RecomputePolicy = Literal["nothing", "dots", "everything"]
 Recompute = RecomputePolicy | Mapping[str, RecomputePolicy]
 # Parameter name, and one replica's gradient in replica space; several for one name are summed.
 GradientSink = Callable[[str, torch.Tensor], None]
+# Names of parameters and buffers that a forward wrote.
+Wrote = Callable[[Collection[str]], None]
 KeySource = Callable[[int], torch.Tensor]
 Reader = Callable[[torch.Tensor], torch.Tensor]
 
@@ -71,13 +73,13 @@ class Passage:
 
     Attributes:
         output: what the module returned.
-        buffers: name -> the new value of a buffer that the module wrote.
+        written: name -> the new value of a parameter or buffer that the module wrote.
         flags: of what has to be the same on all replicas, 0-dim int32, 1 where it is not.
         state: name -> the replicas' parameter or buffer, for `Forward.backward`.
     """
 
     output: Any
-    buffers: Mapping[str, torch.Tensor]
+    written: Mapping[str, torch.Tensor]
     flags: Mapping[str, torch.Tensor]
     state: Mapping[str, torch.Tensor]
 
@@ -157,7 +159,7 @@ class Region(Forward, Protocol):
         """The latest forward was one operation: nothing of it is recomputed in backward."""
 
     def settle(
-        self, *, buffers: Mapping[str, torch.Tensor], flags: Mapping[str, torch.Tensor]
+        self, *, written: Mapping[str, torch.Tensor], flags: Mapping[str, torch.Tensor]
     ) -> None:
         """Writes what a `Passage` says to the module, and remembers its flags."""
 
@@ -167,6 +169,10 @@ class Region(Forward, Protocol):
         Raises:
             ReplicaRegionError: one was not; names it.
         """
+
+
+def ignore_writes(_: Collection[str]) -> None:
+    """Takes no note of what a forward wrote."""
 
 
 def refuse_gradient_hooks(name: str, parameter: torch.Tensor) -> None:

@@ -21,6 +21,7 @@ _SAME = {
     "accelerator": "spmdzero.compat.accelerator",
     "checkpointing": "spmdzero.compat.checkpointing",
     "comm": "spmdzero.compat.comm",
+    "git_version_info": "spmdzero.compat.git_version_info",
     "launcher.runner": "spmdzero.integrations.launcher.runner",
     "refusals": "spmdzero.compat.refusals",
     "runtime.activation_checkpointing.checkpointing": "spmdzero.compat.checkpointing",

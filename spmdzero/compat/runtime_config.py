@@ -3,16 +3,18 @@
 from typing import Any
 
 from spmdzero.backend import choose, runtime
+from spmdzero.compat.getters import DeepSpeedConfigNames
 from spmdzero.config import load_config, resolve_batch_sizes
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 
 DeepSpeedConfigError = SpmdZeroConfigError
 
 
-class DeepSpeedConfig:
+class DeepSpeedConfig(DeepSpeedConfigNames):
     """A checked config, its batch sizes resolved for all devices of the job.
 
-    Other keys are attributes, sections too: `config.zero_optimization.stage`.
+    Other keys are attributes, sections too: `config.zero_optimization.stage`, or as DeepSpeed names
+    them, `config.zero_config.stage`.
 
     Args:
         config: path of a DeepSpeed JSON, or its dict.
@@ -29,15 +31,8 @@ class DeepSpeedConfig:
                 "DeepSpeedConfig(mpu=..., mesh_device=...): there is no model parallelism. "
                 "Leave them out"
             )
-        self._settings = load_config(config)
-        choose(self._settings.spmd.backend)
+        settings = load_config(config)
+        choose(settings.spmd.backend)
         runtime.start()
-        batch = resolve_batch_sizes(self._settings, dp_world_size=runtime.device_count())
-        self.train_batch_size = batch.train
-        self.train_micro_batch_size_per_gpu = batch.micro
-        self.gradient_accumulation_steps = batch.accumulation
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_settings":
-            raise AttributeError(name)
-        return getattr(self._settings, name)
+        batch = resolve_batch_sizes(settings, dp_world_size=runtime.device_count())
+        super().__init__(settings, batch)

@@ -14,7 +14,7 @@ from spmdzero.config._monitoring import (
 from spmdzero.config._optimizers import OPTIMIZERS, REFUSED_OPTIMIZERS
 from spmdzero.config._params import check_params
 from spmdzero.config._precision import Fp16Config, TorchAutocastConfig
-from spmdzero.config._read import one_of, read
+from spmdzero.config._read import named_by, old_argument, one_of, read
 from spmdzero.config._schedules import SCHEDULES
 from spmdzero.config._spmd import backend_of
 from spmdzero.config._types import Section
@@ -40,6 +40,8 @@ __all__ = [
     "check_config",
     "check_params",
     "load_config",
+    "named_by",
+    "old_argument",
     "one_of",
     "read",
     "resolve_batch_sizes",

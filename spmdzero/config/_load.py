@@ -12,7 +12,7 @@ from spmdzero.config._ignored import ignore_unknown, known_names
 from spmdzero.config._models import SECTIONS, SpmdZeroConfig
 from spmdzero.config._optimizers import optimizer_params
 from spmdzero.config._params import check_params
-from spmdzero.config._read import one_of, read
+from spmdzero.config._read import named_by, one_of, read
 from spmdzero.config._schedules import schedule_params
 from spmdzero.config._screen import keys_without_meaning, screen
 from spmdzero.config._values import check_values
@@ -33,7 +33,7 @@ def load_config(
             key can't be honoured. What DeepSpeed ignores, because it doesn't know it, is ignored
             and said in the log.
     """
-    given = read(one_of(config, getattr(args, "deepspeed_config", None)))
+    given = read(one_of(config, named_by(args)))
     check_values(given)
     source, raw = copy.deepcopy(given), copy.deepcopy(given)
     modernise(raw)

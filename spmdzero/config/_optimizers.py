@@ -178,6 +178,10 @@ _ON_THE_HOST = Refusal(
     "the optimizer state is sharded over the devices' memory and never on the host",
     "Use the optimizer of the same name without CPU, at ZeRO stage 1 or 2.",
 )
+_FUSED = Refusal(
+    "it is a class of DeepSpeed's, which its configs call by the name without Fused",
+    'Write "AdamW" (or "Adam", "Lamb", "Lion"): the compiler fuses the update anyway.',
+)
 _MUP = Refusal(
     "its learning rates come from base shapes that the mup package writes on the parameters, "
     "and that the move to the devices would lose",
@@ -192,6 +196,10 @@ REFUSED_OPTIMIZERS: dict[str, Refusal] = {
     "deepspeedcpuadam": _ON_THE_HOST,
     "deepspeedcpuadagrad": _ON_THE_HOST,
     "deepspeedcpulion": _ON_THE_HOST,
+    "fusedadam": _FUSED,
+    "fusedadamw": _FUSED,
+    "fusedlamb": _FUSED,
+    "fusedlion": _FUSED,
     "muadam": _MUP,
     "muadamw": _MUP,
     "musgd": _MUP,
@@ -231,7 +239,9 @@ def optimizer_name(name: str) -> str:
     of_torch = _of_torch()
     if name in of_torch:
         return name
-    near = did_you_mean(name, [*OPTIMIZERS, *of_torch])
+    # Not one that would be refused next.
+    usable = [known for known in of_torch if known.lower() not in REFUSED_OPTIMIZERS]
+    near = did_you_mean(name, [*OPTIMIZERS, *usable])
     raise RefusedValueError(
         "spmdzero has no optimizer of this name",
         fix=f"{near} Use one of {', '.join(OPTIMIZERS)}, or a class of torch.optim.".lstrip(),

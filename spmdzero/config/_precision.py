@@ -56,9 +56,10 @@ class Fp16Config(DeepSpeedSection):
         loss_scale: the scale; 0 means a dynamic one.
         initial_scale_power: a dynamic scale starts at 2 to this power.
         loss_scale_window: steps without overflow after which a dynamic scale doubles.
-        hysteresis: the overflow since the last refill that first halves a dynamic scale.
+        hysteresis: the overflow since the last refill that first halves a dynamic scale; without
+            ZeRO each one does.
         consecutive_hysteresis: whether each step without overflow refills the hysteresis.
-        min_loss_scale: the least dynamic scale; an overflow there is an error.
+        min_loss_scale: the least dynamic scale; under ZeRO an overflow there is an error.
         fp16_master_weights_and_grads: always false, `load_config` refuses it.
     """
 

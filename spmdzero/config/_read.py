@@ -3,6 +3,7 @@
 import base64
 import binascii
 import json
+import logging
 import os
 from collections import Counter
 from pathlib import Path
@@ -10,9 +11,39 @@ from typing import Any
 
 import hjson
 
+from spmdzero._logging import is_new
 from spmdzero.errors import SpmdZeroConfigError
 
+_logger = logging.getLogger("spmdzero")
 _LONGEST_SHOWN = 80
+
+
+def named_by(args: object) -> Any:
+    """What the command line names as the config, None if nothing.
+
+    Raises:
+        SpmdZeroConfigError: it names two, one by DeepSpeed's oldest spelling.
+    """
+    named, old = (getattr(args, f"{name}_config", None) for name in ("deepspeed", "deepscale"))
+    if old is None:
+        return named
+    _logger.warning("--deepscale_config is deprecated, write --deepspeed_config")
+    return old if named is None else one_of(old, named)
+
+
+def old_argument(config: Any, config_params: Any) -> Any:
+    """`initialize(config=..., config_params=...)`: the first, and only without it the second.
+
+    So does DeepSpeed (``deepspeed/__init__.py``); one that differs is said once.
+    """
+    if config is None or config_params is None:
+        return config_params if config is None else config
+    if _comparable(config) != _comparable(config_params) and is_new("config_params"):
+        _logger.warning(
+            "initialize(config_params=...) is ignored, as in DeepSpeed: config=... is given too, "
+            "and is another one"
+        )
+    return config
 
 
 def one_of(config: Any, from_args: Any) -> Any:

@@ -67,6 +67,8 @@ class BatchRows:
 
     Attributes:
         micro_batch: as given; may be changed.
+        of_process: whether the config counts the rows of this process, as a client's does, rather
+            than those of a device.
         any_number: whether a batch may have any number of rows, the first too. What the devices
             can't share equally each of them then has whole.
         announced: the rows of a short micro-batch that the engine's own loader has just handed
@@ -75,6 +77,7 @@ class BatchRows:
 
     def __init__(self, micro_batch: int) -> None:
         self.micro_batch = micro_batch
+        self.of_process = False
         self.any_number = False
         self.announced: int | None = None
         self._whole: dict[_Kind, frozenset[str]] = {}
@@ -86,6 +89,17 @@ class BatchRows:
     def whole(self) -> int:
         """Rows of this host in a whole micro-batch."""
         return self.micro_batch * runtime.local_device_count()
+
+    @property
+    def named(self) -> str:
+        """Where the rows of a whole micro-batch come from, as the user wrote them, in a message."""
+        devices = runtime.local_device_count()
+        if self.of_process:
+            return (
+                f"train_micro_batch_size_per_gpu, which counts the rows of a process here, "
+                f"{self.micro_batch} on each of its {devices} devices"
+            )
+        return f"train_micro_batch_size_per_gpu ({self.micro_batch}) x {devices} local devices"
 
     def batches(self, inputs: Sequence[Rows], *, training: bool) -> Batches:
         """Those of `inputs` that are batches.
@@ -185,11 +199,9 @@ class BatchRows:
             )
 
     def _wrong(self, item: Rows) -> SpmdZeroUsageError:
-        devices = runtime.local_device_count()
         message = (
-            f"{item}, a micro-batch has {self.whole} = train_micro_batch_size_per_gpu "
-            f"({self.micro_batch}) x {devices} local devices. Hand the engine all rows of this "
-            "host's devices at once"
+            f"{item}, a micro-batch has {self.whole} = {self.named}. Hand the engine all rows of "
+            "this host's devices at once"
         )
         if 0 < item.count < self.whole:
             message += (

@@ -160,8 +160,7 @@ class InputPlacer:
             if all(count * rows != shape[self.batch_dim(p)] for p, shape in shapes.items()):
                 raise SpmdZeroUsageError(
                     f"train_batch(batch) takes the rows of a whole step, {count * rows} = "
-                    f"gradient_accumulation_steps ({count}) x train_micro_batch_size_per_gpu "
-                    f"({self.rows.micro_batch}) x {runtime.local_device_count()} local devices; "
+                    f"gradient_accumulation_steps ({count}) x {self.rows.named}; "
                     f"got {shapes or 'no tensor with rows'}. DataLoader(drop_last=True) leaves a "
                     "short last batch out; an iterator yields micro-batches"
                 )

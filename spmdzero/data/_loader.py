@@ -266,10 +266,17 @@ class ZeroDataLoader:
 
 
 def _length(dataset: Any) -> int:
+    kind = type(dataset).__name__
     try:
-        return len(dataset)
+        length = len(dataset)
     except TypeError as error:
         raise SpmdZeroUsageError(
-            f"{type(dataset).__name__} has no length: a map-style dataset needs __len__, one "
-            "without is an IterableDataset"
+            f"{kind} has no length: a map-style dataset needs __len__, one without is an "
+            "IterableDataset"
         ) from error
+    if length < 1:
+        raise SpmdZeroUsageError(
+            f"the dataset (a {kind}) has length {length}: there is nothing to train on. Look at "
+            "what filled it: a path without files, a filter that keeps nothing"
+        )
+    return length

@@ -3,7 +3,8 @@
 import contextlib
 from collections.abc import Iterator
 
-from spmdzero.backend import arrays
+from spmdzero._user_line import user_line
+from spmdzero.backend import arrays, refuse_graph
 from spmdzero.config import BatchSizes
 from spmdzero.engine._direct_calls import DirectCalls
 from spmdzero.engine._plan_of import planned_micro_batches
@@ -15,7 +16,12 @@ from spmdzero.errors import (
 )
 from spmdzero.state._still_placed import require_placed
 from spmdzero.state._training import Training
-from spmdzero.step._autograd import autograd_grad, parameters_with_grad, set_autograd_grad
+from spmdzero.step._autograd import (
+    Named,
+    autograd_grad,
+    parameters_with_grad,
+    set_autograd_grad,
+)
 
 _NO_COALESCING = (
     "coalesce_grad_reduction needs ZeRO stage 1 or 2 and managed gradient accumulation. Use "
@@ -29,6 +35,8 @@ class Accumulation:
     Attributes:
         ran_forward: whether a forward of the engine with gradients ran since the latest step
             ended: those of all its micro-batches may run before the first backward.
+        scaled: whether what autograd itself sums from now on comes of a loss that was multiplied
+            with fp16's loss scale.
     """
 
     def __init__(self, training: Training, direct_calls: DirectCalls | None) -> None:
@@ -36,7 +44,7 @@ class Accumulation:
         self._boundary_override: bool | None = None
         self._stepping = False
         self._unreduced: str | None = None
-        self.ran_forward = False
+        self.ran_forward = self.scaled = False
 
     @property
     def _managed(self) -> bool:
@@ -89,7 +97,8 @@ class Accumulation:
     def no_sync(self) -> Iterator[None]:
         """Sums the gradients of the backward passes inside on each device, without a reduction.
 
-        They join the next backward's outside, whose reduction serves all.
+        They join the next backward's outside, whose reduction serves all. Each pass is a program of
+        its own, the same from the second on, however many there are.
 
         Raises:
             UsageAssertionError: at stage 2, whose gradients are shards, as in DeepSpeed; nested; or
@@ -130,11 +139,6 @@ class Accumulation:
         finally:
             self._unreduced = None
             self._training.gradients.deferring = False
-
-    @property
-    def reduces(self) -> bool:
-        """Whether gradients are reduced now: not inside `no_sync`."""
-        return self._unreduced is None
 
     def refuse_inside(self, call: str) -> None:
         """Raises UsageAssertionError for a call that `no_sync` and its like don't go with."""
@@ -207,10 +211,20 @@ class Accumulation:
 
         With a global forward these are all; otherwise what a loss term that was computed outside
         of the module, such as a weight penalty, gives.
+
+        Raises:
+            SpmdZeroUsageError: one has a graph, by `backward(create_graph=True)`; or, in fp16, its
+                loss was not scaled.
         """
-        for name, parameter in parameters_with_grad(self._training.parameters):
+        found = parameters_with_grad(self._training.parameters)
+        if found and not self.scaled:
+            self._require_scaled(found)
+        for name, parameter in found:
             grad = autograd_grad(parameter)
             assert grad is not None
+            if grad.requires_grad:
+                set_autograd_grad(parameter, None)
+                refuse_graph()
             if not arrays.is_mine(grad):
                 # The module was moved off the devices, and trained by plain torch since.
                 require_placed(self._training)
@@ -220,6 +234,20 @@ class Accumulation:
             set_autograd_grad(parameter, None)
             if self._direct_calls is not None and not self.ran_forward:
                 self._direct_calls.say_gradients(self._training.module)
+
+    def _require_scaled(self, found: list[Named]) -> None:
+        optimizer = self._training.optimizer
+        if optimizer is None or optimizer.loss_scaler is None:
+            return
+        for _, parameter in found:
+            set_autograd_grad(parameter, None)
+        name, scale = type(self._training.module).__name__, optimizer.loss_scaler.cur_scale
+        raise SpmdZeroUsageError(
+            f"{user_line(otherwise='in a step')}: {name} has gradients of a loss that was not "
+            f"multiplied with fp16's loss scale, by which the step divides: they would be {scale:g}"
+            " times too small. Call engine.backward(loss), or engine.scale(loss).backward(), "
+            "outside of engine(...) too"
+        )
 
     def step_is_boundary(self) -> bool:
         """Whether the `step()` that runs ends an accumulation."""

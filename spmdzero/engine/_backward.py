@@ -9,13 +9,23 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import Region, arrays, map_tensors, nodes_behind
+from spmdzero.backend import (
+    Region,
+    RegionRules,
+    arrays,
+    hands_over,
+    map_tensors,
+    nodes_behind,
+    refuse_graph,
+)
+from spmdzero.engine._summed_rows import summed_by
 from spmdzero.errors import SpmdZeroUsageError
 
 _running = threading.local()
 _watches: "weakref.WeakSet[BackwardWatch]" = weakref.WeakSet()
 _numbers = itertools.count()
 _FORWARD_OF = "spmdzero forward of"
+_BATCHES = "spmdzero batches"
 
 
 class BackwardWatch:
@@ -28,6 +38,8 @@ class BackwardWatch:
         region: recomputes checkpointed modules in its own context; None with a global forward.
         accumulation: micro-batches in one step, by which a plain `loss.backward()` is divided.
         needs_scale: whether the loss has to be scaled before a backward (fp16).
+        note_scaled: called before a backward pass of a loss that is scaled.
+        rules: which outputs are batches, and in which dim.
     """
 
     def __init__(
@@ -36,7 +48,10 @@ class BackwardWatch:
         region: Region | None,
         accumulation: Callable[[], int],
         needs_scale: bool,
+        note_scaled: Callable[[], None],
+        rules: RegionRules,
     ) -> None:
+        self._note_scaled, self._rules = note_scaled, rules
         self._region, self._accumulation, self._needs_scale = region, accumulation, needs_scale
         self._scaled = False
         self._number = next(_numbers)
@@ -44,13 +59,9 @@ class BackwardWatch:
 
     def watch(self, output: Any) -> Any:
         """Hooks the differentiable tensors in what forward returned; returns it to be used."""
-        # From now on backward runs in this thread: autograd's own may let go of a last pending
-        # tensor only after the step's program was cut, which then has one output more and compiles
-        # once more.
-        torch.autograd.set_multithreading_enabled(False)
-        return map_tensors(output, lambda _, tensor: self._hook(tensor))
+        return map_tensors(output, self._hook)
 
-    def _hook(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _hook(self, path: str, tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.requires_grad:
             return tensor
         if self._region is None:
@@ -60,12 +71,36 @@ class BackwardWatch:
         node: Any = tensor.grad_fn
         if node is not None:
             node.metadata[_FORWARD_OF] = self._number
+            batches = node.metadata.setdefault(_BATCHES, {})
+            # Nothing but a batch leaves the region with a dim unless it is declared.
+            if self._rules.outputs.get(path, "batch" if tensor.dim() else "mean") == "batch":
+                batches[tensor.output_nr] = self._rules.batch_dim
         tensor.register_hook(self._arrived)
         return tensor
+
+    def sum_of_rows(self, loss: torch.Tensor) -> str | None:
+        """See `summed_by`, of the batches that the engine returned."""
+        return summed_by(
+            loss,
+            lambda node: (
+                node.metadata[_BATCHES] if node.metadata.get(_FORWARD_OF) == self._number else None
+            ),
+        )
+
+    @staticmethod
+    def keep_in_thread() -> None:
+        """Has backward passes run in this thread from now on, also those inside of a forward.
+
+        autograd's own may let go of a last pending tensor only after the step's program was cut,
+        which then has one output more and compiles once more. And it has none for torch_xla's
+        devices if a backward pass ran before that was imported.
+        """
+        torch.autograd.set_multithreading_enabled(False)
 
     def expect_scaled(self) -> None:
         """The next plain backward starts from a loss that `engine.scale` returned."""
         self._scaled = True
+        self._note_scaled()
 
     @contextlib.contextmanager
     def by_engine(self, loss: torch.Tensor) -> Iterator[None]:
@@ -78,6 +113,9 @@ class BackwardWatch:
         wanted = {watch._number for watch in waiting} - {self._number}
         behind = _forwards_behind(loss, wanted) if wanted else set()
         others = sorted((w for w in waiting if w._number in behind), key=lambda w: w._number)
+        for watch in _watches:
+            # It may run through a module of another's, called without its engine.
+            watch._note_scaled()
         with contextlib.ExitStack() as regions:
             for watch in [*others, self]:
                 if watch._region is not None:
@@ -90,15 +128,20 @@ class BackwardWatch:
         # A folded forward is one node, and this is asked of each of its outputs.
         if grad is None or getattr(_running, "engine", False):
             return grad
-        if self._needs_scale and not self._scaled:
-            raise SpmdZeroUsageError(
-                "fp16 scales its loss, and this backward started from one that is not scaled: "
-                "call engine.backward(loss), or engine.scale(loss).backward()"
-            )
         if self._region is not None and self._region.recomputes:
             raise SpmdZeroUsageError(
                 "loss.backward() with activation checkpointing: what is recomputed would run "
                 "outside of the replica region. Call engine.backward(loss)"
+            )
+        if hands_over():
+            # It has nothing to do with a step: torch.autograd.grad is asked for these numbers.
+            return grad
+        if torch.is_grad_enabled():
+            refuse_graph()
+        if self._needs_scale and not self._scaled:
+            raise SpmdZeroUsageError(
+                "fp16 scales its loss, and this backward started from one that is not scaled: "
+                "call engine.backward(loss), or engine.scale(loss).backward()"
             )
         torch.autograd.Variable._execution_engine.queue_callback(self._finished)
         steps = self._accumulation()

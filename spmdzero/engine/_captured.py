@@ -89,6 +89,8 @@ class CapturedSteps:
             steps: each micro-batch ends with `engine.step`, not only the last.
         """
         training, calls, ends = self._training, self._calls, last or steps
+        if training.optimizer is not None:
+            training.optimizer.renew()
         blocked = self._follow_structure() or block(
             training, self._launching, self._following.parameters
         )

@@ -1,6 +1,7 @@
 """Checkpoints by DeepSpeed's method names."""
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import importlib.metadata
@@ -8,6 +9,7 @@ import json
 import logging
 import os
 import secrets
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,8 @@ logger = logging.getLogger("spmdzero")
 _VERSIONS = ("spmdzero", "torch", "torch_xla", "jax")
 _COUNTERS = ("global_steps", "micro_steps", "global_samples")
 _POSITION = ("epoch", "rows", "handed_out", "finished")
+# The engine that has saved a tag's folder last.
+_SAVERS: weakref.WeakValueDictionary[str, "Checkpoints"] = weakref.WeakValueDictionary()
 
 
 class Checkpoints:
@@ -75,8 +79,9 @@ class Checkpoints:
         Args:
             save_dir: folder of all checkpoints of a run, seen by all hosts.
             tag: the checkpoint's own folder in it; ``global_step<n>`` by default.
-            client_state: the caller's own, returned by `load_checkpoint`: numbers, strings,
-                tensors, and dicts, lists and tuples of them.
+            client_state: the caller's own, returned by `load_checkpoint`, as it is now: numbers,
+                strings, tensors, numpy's arrays, paths, dates, and dicts, lists, tuples and
+                namespaces of them.
             save_latest: let the file `latest` name it.
             exclude_frozen_parameters: leave out parameters that don't require gradients.
 
@@ -108,11 +113,22 @@ class Checkpoints:
             step = training.counters.global_steps
             tag = check_tag(f"global_step{step}" if tag is None else str(tag))
         order = _order(training, folder, tag, latest=save_latest)
+        self._tell_of_others(order.path)
         if training.spmd_config.checkpoint.asynchronous:
             self._saver.start(functools.partial(_save, held_for(order, state), order))
         else:
             _save(state, order)
         return True
+
+    def _tell_of_others(self, path: Path) -> None:
+        """Says it where the tag is another engine's of this process, which it replaces."""
+        place = os.path.realpath(path)
+        if _SAVERS.get(place, self) is not self:
+            logger.warning(
+                "%s, which another engine of this process has saved, is replaced: give each "
+                "engine a folder, or tags, of its own", path
+            )  # fmt: skip
+        _SAVERS[place] = self
 
     def wait_checkpoint(self) -> None:
         """Waits until the asynchronous save under way is complete.
@@ -232,7 +248,8 @@ def _order(training: Training, folder: Path, tag: str, *, latest: bool) -> SaveO
     position = loader.state_dict() if loader is not None else {}
     description = {
         "versions": dict(_versions()),
-        "config": training.spmd_config.source,
+        # The caller's dict may have changed when it is written.
+        "config": copy.deepcopy(training.spmd_config.source),
         "mesh": dict(training.plan.mesh.axes),
         "plan": json.loads(training.plan.to_json()),
         "counters": {name: getattr(counters, name) for name in _COUNTERS},

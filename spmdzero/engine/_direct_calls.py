@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from spmdzero.backend import arrays, current, device_types
+from spmdzero.engine._module_hooks import ModuleHook
 from spmdzero.state._training import Training
 
 logger = logging.getLogger("spmdzero")
 
 
-class DirectCalls:
+class DirectCalls(ModuleHook):
     """A forward pre-hook of an engine's module, whose forward belongs into the replica region.
 
     Outside of it the numbers are right, but each device computes all rows. Under `torch.no_grad`,
@@ -29,7 +30,13 @@ class DirectCalls:
 
     def watch(self, module: nn.Module) -> None:
         """Follows calls of `module`."""
+        self.take_the_place_of_outlived(module)
         module.register_forward_pre_hook(self, with_kwargs=True)
+
+    @property
+    def outlived(self) -> bool:
+        """Whether its engine is gone."""
+        return self._training is None or self._training() is None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Says it where a call is one to warn of."""

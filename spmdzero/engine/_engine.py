@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from spmdzero.backend import runtime
-from spmdzero.compat.getters import ConfigGetters
-from spmdzero.compat.refusals import refused_methods
+from spmdzero.compat.getters import ConfigGetters, DeepSpeedConfigNames
+from spmdzero.compat.refusals import raise_if_refused, refused_methods
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._captured import CapturedSteps
 from spmdzero.engine._checkpoints import Checkpoints
@@ -51,7 +51,7 @@ else:
 
 @offers("_getters", ConfigGetters)
 @offers("_training", Training, _SHARED)
-@offers("_calls", ThreeCalls, "forward backward scale step")
+@offers("_calls", ThreeCalls, "forward backward scale step _backward_epilogue")
 @offers("_accumulation", Accumulation, _ACCUMULATION)
 @offers("_batches", TrainBatch)
 @offers("_launching", Launching, "observe")
@@ -83,9 +83,12 @@ class Engine(nn.Module, _Offered):
         global_steps, micro_steps, global_samples: DeepSpeed's counters.
         capture: whether `train_batch` traces or replays, and why.
         folding: whether the three calls trace, and why.
+        flops_profiler: counts what one step computes, where the config turns it on.
         monitor: writes scalars where the config says; `monitor.write_events` takes your own.
         after_step: called after each step.
     """
+
+    flops_profiler: Any
 
     def __init__(
         self, training: Training, *, client_optimizer: torch.optim.Optimizer | None = None
@@ -145,6 +148,16 @@ class Engine(nn.Module, _Offered):
         launching.launch_states()
 
     @property
+    def _config(self) -> DeepSpeedConfigNames:
+        # DeepSpeed's checked config, which scripts reach for.
+        return DeepSpeedConfigNames(self._training.spmd_config, self._training.batch)
+
+    @property
+    def basic_optimizer(self) -> Any:
+        """The optimizer, which here is the same as `optimizer`: none is wrapped by another."""
+        return self._training.optimizer
+
+    @property
     def config(self) -> dict[str, Any]:
         """The config as the user wrote it."""
         return self._training.spmd_config.source
@@ -193,4 +206,5 @@ class Engine(nn.Module, _Offered):
         except AttributeError:
             if "module" in self._modules and hasattr(self._modules["module"], name):
                 return getattr(self._modules["module"], name)
+            raise_if_refused("engine", name)
             raise

@@ -7,7 +7,14 @@ from typing import Any
 
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.errors import SpmdZeroCheckpointError
-from spmdzero.formats import Conversion, TrainingState, Weights, save_torch, write_for_deepspeed
+from spmdzero.formats import (
+    Conversion,
+    TrainingState,
+    Weights,
+    check_tag,
+    save_torch,
+    write_for_deepspeed,
+)
 from spmdzero.state._by_the_first_host import written_by_the_first_host
 from spmdzero.state._live_state import live_state
 from spmdzero.state._training import Training
@@ -86,7 +93,8 @@ class Exports:
 
         Raises:
             SpmdZeroCheckpointError: it can't be written; what was there before is as it was.
-            SpmdZeroUsageError: without an optimizer, or in the middle of gradient accumulation.
+            SpmdZeroUsageError: without an optimizer, in the middle of gradient accumulation, or a
+                tag that is no name of a folder.
             SpmdZeroRuntimeError: of several hosts the first, which writes, could not.
         """
         training = self._training
@@ -97,7 +105,8 @@ class Exports:
             stage=training.plan.stage or 1,
         )
         config = {key: value for key, value in training.spmd_config.source.items() if key != "spmd"}
-        named = f"global_step{training.counters.global_steps}" if tag is None else str(tag)
+        step = training.counters.global_steps
+        named = check_tag(f"global_step{step}" if tag is None else str(tag))
 
         def write(state: TrainingState) -> None:
             write_for_deepspeed(

@@ -25,6 +25,7 @@ from spmdzero.engine._launching import Launching
 from spmdzero.engine._module_tracer import TracedFunction, attempt
 from spmdzero.engine._module_watch import ModuleWatch
 from spmdzero.engine._must_trace import block
+from spmdzero.state._still_placed import require_planned
 from spmdzero.state._training import Training
 
 
@@ -99,7 +100,10 @@ class FoldedCalls:
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the engine's forward on placed inputs."""
         training = self._training
-        if not torch.is_grad_enabled() or training.in_train_batch:
+        if not torch.is_grad_enabled():
+            return training.forward(args, kwargs)
+        if training.in_train_batch:
+            require_planned(training)
             return training.forward(args, kwargs)
         self.reason = self._follow_structure() or self.blocked()
         forwards: _Forwards | None = None
@@ -111,6 +115,7 @@ class FoldedCalls:
                 self.reason = str(reason)
                 self._following.say(logging.INFO, "engine(...) is traced: %s", self.reason)
         self.traced += 1
+        require_planned(training)
         with errors_are_the_users(forwards):
             output = training.forward(args, kwargs)
         self._following.accept_changes()

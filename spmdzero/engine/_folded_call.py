@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import Passage, arrays
+from spmdzero.backend import Passage, arrays, hands_over
 from spmdzero.engine._folded_pass import FoldedPass
 from spmdzero.engine._folded_surroundings import Surroundings
 from spmdzero.errors import SpmdZeroUsageError
@@ -17,6 +17,11 @@ _WRITTEN = (
     "a parameter or input was written between engine(...) and the backward of its loss. Call "
     'backward before step, or set "spmd": {"capture": false}, which keeps the values that the '
     "forward saw"
+)
+_ASKED = (
+    "torch.autograd.grad is asked for gradients of parameters, which a captured forward hands to "
+    'its engine only. Set "spmd": {"capture": false}, or, if they are not to be differentiated, '
+    "call engine.backward(loss) and read parameter.grad"
 )
 
 
@@ -101,7 +106,7 @@ class FoldedCall:
     def __call__(
         self, tensors: list[torch.Tensor], keys: list[torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
-        """The outputs; writes the buffers that the forward writes.
+        """The outputs; writes the parameters and buffers that the forward writes.
 
         Args:
             tensors: parameters, buffers and inputs.
@@ -144,18 +149,19 @@ class _Folded(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         record, training = call.record, call.training
         values = record.traced.function([*tensors, *keys])
-        count, written = len(record.markers), len(record.buffers)
+        count, written = len(record.markers), len(record.written)
         outputs, rest = values[:count], values[count:]
-        if record.buffers:
+        if record.written:
             # The backward pass takes them as the forward found them.
             places = {id(tensor): place for place, tensor in enumerate(tensors)}
-            own = dict(training.module.named_buffers())
+            module = training.module
+            own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
             tensors = list(tensors)
-            for name in record.buffers:
+            for name in record.written:
                 tensors[places[id(own[name])]] = arrays.fresh(own[name])
         assert training.region is not None
         training.region.settle(
-            buffers=dict(zip(record.buffers, rest[:written], strict=True)),
+            written=dict(zip(record.written, rest[:written], strict=True)),
             flags=dict(zip(record.flags, rest[written:], strict=True)),
         )
         training.region.note_folded()
@@ -171,6 +177,8 @@ class _Folded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[None, None, None, None]:
         call: FoldedCall = ctx.call
+        if hands_over():
+            raise SpmdZeroUsageError(_ASKED)
         given = {index: grad for index, grad in enumerate(grads) if grad is not None}
         try:
             saved = ctx.saved_tensors

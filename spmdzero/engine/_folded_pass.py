@@ -29,18 +29,18 @@ class FoldedPass:
     """The forward of one kind of input.
 
     Attributes:
-        traced: parameters, buffers, inputs and keys -> outputs, new buffers, flags.
+        traced: parameters, buffers, inputs and keys -> outputs, what the forward wrote, flags.
         output: what the module returned, a meta tensor in the place of each tensor.
         markers: the meta tensors, in the order of the outputs.
         differentiable: whether each output carries a gradient.
-        buffers, flags: names of those that the forward writes.
+        written, flags: names of parameters and buffers, and of flags, that the forward writes.
     """
 
     traced: TracedFunction
     output: Any
     markers: tuple[torch.Tensor, ...]
     differentiable: tuple[bool, ...]
-    buffers: tuple[str, ...]
+    written: tuple[str, ...]
     flags: tuple[str, ...]
 
     def difference(self, other: "FoldedPass") -> str | None:
@@ -85,7 +85,7 @@ class PassTracer(ModuleTracer):
             if not flat:
                 raise NotCapturableError("the forward returns no tensor")
             passages.append(passage)
-            return [*flat, *passage.buffers.values(), *passage.flags.values()]
+            return [*flat, *passage.written.values(), *passage.flags.values()]
 
         traced = fold_python(function, tensors, known=self.known(self.state))
         (passage,), (output,) = passages, outputs
@@ -96,13 +96,13 @@ class PassTracer(ModuleTracer):
         except UnknownInputError as error:
             raise NotCapturableError(str(error).replace("an input is", "an output is")) from error
         differentiable = tuple(tensor.requires_grad for tensor in flat)
-        buffers, flags = tuple(passage.buffers), tuple(passage.flags)
+        written, flags = tuple(passage.written), tuple(passage.flags)
         return FoldedPass(
-            traced=traced.labelled(form, differentiable, buffers, flags),
+            traced=traced.labelled(form, differentiable, written, flags),
             output=output,
             markers=tuple(markers),
             differentiable=differentiable,
-            buffers=buffers,
+            written=written,
             flags=flags,
         )
 

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from spmdzero.backend import same_on_hosts
+from spmdzero.config import old_argument
 from spmdzero.data._loader import ZeroDataLoader
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._groups import ParameterGroups
@@ -76,7 +77,7 @@ def initialize(
         SpmdZeroRuntimeError: a device was used before SPMD was on.
     """
     module = require_module(model, mpu=mpu, mesh_param=mesh_param)
-    settings = read_settings(config_params if config is None else config, args)
+    settings = read_settings(old_argument(config, config_params), args)
     mesh, batch = start_backend(settings, dist_init_required=dist_init_required)
     groups = place_module(settings, module, mesh, weights, (optimizer, model_parameters))
     plan = planned(settings, module, groups, batch=batch, mesh=mesh.spec)

@@ -25,6 +25,7 @@ class Launching:
         donated_inputs: kind of program -> inputs whose buffers it reuses, once compiled.
         observers: see each program's pending graph.
         hooks: registries of hooks around the three calls, which run Python at each step.
+        summed: what sums the rows of the engine's outputs into the latest loss, see `StepGraph`.
     """
 
     def __init__(self, training: Training) -> None:
@@ -34,6 +35,7 @@ class Launching:
         self.observers: list[Callable[[StepGraph], None]] = []
         self.hooks: tuple[Mapping[int, Any], ...] = ()
         self._rows: RepeatedRows | None = None
+        self.summed: str | None = None
 
     def launch_states(self) -> None:
         """Compiles and starts what makes the first state.
@@ -103,8 +105,9 @@ class Launching:
         outputs |= {f"loss/{i}": loss for i, loss in enumerate(training.losses)}
         if kind == "boundary" and optimizer and optimizer.grad_norm is not None:
             outputs["norm/global"] = optimizer.grad_norm
-        graph = StepGraph(kind=kind, outputs=outputs, rows=self._rows)
-        self._rows, before = None, Compiled.so_far()
+        graph = StepGraph(kind=kind, outputs=outputs, rows=self._rows, summed=self.summed)
+        self._rows = self.summed = None
+        before = Compiled.so_far()
         for observer in self.observers:
             try:
                 observer(graph)

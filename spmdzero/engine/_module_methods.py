@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from spmdzero.backend import arrays, runtime
+from spmdzero.backend import arrays, current, runtime
 from spmdzero.data._loader import ZeroDataLoader
+from spmdzero.engine._module_hooks import ModuleHook
 from spmdzero.errors import SpmdZeroUsageError, UsageValueError
 from spmdzero.state._training import Training
 from spmdzero.step._optimizer import ZeroOptimizer
@@ -158,7 +159,7 @@ class ModuleMethods:
         self._training.gradients.forget(self._training.module.parameters())
 
 
-class MastersFollow:
+class MastersFollow(ModuleHook):
     """Hooks of each submodule: what `load_state_dict` wrote becomes the optimizer's masters.
 
     Otherwise the masters would undo it at the next step. The masters of what a partial state dict
@@ -173,9 +174,15 @@ class MastersFollow:
 
     def watch(self, model: nn.Module) -> None:
         """Follows loads into `model` and into each of its submodules."""
+        self.take_the_place_of_outlived(model)
         for module in model.modules():
             module.register_load_state_dict_pre_hook(self._before)
             module.register_load_state_dict_post_hook(self._after)
+
+    @property
+    def outlived(self) -> bool:
+        """Whether its engine is gone."""
+        return self._optimizer() is None
 
     def _before(
         self, module: nn.Module, state: Any, prefix: str, metadata: dict[str, Any], *_: Any
@@ -185,6 +192,9 @@ class MastersFollow:
                 "load_state_dict(assign=True) would replace parameters that the engine trains by "
                 "others. Leave assign out: values are copied onto the devices"
             )
+        if current().in_region():
+            # A forward loads into a replica's copies, whose masters follow as after any write.
+            return
         for parameter in module.parameters(recurse=False):
             # The user may have moved the module off the devices, and its engine with it.
             if arrays.is_mine(parameter):

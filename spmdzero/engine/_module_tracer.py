@@ -21,6 +21,7 @@ from spmdzero.engine._generator_watch import GeneratorWatch
 from spmdzero.engine._kinds import NotCapturableError
 from spmdzero.engine._module_watch import ModuleWatch, device_attributes
 from spmdzero.errors import SpmdZeroError
+from spmdzero.state._still_placed import require_planned
 from spmdzero.state._training import Training
 
 # The value of a random draw's key -> the key on the devices.
@@ -35,11 +36,15 @@ class ModuleTracer:
         training: whose.
         args, kwargs: the placed inputs, of which only the form matters.
 
+    Raises:
+        SpmdZeroUsageError: the module has a parameter that wasn't planned.
+
     Attributes:
         parameters, buffers: the module's own, by name.
     """
 
     def __init__(self, training: Training, args: Any, kwargs: Mapping[str, Any]) -> None:
+        require_planned(training)
         self._training, self.forward = training, training.forward
         # It keeps forms, and not the batch itself, which would stay on the devices.
         self._inputs = map_tensors((args, dict(kwargs)), lambda _, leaf: _like(leaf, meta()))

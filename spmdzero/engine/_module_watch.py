@@ -60,7 +60,7 @@ class _Watched:
         keys = list(self.container) if isinstance(self.container, dict) else range(len(now))
         if len(now) != len(self.values):
             return f"{self.name} has {len(now)} entries, not {len(self.values)}"
-        if self.keys and keys != self.keys:
+        if self.keys and not all(map(_is_same_key, keys, self.keys)):
             return f"{self.name} has other keys"
         for key, old, new in zip(keys, self.values, now, strict=True):
             if old is not new and not _is_same_number(old, new):
@@ -202,6 +202,11 @@ def _container(value: Any) -> Any:
 
 def _items(container: Any) -> Iterator[tuple[Any, Any]]:
     yield from container.items() if isinstance(container, dict) else enumerate(container)
+
+
+def _is_same_key(one: Any, other: Any) -> bool:
+    # An optimizer's state has tensors as keys, which compare element by element.
+    return one is other or (not isinstance(one, torch.Tensor) and one == other)
 
 
 def _is_same_number(old: Any, new: Any) -> bool:

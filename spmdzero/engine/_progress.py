@@ -22,7 +22,7 @@ class Progress:
     def was_step_applied(self) -> bool:
         """Whether the latest `step()` was a boundary whose update was not skipped."""
         applied, optimizer = self._training.step_applied, self._training.optimizer
-        if not applied or optimizer is None or optimizer.loss_scaler:
+        if not applied or optimizer is None or optimizer.scaler:
             return applied
         return not optimizer.overflow
 

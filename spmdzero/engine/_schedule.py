@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from spmdzero.config import SchedulerConfig
@@ -54,7 +55,14 @@ def make_schedule(
             "change nothing. Pass that optimizer too, or a callable: "
             "lr_scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 10)"
         )
-    # The schedule watches the user's own optimizer for a step before its first. A real one could
-    # fail in a class that expects gradients.
-    groups.client._opt_called = True  # type: ignore[attr-defined]
     return given
+
+
+def note_step(optimizer: torch.optim.Optimizer) -> None:
+    """Has torch's schedules know that `optimizer` has taken a step.
+
+    They warn of a schedule that moves before it, and watch `Optimizer.step`, which a replayed step
+    doesn't run. A user's own optimizer never takes one: a real step could fail in a class that
+    expects gradients.
+    """
+    optimizer._opt_called = True  # type: ignore[attr-defined]

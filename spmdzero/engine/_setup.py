@@ -30,7 +30,7 @@ from spmdzero.config import (
 from spmdzero.data._inputs import InputPlacer
 from spmdzero.engine._elastic import tell_sizes
 from spmdzero.engine._groups import Groups, Members, find_groups
-from spmdzero.engine._schedule import make_schedule
+from spmdzero.engine._schedule import make_schedule, note_step
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError, UsageAssertionError
 from spmdzero.nn._causal_lm import fuse_causal_lm_losses
 from spmdzero.plan import MeshSpec, ShardingPlan
@@ -191,7 +191,7 @@ def make_training(
         scaling=GradientScaling.from_config(settings, devices=mesh.size),
         wire=autocast_wire(model, settings.torch_autocast, precision),
     )
-    gradients = GradientStore(path, loss_scale=lambda: scaler.cur_scale if scaler else 1.0)
+    gradients = GradientStore(path, loss_scale=lambda: scaler.used if scaler else 1.0)
     health = LossHealth(mesh=mesh, check=settings.spmd.check_finite)
     optimizer = (
         None
@@ -210,6 +210,8 @@ def make_training(
         )
     )
     schedule = make_schedule(settings.scheduler, lr_scheduler, optimizer, groups)
+    if groups is not None and groups.client is not None:
+        note_step(groups.client)
     if optimizer is not None and schedule is not None:
         optimizer.hold = ScheduleHold()
     return Training(
@@ -219,7 +221,7 @@ def make_training(
         plan=plan,
         mesh=mesh,
         placer=InputPlacer(mesh=mesh, module=model, rules=rules, micro_batch=batch.micro),
-        forward=_forward(settings, gradients, rules, module=model, mesh=mesh),
+        forward=_forward(settings, gradients, rules, optimizer, module=model, mesh=mesh),
         gradients=gradients,
         optimizer=optimizer,
         lr_scheduler=schedule,
@@ -228,8 +230,14 @@ def make_training(
 
 
 def _forward(
-    settings: SpmdZeroConfig, gradients: GradientStore, rules: RegionRules, **where: Any
+    settings: SpmdZeroConfig,
+    gradients: GradientStore,
+    rules: RegionRules,
+    optimizer: ZeroOptimizer | None,
+    **where: Any,
 ) -> Region | Forward:
+    if optimizer is not None:
+        where["wrote"] = optimizer.follow_writes
     where["autocast"] = PrecisionPolicy.from_config(settings).autocast
     where["attention"] = settings.spmd.attention
     if settings.spmd.forward == "global":

@@ -19,11 +19,14 @@ class StepGraph:
         outputs: what the program writes, by names such as ``"parameter/wte.weight"``.
         rows: its latest forward that autograd recorded, to be looked at again; None without one,
             or where each row counts the same on any number of devices.
+        summed: autograd's node that sums the rows of what the engine returned into the loss that
+            its `backward` was given; None where none is seen to.
     """
 
     kind: str
     outputs: Mapping[str, torch.Tensor]
     rows: RepeatedRows | None = None
+    summed: str | None = None
 
     @property
     def returned(self) -> tuple[str, ...]:

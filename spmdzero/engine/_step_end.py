@@ -6,8 +6,10 @@ from typing import Any
 
 from spmdzero.backend import runtime
 from spmdzero.engine._accumulation import Accumulation
+from spmdzero.engine._frozen import FreezeWatch
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._progress import Progress
+from spmdzero.engine._schedule import note_step
 from spmdzero.errors import NonFiniteError, SpmdZeroRuntimeError
 from spmdzero.state._training import Training
 from spmdzero.step._optimizer import ZeroOptimizer
@@ -54,6 +56,7 @@ class StepEnd:
         self._programs, self._progress = launching.programs, progress
         self.after_step: list[Callable[[], None]] = []
         self.agreement = AgreementRhythm()
+        self._freezing = FreezeWatch(training)
 
     def end_micro_batch(self, *, boundary: bool, lr_kwargs: dict[str, Any]) -> None:
         """Counts a micro-batch that was started, and at the boundary its step.
@@ -90,18 +93,20 @@ class StepEnd:
         # A dynamic loss scale finds its size by overflows: they are no failure.
         checked = boundary and not optimizer.dynamic_loss_scale
         self._training.health.raise_if_asked(optimizer.grad_norm if checked else None)
-        if not boundary or optimizer.loss_scaler is None:
+        if not boundary or optimizer.scaler is None:
             return False
         # The one read of a step: the scale and the schedule depend on it.
         skipped = optimizer.overflow
-        optimizer.loss_scaler.update_scale(skipped)
+        optimizer.scaler.update_scale(skipped)
         return skipped
 
     def _finish_step(
         self, optimizer: ZeroOptimizer, lr_kwargs: dict[str, Any], *, skipped: bool
     ) -> None:
         training, counters = self._training, self._training.counters
+        note_step(optimizer)
         counters.pass_step(samples=self._accumulation.samples_of_step(), skipped=skipped)
+        self._freezing.look()
         hold = optimizer.hold
         if skipped:
             training.skips.tell(

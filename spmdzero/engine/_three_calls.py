@@ -1,10 +1,11 @@
 """The three calls of DeepSpeed's training loop: forward, backward and step."""
 
+import functools
 from typing import Any
 
 import torch
 
-from spmdzero.backend import arrays, held, map_tensors
+from spmdzero.backend import arrays, held, is_transforming, map_tensors, runtime
 from spmdzero.data._inputs import to_half
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._backward import BackwardWatch
@@ -22,6 +23,14 @@ from spmdzero.state._training import Training
 from spmdzero.step._numbers import loss_scale_number
 from spmdzero.step._optimizer import ZeroOptimizer
 
+# Backward passes without a step in one program, where no accumulator is planned.
+_MOST_PASSES = 4
+_TRANSFORMED = (
+    "engine(...) inside of torch.func.grad, vmap, jacrev or their like: it hands each device its "
+    "rows, and what torch.func hands over has none. Take torch.autograd.grad(loss, x, "
+    "create_graph=True) of what engine(x) returns, or call torch.func inside of the model's forward"
+)
+
 
 class ThreeCalls:
     """Trains by forward, backward and step; holds no state but the watch of backward passes."""
@@ -38,10 +47,13 @@ class ThreeCalls:
     ) -> None:
         self._training, self._accumulation, self._launching = training, accumulation, launching
         self._folding, self._step_end, self._wall_clock = folding, step_end, wall_clock
+        self._needs_scale = training.spmd_config.fp16.enabled and training.optimizer is not None
         self._watch = BackwardWatch(
             region=training.region,
             accumulation=accumulation.gradient_accumulation_steps,
-            needs_scale=training.spmd_config.fp16.enabled and training.optimizer is not None,
+            needs_scale=self._needs_scale,
+            note_scaled=functools.partial(setattr, accumulation, "scaled", True),
+            rules=training.placer.rules,
         )
         across = training.mesh.across
         rules = None if training.region is None else training.placer.rules
@@ -62,15 +74,18 @@ class ThreeCalls:
 
         Raises:
             SpmdZeroUsageError: there are tensors, and none has the rows of a whole micro-batch, or
-                of a short one after it (in evaluation: rows that the devices can share equally).
+                of a short one after it (in evaluation: rows that the devices can share equally); or
+                torch.func traces the call.
             ReplicaRegionError: the module does what can't be done per replica.
         """
         training = self._training
+        if is_transforming():
+            raise SpmdZeroUsageError(_TRANSFORMED)
         with held(), self._wall_clock.phase("fwd"), naming_what_left(training):
-            waits = training.backward_done and training.gradients.accumulators
-            if waits and self._accumulation.reduces:
+            store, passes = training.gradients, len(training.losses)
+            if training.backward_done and (store.outlive_programs or passes >= _MOST_PASSES):
                 # The caller goes on without a step, which would have ended this micro-batch's
-                # program.
+                # program; one of all that follow would be another for each number of them.
                 self.end_unstepped()
             return self.forward_placed(*self.place_inputs(args, kwargs))
 
@@ -85,6 +100,11 @@ class ThreeCalls:
         """Runs the module on inputs that are on the devices."""
         self._launching.note_call(args, kwargs)
         records = torch.is_grad_enabled()
+        if not (records or self._accumulation.ran_forward):
+            # Outputs that nobody has read would be computed with those of this forward, by a larger
+            # program at each.
+            runtime.sync()
+        self._watch.keep_in_thread()
         self._accumulation.ran_forward |= records
         output = self._folding.forward(args, kwargs)
         output = self._watch.watch(output) if records else output
@@ -111,10 +131,16 @@ class ThreeCalls:
         # Whoever runs an interrupted loop anew would add this micro-batch's gradients twice.
         with held(undo=training.restart_step), self._wall_clock.phase("bwd"):
             check_loss(loss)
+            if self._needs_scale:
+                # What wasn't scaled would join what is.
+                self._accumulation.collect_gradients()
             averaged = loss / training.batch.accumulation if scale_wrt_gas else loss
+            if self._launching.observers:
+                self._launching.summed = self._watch.sum_of_rows(loss)
             with self._watch.by_engine(loss):
                 arrays.backward(self._times_loss_scale(averaged), retain_graph=retain_graph)
             self._accumulation.collect_gradients()
+            self._accumulation.scaled = False
             detached = training.mesh.mark(self._of_all(loss.detach().reshape(())).clone())
             training.health.watch(detached, step=training.counters.global_steps)
             training.losses.append(detached)
@@ -126,6 +152,13 @@ class ThreeCalls:
         """The mean of the hosts' losses, which is what they report."""
         across = self._training.mesh.across
         return loss if across is None else across.mean(loss)
+
+    def _backward_epilogue(self) -> None:
+        """Does nothing: a backward pass has nothing left to do.
+
+        DeepSpeed's page on training multiple models has it called after a `loss.backward()` through
+        several engines.
+        """
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """`loss` times the loss scale, for `engine.scale(loss).backward()`.
@@ -143,10 +176,10 @@ class ThreeCalls:
 
     def _times_loss_scale(self, loss: torch.Tensor) -> torch.Tensor:
         optimizer = self._training.optimizer
-        if optimizer is None or optimizer.loss_scaler is None:
+        if optimizer is None or optimizer.scaler is None:
             return loss
         # The scale is data: a Python number would be another program at each change of it.
-        number = loss_scale_number(optimizer.loss_scaler)
+        number = loss_scale_number(optimizer.scaler)
         return loss * self._training.mesh.place(number)
 
     def _require_optimizer(self, call: str) -> ZeroOptimizer:
@@ -178,6 +211,7 @@ class ThreeCalls:
             self._accumulation.refuse_inside("step")
             optimizer = self._require_optimizer("step")
             self._accumulation.collect_gradients()
+            self._accumulation.scaled = False
             if not training.backward_done and not training.gradients.waiting:
                 raise SpmdZeroUsageError(
                     "engine.step() before engine.backward(loss): there is no gradient to use. Each "

@@ -31,8 +31,8 @@ def host_numbers(training: Training, *, last: bool) -> list[torch.Tensor]:
     optimizer = training.optimizer
     assert optimizer is not None
     numbers = [step_number(training.counters.global_steps)]
-    if optimizer.loss_scaler is not None:
-        numbers.append(loss_scale_number(optimizer.loss_scaler))
+    if optimizer.scaler is not None:
+        numbers.append(loss_scale_number(optimizer.scaler))
     return [*numbers, *optimizer.host_numbers()] if last else numbers
 
 
@@ -190,7 +190,7 @@ def _program(training: Training, *, last: bool) -> StepProgram:
         path=training.gradients.path,
         boundary=optimizer.boundary() if last else None,
         accumulation=training.batch.accumulation,
-        scaled=optimizer.loss_scaler is not None,
+        scaled=optimizer.scaler is not None,
         checks=training.health.check,
     )
 

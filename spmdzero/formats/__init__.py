@@ -21,7 +21,8 @@ from spmdzero.formats._describe import CheckpointDescription, describe
 from spmdzero.formats._files import save_torch
 from spmdzero.formats._latest import check_tag
 from spmdzero.formats._open import format_of, latest_tag, naming_the_newest, open_state
-from spmdzero.formats._state import HostState, StoredTensor, TrainingState
+from spmdzero.formats._state import RESET_AT, HostState, StoredTensor, TrainingState
+from spmdzero.formats._trees import portable
 from spmdzero.formats.export import Weights, dtype_called
 from spmdzero.formats.native import (
     BackgroundSaver,
@@ -35,6 +36,7 @@ from spmdzero.formats.native import (
 
 __all__ = [
     "FORMATS",
+    "RESET_AT",
     "BackgroundSaver",
     "Box",
     "CheckpointDescription",
@@ -63,6 +65,7 @@ __all__ = [
     "naming_the_newest",
     "newest_complete",
     "open_state",
+    "portable",
     "save_native",
     "save_torch",
     "whole_box",

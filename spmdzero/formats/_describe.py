@@ -101,6 +101,6 @@ def describe(source: Path, tag: str | None = None) -> CheckpointDescription:
         ],
         scaler=dict(host.scaler) if host.scaler is not None else None,
         scheduler=dict(host.scheduler) if host.scheduler is not None else None,
-        client_state=sorted(host.client_state),
+        client_state=sorted(map(str, host.client_state)),
         tensors=tensors,
     )

@@ -43,6 +43,27 @@ class GrowingFile:
         """What `torch.save` calls; nothing is held back."""
 
 
+class _Hashed:
+    """What `torch.save` writes to: an open file, of whose bytes it keeps the `checksum`.
+
+    Attributes:
+        failed: why a write failed, which torch's writer replaces by an error of its own.
+    """
+
+    def __init__(self, file: GrowingFile) -> None:
+        self._file, self.digest = file, xxhash.xxh3_128()
+        self.flush = file.flush
+        self.failed: OSError | None = None
+
+    def write(self, data: Bytes) -> int:
+        self.digest.update(data)
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.failed = error
+            raise
+
+
 @contextlib.contextmanager
 def appearing(path: Path) -> Iterator[GrowingFile]:
     """The file `path`, under a temporary name until the body has written all of it.
@@ -73,11 +94,22 @@ def write_whole(path: Path, data: Bytes) -> None:
         file.write(data)
 
 
-def save_torch(content: Any, path: Path, *, pickle_module: Any = pickle) -> None:
-    """`torch.save` to a file whose folder is made if need be; raises as `appearing`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def save_torch(content: Any, path: Path, *, pickle_module: Any = pickle) -> tuple[int, str]:
+    """`torch.save` to a file whose folder is made if need be; raises as `appearing`.
+
+    Returns the file's size in bytes and its checksum. Tensors go from where they are to the file.
+    """
+    if not path.parent.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)
     with appearing(path) as file:
-        torch.save(content, file, pickle_module=pickle_module)  # type: ignore[bad-argument-type]
+        hashed = _Hashed(file)
+        try:
+            torch.save(content, hashed, pickle_module=pickle_module)  # type: ignore[bad-argument-type]
+        except RuntimeError as error:
+            if hashed.failed is None:
+                raise
+            raise hashed.failed from error
+    return file.size, hashed.digest.hexdigest()
 
 
 def settle(folder: Path) -> None:

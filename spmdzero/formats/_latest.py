@@ -7,20 +7,40 @@ from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
 from spmdzero.formats._files import settle, write_whole
 
 LATEST, LATEST_UNIVERSAL = "latest", "latest_universal"
+# A name has 255 bytes on most file systems, and some are put around it.
+_LONGEST = 200
 
 
 def check_tag(tag: str) -> str:
     """Returns `tag`.
 
     Raises:
-        SpmdZeroUsageError: it is no name of a folder.
+        SpmdZeroUsageError: it is no name of a folder, or one that reads as another.
     """
-    if not tag or tag.startswith(".") or "/" in tag or os.sep in tag or "\0" in tag:
+    if wrong := _wrong_with(tag):
         raise SpmdZeroUsageError(
-            f"a checkpoint's tag is the name of a folder, got {tag!r}: leave out slashes and a "
-            "leading dot"
+            f"a checkpoint's tag is the name of a folder, got {tag!r}: {wrong}. Write a name such "
+            "as 'global_step10' or 'best'"
         )
     return tag
+
+
+def _wrong_with(tag: str) -> str:
+    if not tag:
+        return "it is empty"
+    if "/" in tag or os.sep in tag:
+        return "it has slashes, and would be somewhere else"
+    if tag.startswith("."):
+        return "names that begin with a dot are for the folder's own files"
+    if tag != tag.strip():
+        return "it has blanks at its ends, which the file latest doesn't keep"
+    if not tag.isprintable():
+        return "it has characters that can't be printed, or written to a file"
+    if tag in (LATEST, LATEST_UNIVERSAL):
+        return "it is the name of the file that says which checkpoint is the newest"
+    if len(os.fsencode(tag)) > _LONGEST:
+        return f"it is longer than {_LONGEST} bytes"
+    return ""
 
 
 def read_latest(folder: Path, name: str = LATEST) -> str | None:

@@ -36,7 +36,8 @@ def latest_tag(folder: Path, *, universal: bool = False) -> str | None:
         named = read_latest(folder, name)
         if named is not None:
             return named
-    return next((found.tag for found in complete_tags(folder) if found.latest), None)
+    saved = (found for found in complete_tags(folder) if found.is_itself)
+    return next((found.tag for found in saved if found.manifest.latest), None)
 
 
 def format_of(path: Path) -> Literal["native", "universal", "deepspeed"]:

@@ -1,5 +1,6 @@
 """What a training run is made of, apart from where it lives: the form that all formats share."""
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -48,19 +49,23 @@ class StoredTensor:
         return self.read(whole_box(self.shape))
 
 
+RESET_AT = "reset_at"
+
+
 @dataclass(frozen=True, kw_only=True)
 class HostState:
     """What of a run is no tensor on the devices. None stands for "the checkpoint doesn't say".
 
-    Everything in it must survive `torch.load(weights_only=True)`: numbers, strings, CPU tensors,
-    and dicts, lists and tuples of them.
+    Everything in it is written as it is and read without running code: numbers, strings, CPU
+    tensors, and dicts, lists and tuples of them, and what `formats._safe_values` adds.
 
     Attributes:
         counters: by the names of `spmdzero.engine._counters.Counters`: ``global_steps``, ....
         applied: updates of the weights, what Adam corrects its bias by.
         skipped: updates left out for a gradient that was not finite.
-        param_groups: the numbers of each param group (``lr``, ``betas``, ...), and under
-            ``"params"`` the names of its parameters, in the optimizer's order.
+        param_groups: the numbers of each param group (``lr``, ``betas``, ...), under ``"params"``
+            the names of its parameters, in the optimizer's order, and under `RESET_AT` by name
+            the value of `applied` when a parameter's states started anew apart from others'.
         scheduler: the schedule's `state_dict()`.
         hold: `ScheduleHold.state_dict()`.
         scaler: the attributes of fp16's `LossScaler` by name.
@@ -122,10 +127,11 @@ class TrainingState:
 
 
 def in_memory(state: TrainingState) -> TrainingState:
-    """A copy of this process's part of a state that no longer needs what it was read from."""
+    """A copy of this process's part of a state that shares nothing with what it was read from."""
 
     def copied(tensor: StoredTensor) -> StoredTensor:
         held = {box: tensor.read(box).clone() for box in tensor.pieces}
         return replace(tensor, read=lambda box: assemble(box, held.items(), dtype=tensor.dtype))
 
-    return replace(state, tensors={name: copied(t) for name, t in state.tensors.items()})
+    tensors = {name: copied(tensor) for name, tensor in state.tensors.items()}
+    return replace(state, tensors=tensors, host=copy.deepcopy(state.host))

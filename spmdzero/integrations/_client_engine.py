@@ -33,7 +33,8 @@ class ClientEngine(Engine):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._training.placer.rows.any_number = True
+        rows = self._training.placer.rows
+        rows.any_number = rows.of_process = True
         if runtime.process_count() > 1 and self._training.mesh.across is None:
             logger.warning(
                 "several hosts: an output with rows has those of all hosts, on each. What a client "

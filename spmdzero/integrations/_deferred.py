@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from spmdzero.backend import arrays, map_tensors, runtime
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.integrations._chosen_places import by_places
 
 _aten = torch.ops.aten
 # What asks for numbers in the host's memory, and is no operation that a dispatch would see, or not
@@ -107,6 +108,7 @@ class DeferredTensor(torch.Tensor):
         if func.namespace != "aten":
             # A collective over processes, which may write into any of its tensors.
             return _on_host(func, args, kwargs, written=_tensors((args, kwargs)))
+        func, args = by_places(func, args, _on_cpu)
         written = _written(func, args, kwargs)
         if torch.Tag.inplace_view in func.tags:
             _refuse_new_shape(func)
@@ -168,6 +170,9 @@ class _Deferring(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        if torch.is_grad_enabled():
+            # It may be differentiated in its turn.
+            return _uploaded(undefer(grads[0]))
         return _device_value(grads[0])
 
 
@@ -188,12 +193,17 @@ class _Undeferring(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        if torch.is_grad_enabled():
+            return _Deferring.apply(grads[0])
         return DeferredTensor(grads[0], computes=True)
 
 
 def _device_value(tensor: torch.Tensor) -> torch.Tensor:
-    value = tensor._value if isinstance(tensor, DeferredTensor) else tensor
-    return value if arrays.is_mine(value) else value.to(runtime.device())
+    return _uploaded(tensor._value if isinstance(tensor, DeferredTensor) else tensor)
+
+
+def _uploaded(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if arrays.is_mine(tensor) else tensor.to(runtime.device())
 
 
 @contextlib.contextmanager
@@ -218,6 +228,9 @@ def _on_devices(tree: Any, *, device: bool = False) -> Any:
 def _reads(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether an operation reads a value, or has no tensor that is computed on the devices."""
     if func is _aten._local_scalar_dense.default:
+        return True
+    if torch.Tag.dynamic_output_shape in func.tags and func is not _aten.index.Tensor:
+        # `nonzero`, `unique` and their like: places, counts, and what has no gradient.
         return True
     if func is _aten._to_copy.default and kwargs.get("device") is not None:
         return True
@@ -250,6 +263,10 @@ def _refuse_new_shape(func: Any) -> None:
         f"{func} changes the shape of a tensor that stands for one on the devices, in "
         "place. Take the operation that returns a new one, or read it first: tensor.cpu()"
     )
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.read() if isinstance(tensor, DeferredTensor) else tensor
 
 
 def _read(tree: Any) -> Any:

@@ -6,10 +6,11 @@ from torch import nn
 
 from spmdzero.backend import Batch, arrays, current, device_types, map_tensors, runtime
 from spmdzero.data._inputs import InputPlacer
+from spmdzero.engine._module_hooks import ModuleHook
 from spmdzero.integrations._deferred import as_input, defer
 
 
-class CallsFromHost:
+class CallsFromHost(ModuleHook):
     """Hooks of a module on the devices: inputs on the CPU are uploaded, outputs are deferred.
 
     The call runs in global space, each device on its rows as far as the compiler sees that it can:
@@ -24,8 +25,14 @@ class CallsFromHost:
 
     def watch(self, module: nn.Module) -> None:
         """Follows calls of `module`."""
+        self.take_the_place_of_outlived(module)
         module.register_forward_pre_hook(self.upload, prepend=True, with_kwargs=True)
         module.register_forward_hook(self.defer, always_call=True)
+
+    @property
+    def outlived(self) -> bool:
+        """True: a new one does what it did, of an engine that lives too."""
+        return True
 
     def upload(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Before a forward."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import spmdzero
 from spmdzero.backend import choose, processes, runtime
-from spmdzero.config import backend_of, one_of, read
-from spmdzero.errors import SpmdZeroConfigError
+from spmdzero.config import backend_of, named_by, old_argument, one_of, read
+from spmdzero.errors import BatchSizesError, SpmdZeroConfigError
 from spmdzero.integrations import _trainer
 from spmdzero.integrations._accelerate import require_counted
 from spmdzero.integrations._client_engine import ClientEngine
@@ -35,15 +35,25 @@ def initialize_for_client(*args: Any, **kwargs: Any) -> Any:
             `spmdzero.initialize`.
         SpmdZeroUsageError: accelerate doesn't know of the other hosts.
     """
-    given = [kwargs.pop(name, None) for name in ("config", "config_params")]
-    args_name = getattr(kwargs.get("args"), "deepspeed_config", None)
-    config = read(one_of(given[1] if given[0] is None else given[0], args_name))
+    given = old_argument(kwargs.pop("config", None), kwargs.pop("config_params", None))
+    config = read(one_of(given, named_by(kwargs.get("args"))))
     choose(backend_of(config))
     processes.join()
     require_counted(runtime.process_count())
     _trainer.defer_reads()
-    config = config_of_devices(config)
-    return spmdzero.initialize(*args, config=config, engine_class=ClientEngine, **kwargs)
+    of_devices = config_of_devices(config)
+    try:
+        return spmdzero.initialize(*args, config=of_devices, engine_class=ClientEngine, **kwargs)
+    except BatchSizesError as error:
+        if ROWS not in of_devices:
+            raise
+        raise BatchSizesError(
+            key=error.key,
+            value=error.value,
+            reason=f"{error.reason}; micro is what each of this process's "
+            f"{runtime.local_device_count()} devices takes of {ROWS}, {config[ROWS]} here",
+            fix=error.fix,
+        ) from None
 
 
 def config_of_devices(config: Any) -> dict[str, Any]:

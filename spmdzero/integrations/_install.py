@@ -12,13 +12,14 @@ from types import CodeType, ModuleType
 from typing import Any
 
 import spmdzero
+from spmdzero.compat import git_version_info
 from spmdzero.compat._old_paths import code_of, is_deepspeeds
 from spmdzero.errors import RefusedImportError, SpmdZeroUsageError
 from spmdzero.integrations import _accelerate, _trainer
 from spmdzero.integrations._after_import import after_import
 from spmdzero.integrations._initialize import initialize
 
-NAME, VERSION = "deepspeed", "0.19.8"
+NAME, VERSION = "deepspeed", git_version_info.version
 _SWITCH = "USE_TORCH_XLA"
 _STANDS = (
     "spmdzero stands for it here, and has the modules and names that docs/api_surface.md lists"
@@ -114,6 +115,8 @@ def fill(module: ModuleType) -> None:
             ) from missing
 
     names = {name: getattr(spmdzero, name) for name in spmdzero.__all__}
+    parts = zip(("major", "minor", "patch"), VERSION.split("."), strict=True)
+    names |= {f"__version_{part}__": int(number) for part, number in parts}
     vars(module).update(
         names, __version__=VERSION, initialize=initialize, __getattr__=attribute, __path__=[]
     )

@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 from spmdzero.backend import arrays
+from spmdzero.engine._module_hooks import ModuleHook
 
 
-class WeightsOnHost:
+class WeightsOnHost(ModuleHook):
     """A hook of modules: what their `state_dict()` returns is on the CPU.
 
     Files of tensors on the devices are read where their backend is only, and `save_pretrained`
@@ -17,9 +18,17 @@ class WeightsOnHost:
     """
 
     def __init__(self, module: nn.Module | None = None) -> None:
-        for part in module.modules() if module is not None else ():
+        if module is None:
+            return
+        self.take_the_place_of_outlived(module)
+        for part in module.modules():
             # As one hook: a part's is called before that of the whole.
             part.register_state_dict_post_hook(self)
+
+    @property
+    def outlived(self) -> bool:
+        """True: a new one does what it did."""
+        return True
 
     def __call__(self, module: nn.Module, state: Any, prefix: str, metadata: Any) -> None:
         """Replaces what is on the devices, unless the parameters themselves were asked for."""

@@ -35,6 +35,7 @@ def defer_reads() -> None:
     if wrappers is not None:
         _defer_norm(wrappers.DeepSpeedEngineWrapper)
         _defer_skips(wrappers.DeepSpeedOptimizerWrapper)
+        _refuse_idle_step(wrappers.DeepSpeedOptimizerWrapper)
     _ask_without_reading()
     trainer = sys.modules.get("transformers.trainer")
     if trainer is not None and not isinstance(vars(trainer.Trainer).get(_LOSS), _TrainersLoss):
@@ -95,13 +96,29 @@ def _defer_skips(wrapper: Any) -> None:
     wrapper.step_was_skipped = _StepWasSkipped(original.fget)
 
 
+def _refuse_idle_step(wrapper: Any) -> None:
+    @in_place_of(wrapper, "step")
+    def step(original: Any, self: Any) -> Any:
+        # It does nothing: accelerator.backward has stepped. What still waits at the end of an
+        # accumulation is of a backward that did not, and the script would train nothing.
+        optimizer = getattr(self, "optimizer", None)
+        ends = self.gradient_state.sync_gradients
+        if ends and isinstance(optimizer, ZeroOptimizer) and optimizer.gradients_wait:
+            raise SpmdZeroUsageError(
+                "optimizer.step() of accelerate after loss.backward(): under DeepSpeed it does "
+                "nothing, accelerator.backward(loss) makes the step. Write that in place of "
+                "loss.backward()"
+            )
+        return original(self)
+
+
 class _StepWasSkipped(property):
     """Whether a schedule is to stand still; for a step that nobody has read yet it doesn't."""
 
     def __get__(self, wrapper: Any, owner: type | None = None) -> Any:
         optimizer = getattr(wrapper, "optimizer", None)
         # With a loss scale the engine reads it at each step itself.
-        if isinstance(optimizer, ZeroOptimizer) and optimizer.loss_scaler is None:
+        if isinstance(optimizer, ZeroOptimizer) and optimizer.scaler is None:
             hold = optimizer.hold
             if hold is not None:
                 return hold.stands

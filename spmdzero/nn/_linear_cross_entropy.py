@@ -10,6 +10,8 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.nn._chunks import chunks
 
 Reduction = Literal["mean", "sum"]
+# The name that `explain` knows a loss by.
+_SCOPE = "cross_entropy"
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -27,8 +29,10 @@ def linear_cross_entropy(
 
     A chunk's gradient is made beside its loss, while its logits are there, so that backward has
     only to scale: three matrix products in all, as without it (Liger Kernel, arXiv 2410.10989,
-    section 3.2). Nothing of `[rows, vocabulary]` is kept. Gradients are summed over chunks in fp32,
-    and scaled in fp32 before they become of their tensor's dtype: in fp16 they don't underflow.
+    section 3.2). Nothing of `[rows, vocabulary]` is kept, unless the gradients are differentiated
+    in their turn (`create_graph=True`), for which they are made again. Gradients are summed over
+    chunks in fp32, and scaled in fp32 before they become of their tensor's dtype: in fp16 they
+    don't underflow.
 
     Args:
         hidden: `[..., hidden]`, floating.
@@ -93,25 +97,27 @@ class _SummedLoss(torch.autograd.Function):
         chunk: int | None,
         needs_gradients: bool,
     ) -> torch.Tensor:
-        # The scope is the name that `explain` knows a loss by.
-        with torch.autocast(hidden.device.type, enabled=False), programs.scope("cross_entropy"):
+        with torch.autocast(hidden.device.type, enabled=False), programs.scope(_SCOPE):
             sums = _Sums(weight, bias, wanted=needs_gradients)
-            for rows in chunks(len(hidden), chunk):
-                sums.add(hidden[rows], labels[rows], counts[rows])
+            sums.add_all(hidden, labels, counts, chunk)
             if needs_gradients:
-                ctx.dtypes = hidden.dtype, weight.dtype
-                ctx.save_for_backward(*sums.gradients(like=hidden))
+                ctx.chunk = chunk
+                inputs = hidden, weight, bias, labels, counts
+                ctx.save_for_backward(*inputs, *sums.gradients(like=hidden))
             return sums.loss
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(  # pyrefly: ignore[bad-override]
-        ctx: Any, *grads: torch.Tensor
-    ) -> tuple[torch.Tensor | None, ...]:
-        by_hidden, by_weight, by_bias = ctx.saved_tensors
-        hidden, weight = ctx.dtypes
-        scaled = (by_hidden * grads[0]).to(hidden), (by_weight * grads[0]).to(weight)
-        last = None if by_bias is None else (by_bias * grads[0]).to(weight)
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, bias, labels, counts, *gradients = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # What forward made has no graph, so it is made again: with one, which keeps all logits.
+            with torch.autocast(hidden.device.type, enabled=False), programs.scope(_SCOPE):
+                sums = _Sums(weight, bias, wanted=True)
+                sums.add_all(hidden, labels, counts, ctx.chunk)
+                gradients = sums.gradients(like=hidden)
+        by_hidden, by_weight, by_bias = gradients
+        scaled = (by_hidden * grads[0]).to(hidden.dtype), (by_weight * grads[0]).to(weight.dtype)
+        last = None if by_bias is None else (by_bias * grads[0]).to(weight.dtype)
         return *scaled, last, None, None, None, None
 
 
@@ -126,8 +132,18 @@ class _Sums:
         self._by_bias: torch.Tensor | None = None
         self.loss = torch.zeros((), dtype=self._wide, device=weight.device)
 
-    def add(self, hidden: torch.Tensor, labels: torch.Tensor, counts: torch.Tensor) -> None:
-        """Adds a chunk of rows."""
+    def add_all(
+        self,
+        hidden: torch.Tensor,
+        labels: torch.Tensor,
+        counts: torch.Tensor,
+        chunk: int | None,
+    ) -> None:
+        """Adds all rows, chunk by chunk."""
+        for rows in chunks(len(hidden), chunk):
+            self._add(hidden[rows], labels[rows], counts[rows])
+
+    def _add(self, hidden: torch.Tensor, labels: torch.Tensor, counts: torch.Tensor) -> None:
         latest = self._by_hidden[-1] if self._by_hidden else None
         if latest is not None and self._by_weight is not None:
             # Else XLA's scheduler makes the logits of all chunks first, and holds them.
@@ -161,7 +177,8 @@ class _Sums:
         # gather and a scatter are operations of their own, slow ones on a TPU.
         numbers = torch.arange(len(self._weight), dtype=torch.int32, device=hidden.device)
         hits = numbers == labels[:, None]
-        top = logits.amax(1, keepdim=True)
+        # It changes no number, so it has no part in a gradient of the gradient.
+        top = logits.detach().amax(1, keepdim=True)
         log_sum = (logits - top).exp().sum(1, keepdim=True).log() + top
         picked = torch.where(hits, logits, 0.0).sum(1)
         known = (labels >= 0) & (labels < len(self._weight))

@@ -167,6 +167,11 @@ class UpdateRule(ABC):
         """
         return grad, {}
 
+    @property
+    def counts(self) -> bool:
+        """Whether `prepare` depends on how many steps have been applied."""
+        return type(self).prepare is not UpdateRule.prepare
+
     def prepare(self, hyper: Named, step: Tensor) -> dict[str, Tensor]:
         """What every parameter of one group needs in `update`, once per group and step.
 

@@ -2,6 +2,6 @@
 
 from spmdzero.precision._gradient_scaling import GradientScaling
 from spmdzero.precision._policy import PrecisionPolicy, dtype_named
-from spmdzero.precision._scaler import LossScaler
+from spmdzero.precision._scaler import LossScaler, NoScale
 
-__all__ = ["GradientScaling", "LossScaler", "PrecisionPolicy", "dtype_named"]
+__all__ = ["GradientScaling", "LossScaler", "NoScale", "PrecisionPolicy", "dtype_named"]

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from spmdzero.config import Fp16Config
-from spmdzero.errors import SpmdZeroRuntimeError
+from spmdzero.errors import SpmdZeroRuntimeError, SpmdZeroUsageError
 
 logger = logging.getLogger("spmdzero")
+_OF_THIS_RUN = ("at_stage_0", "raise_error_at_min_scale", "scale_factor")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -23,8 +24,11 @@ class LossScaler:
         dynamic: whether `update_scale` changes it.
         scale_window: steps without overflow after which it doubles.
         min_scale: it is never halved below this.
-        at_stage_0: whether there is no ZeRO: each overflow halves it, whatever the hysteresis, and
-            one at `min_scale` is no error.
+        at_stage_0: whether there is no ZeRO: each overflow halves it, whatever the hysteresis.
+        raise_error_at_min_scale: whether an overflow at `min_scale` ends the run.
+        scale_factor: what it is halved and doubled by.
+        override: what DeepSpeed's `override_loss_scale` sets: the loss is multiplied by it, and the
+            rules go on for themselves. None for `cur_scale`.
         delayed_shift: overflows that are needed before it halves, DeepSpeed's `hysteresis`.
         consecutive_hysteresis: whether any step without overflow refills the hysteresis.
         cur_hysteresis: overflows left before it halves.
@@ -37,6 +41,9 @@ class LossScaler:
     scale_window: int = 1000
     min_scale: float = 1.0
     at_stage_0: bool = False
+    raise_error_at_min_scale: bool = True
+    scale_factor: float = 2.0
+    override: float | None = None
     delayed_shift: int = 2
     consecutive_hysteresis: bool = False
     cur_hysteresis: int = 2
@@ -56,18 +63,33 @@ class LossScaler:
             scale_window=fp16.loss_scale_window,
             min_scale=fp16.min_loss_scale,
             at_stage_0=stage == 0,
+            raise_error_at_min_scale=stage > 0,
             delayed_shift=fp16.hysteresis,
             consecutive_hysteresis=fp16.consecutive_hysteresis,
             cur_hysteresis=fp16.hysteresis,
         )
 
+    @property
+    def loss_scale(self) -> float:
+        """`cur_scale`, by DeepSpeed's name."""
+        return self.cur_scale
+
+    @property
+    def used(self) -> float:
+        """What the loss is multiplied by: the override, or `cur_scale`."""
+        return self.cur_scale if self.override is None else self.override
+
+    def used_if_applied(self) -> float:
+        """`used` after the coming step, if that one has no overflow."""
+        return self.scale_if_applied() if self.override is None else self.override
+
     def load(self, saved: Mapping[str, Any]) -> None:
         """Goes on from a saved scaler's attributes; others of its keys are left alone.
 
-        Which rule it follows is this run's: `at_stage_0` stays.
+        Which rule it follows is said by this run's config and script, and stays.
         """
         for item in dataclasses.fields(self):
-            if item.name in saved and item.name != "at_stage_0":
+            if item.name in saved and item.name not in _OF_THIS_RUN:
                 setattr(self, item.name, saved[item.name])
 
     def scale_if_applied(self) -> float:
@@ -76,13 +98,14 @@ class LossScaler:
         DeepSpeed updates the scale before it unscales the gradients (runtime/zero/
         stage_1_and_2.py, `step`), so a step at which the scale doubles divides by the doubled one.
         """
-        return self.cur_scale * 2 if self.dynamic and self._window_is_over() else self.cur_scale
+        grows = self.dynamic and self._window_is_over()
+        return self.cur_scale * self.scale_factor if grows else self.cur_scale
 
     def update_scale(self, overflow: bool) -> None:
         """Takes note of one step.
 
         Raises:
-            SpmdZeroRuntimeError: an overflow at the smallest scale, under ZeRO.
+            SpmdZeroRuntimeError: an overflow at the smallest scale, if that is to raise.
         """
         if not self.dynamic:
             return
@@ -109,9 +132,38 @@ class LossScaler:
                 "scale anymore: every step overflows. Look for a NaN in the model, lower the "
                 "learning rate, or train in bf16"
             )
-            if not self.at_stage_0:
+            if self.raise_error_at_min_scale:
                 raise SpmdZeroRuntimeError(text)
             logger.warning("%s", text)
             return
-        before, self.cur_scale = self.cur_scale, max(self.cur_scale / 2, self.min_scale)
+        before, self.cur_scale = (
+            self.cur_scale,
+            max(self.cur_scale / self.scale_factor, self.min_scale),
+        )
         logger.info("gradient overflow: loss scale %g -> %g", before, self.cur_scale)
+
+
+class NoScale:
+    """What stands in a scaler's place without fp16: a scale of 1 that can't be set.
+
+    Attributes:
+        dynamic: False.
+    """
+
+    dynamic = False
+
+    @property
+    def loss_scale(self) -> float:
+        """1.0."""
+        return 1.0
+
+    cur_scale = loss_scale
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # Its rules, such as raise_error_at_min_scale, may be set: there is nothing that they rule.
+        if name in ("cur_scale", "loss_scale"):
+            raise SpmdZeroUsageError(
+                f"loss_scaler.{name} = {value!r}: only fp16 has a loss scale, this run has none to "
+                "set"
+            )
+        super().__setattr__(name, value)

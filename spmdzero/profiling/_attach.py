@@ -30,11 +30,12 @@ class _OneStep:
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._settings = engine, engine.spmd_config.flops_profiler
-        self._profiler: FlopsProfiler | None = None
+        engine.flops_profiler = self._profiler = FlopsProfiler(engine.module, engine)
+        self._profiling = False
         self._start_at_its_step()
 
     def __call__(self) -> None:
-        if self._profiler is not None:
+        if self._profiling:
             self._profiler.print_model_profile(
                 profile_step=self._engine.global_steps,
                 module_depth=self._settings.module_depth,
@@ -42,14 +43,15 @@ class _OneStep:
                 detailed=self._settings.detailed,
                 output_file=self._settings.output_file,
             )
-            self._profiler.end_profile()
-            self._profiler = None
+            # The numbers stay, for who asks `engine.flops_profiler`.
+            self._profiler.stop_profile()
+            self._profiling = False
         self._start_at_its_step()
 
     def _start_at_its_step(self) -> None:
         engine = self._engine
         if engine.global_steps == self._settings.profile_step:
-            self._profiler = FlopsProfiler(engine.module, engine)
+            self._profiling = True
             self._profiler.start_profile()
 
 

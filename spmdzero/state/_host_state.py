@@ -11,7 +11,7 @@ from torch import nn
 from spmdzero._logging import is_new
 from spmdzero._names import listed
 from spmdzero.data._generators import generators
-from spmdzero.formats import HostState
+from spmdzero.formats import RESET_AT, HostState, portable
 from spmdzero.state._training import Training
 from spmdzero.step._numbers import numbers_at, take_over_numbers
 from spmdzero.step._optimizer import ZeroOptimizer
@@ -44,22 +44,31 @@ def host_state(
         tied=_tied_names(training.module),
     )
     if optimizer is None:
-        return state
+        return _portable(state)
     skipped = optimizer.skipped_steps
     training.skips.tell(skipped, step=training.counters.global_steps)
-    return dataclasses.replace(
+    state = dataclasses.replace(
         state,
         # The count of the devices: without fp16 the host's own lags behind.
         counters=dict(state.counters) | {"skipped_steps": skipped},
         applied=int(optimizer.named_states()["counter/applied"].item()),
         skipped=skipped,
         param_groups=[
-            {key: _number(value) for key, value in group.items()} | {"params": names}
+            {key: _number(value) for key, value in group.items()}
+            | {"params": names}
+            | _resets(optimizer, names)
             for group, names in zip(optimizer.param_groups, training.group_names, strict=True)
         ],
         hold=optimizer.hold.state_dict() if optimizer.hold else None,
-        scaler=dataclasses.asdict(optimizer.loss_scaler) if optimizer.loss_scaler else None,
+        scaler=dataclasses.asdict(optimizer.scaler) if optimizer.scaler else None,
     )
+    return _portable(state)
+
+
+def _portable(state: HostState) -> HostState:
+    fields = {item.name: getattr(state, item.name) for item in dataclasses.fields(state)}
+    # Together: what two of them share is shared in the copy.
+    return HostState(**portable(fields))
 
 
 def _unfinished_step(training: Training, waiting: tuple[str, ...]) -> dict[str, Any]:
@@ -71,6 +80,11 @@ def _unfinished_step(training: Training, waiting: tuple[str, ...]) -> dict[str, 
         "backward_done": training.backward_done,
         "losses": [loss.item() for loss in training.losses],
     }
+
+
+def _resets(optimizer: ZeroOptimizer, names: list[str]) -> dict[str, Any]:
+    found = {name: optimizer.reset_at[name] for name in names if name in optimizer.reset_at}
+    return {RESET_AT: found} if found else {}
 
 
 def _number(value: Any) -> Any:
@@ -96,14 +110,17 @@ def take_over_optimizer(training: Training, state: HostState) -> None:
     """Sets the numbers of the param groups, the count of updates and the loss scale."""
     optimizer = training.optimizer
     assert optimizer is not None
-    saved_groups = state.param_groups or []
+    saved_groups = [dict(group) for group in state.param_groups or []]
+    optimizer.reset_at.clear()
+    for saved in saved_groups:
+        optimizer.reset_at.update(saved.pop(RESET_AT, {}))
     _tell_differing_numbers(training, optimizer.param_groups, saved_groups)
     for group, saved in zip(optimizer.param_groups, saved_groups, strict=False):
         take_over_numbers(group, saved)
     if state.applied is not None:
         _set_count(training, optimizer, "counter/applied", state.applied)
-    if optimizer.loss_scaler is not None and state.scaler is not None:
-        optimizer.loss_scaler.load(state.scaler)
+    if optimizer.scaler is not None and state.scaler is not None:
+        optimizer.scaler.load(state.scaler)
 
 
 def _tell_differing_numbers(

@@ -58,6 +58,8 @@ def live_state(
         SpmdZeroUsageError: gradients wait where they can't be saved, or the module was moved.
     """
     require_placed(training)
+    if training.optimizer is not None:
+        training.optimizer.renew()
     host = host_state(training, exclude_frozen=exclude_frozen, client_state=client_state or {})
     held = held_tensors(training)
     for name in host.excluded:

@@ -65,6 +65,8 @@ def restore(training: Training, state: TrainingState, options: LoadOptions) -> L
     """
     host, optimizer = state.host, training.optimizer
     with_optimizer = options.optimizer and not options.module_only and optimizer is not None
+    if optimizer is not None:
+        optimizer.renew()
     own_loading = options.custom_load_fn is not None
     # Where a tensor's parts are is known once it is there.
     _settle()

@@ -12,16 +12,41 @@ def require_placed(training: Training) -> None:
     """Returns if the module's parameters are those that its engine trains, on the devices.
 
     Raises:
-        SpmdZeroUsageError: `module.cpu()`, or something like it, has moved one.
+        SpmdZeroUsageError: `module.cpu()`, or something like it, has moved one; or another was put
+            in its place.
     """
     now = dict(training.module.named_parameters())
     for name, parameter in training.parameters:
-        if now.get(name) is not parameter or not arrays.is_mine(parameter):
+        found = now.get(name)
+        if found is not None and found is not parameter and arrays.is_mine(found):
+            raise _not_planned(name)
+        if found is not parameter or not arrays.is_mine(parameter):
             raise SpmdZeroUsageError(
                 f"{name} is not the parameter on the devices any more that this engine trains: the "
                 "module was moved, by module.cpu(), module.to(...) or zero_to_fp32. Make a new "
                 "engine of it by spmdzero.initialize, and load_checkpoint into that one"
             )
+
+
+def require_planned(training: Training) -> None:
+    """Returns if every parameter of the module that requires a gradient is one that was planned.
+
+    Raises:
+        SpmdZeroUsageError: one was added after `initialize`, or put in the place of another.
+    """
+    planned = dict(training.parameters)
+    for name, parameter in training.module.named_parameters():
+        if parameter.requires_grad and planned.get(name) is not parameter:
+            raise _not_planned(name)
+
+
+def _not_planned(name: str) -> SpmdZeroUsageError:
+    return SpmdZeroUsageError(
+        f"{name} is a parameter of the module since after initialize, where the sharding plan "
+        "placed all states: it has none, and would not be trained. Add it before initialize, or "
+        f"make a new engine of the module; to use it untrained, {name}.requires_grad_(False). A "
+        f"new value belongs into the old parameter: {name}.data.copy_(value)"
+    )
 
 
 @contextlib.contextmanager

@@ -121,7 +121,7 @@ class Training:
     def knows_skips(self) -> bool:
         """Whether the host knows without a read which steps were skipped."""
         optimizer = self.optimizer
-        return optimizer is None or optimizer.loss_scaler is not None or not optimizer.can_skip
+        return optimizer is None or optimizer.scaler is not None or not optimizer.can_skip
 
     def named_tensors(self) -> dict[str, torch.Tensor]:
         """Every live tensor under ``<role>/<name>``: parameters, buffers, accumulators, states."""

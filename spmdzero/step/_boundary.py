@@ -31,6 +31,18 @@ class MemberGroup:
     members: tuple[Member, ...]
     numbers: tuple[str, ...]
 
+    @functools.cached_property
+    def by_count(self) -> dict[int, tuple[Member, ...]]:
+        """The members by when their states started anew: each such part has its own count.
+
+        Backwards: the three calls then read them in the order of their outputs, see
+        `compile_alone`.
+        """
+        found: dict[int, list[Member]] = {}
+        for member in self.members[::-1]:
+            found.setdefault(member.reset_at, []).append(member)
+        return {count: tuple(members) for count, members in found.items()}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Boundary:
@@ -97,19 +109,20 @@ class Boundary:
         new = self._counted(state, apply)
         state = {**state, **self._applied(state, moved, apply)}
         for index, (group, hyper) in enumerate(zip(self.groups, hypers, strict=True)):
-            factors = group.rule.prepare(hyper, new["counter/applied"])
-            # The three calls then read them in the order of their outputs, see `compile_alone`.
-            backwards = group.members[::-1]
-            for start in range(0, len(backwards), _TOGETHER):
-                update = self._update(index, start, factors, coefficient, apply)
-                inputs = update.inputs(
-                    factors=factors, coefficient=coefficient, apply=apply,
-                    gradients=gradients, state=state,
-                )  # fmt: skip
-                # A rule without factors reads its group's numbers itself: as one operation, they
-                # would be constants.
-                values = call(update, update, inputs) if factors else update(inputs)
-                new |= zip(update.names, values, strict=True)
+            for reset_at, members in group.by_count.items():
+                count = new["counter/applied"]
+                factors = group.rule.prepare(hyper, count - reset_at if reset_at else count)
+                for start in range(0, len(members), _TOGETHER):
+                    chosen = members[start : start + _TOGETHER]
+                    update = self._update(index, chosen, factors, coefficient, apply)
+                    inputs = update.inputs(
+                        factors=factors, coefficient=coefficient, apply=apply,
+                        gradients=gradients, state=state,
+                    )  # fmt: skip
+                    # A rule without factors reads its group's numbers itself: as one operation,
+                    # they would be constants.
+                    values = call(update, update, inputs) if factors else update(inputs)
+                    new |= zip(update.names, values, strict=True)
         return new | {"norm": norm}
 
     def _directions(
@@ -180,19 +193,19 @@ class Boundary:
     def _update(
         self,
         group: int,
-        start: int,
+        members: tuple[Member, ...],
         factors: Mapping[str, torch.Tensor],
         coefficient: torch.Tensor | None,
         apply: torch.Tensor | None,
     ) -> GroupUpdate:
-        if (group, start) not in self._updates:
-            found = self.groups[group]
-            self._updates[group, start] = GroupUpdate(
-                rule=found.rule,
-                members=found.members[::-1][start : start + _TOGETHER],
+        key = group, members[0].name
+        if key not in self._updates:
+            self._updates[key] = GroupUpdate(
+                rule=self.groups[group].rule,
+                members=members,
                 factors=tuple(factors),
                 clips=coefficient is not None,
                 skips=apply is not None,
                 mesh=self.mesh,
             )
-        return self._updates[group, start]
+        return self._updates[key]

@@ -50,6 +50,24 @@ class GradientPath:
             )
             return _times(reduced, self.scaling.after)
 
+    def partial(self, name: str, local: torch.Tensor) -> torch.Tensor:
+        """One replica's gradient among those of all, `[n, *shape]`: nothing moves."""
+        return self.reduction.partial(self.in_dtype(name, local))
+
+    def of_partial(self, name: str, partial: torch.Tensor) -> torch.Tensor:
+        """The summands of all replicas, `[n, *shape]`, in the form in which their sum waits."""
+        placement = self._waiting(name)
+        if placement.kind == "partial":
+            return partial
+        return self._reduced(name, partial, placement)
+
+    def _reduced(self, name: str, partial: torch.Tensor, placement: Placement) -> torch.Tensor:
+        with programs.scope(f"zero.gradient/{name}"):
+            total = self.reduction.reduce_partial(
+                _times(partial, self.scaling.before), placement, dtype=self.wire.get(name)
+            )
+            return _times(total, self.scaling.after)
+
     def of_batch(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """The whole batch's, `[*shape]` in global space; the compiler reduces it."""
         with programs.scope(f"zero.gradient/{name}"):
@@ -95,11 +113,7 @@ class GradientPath:
             return stored_zeros(self.mesh, tensor.shape, final, dtype)
         if self._waiting(name).kind != "partial":
             return waiting
-        with programs.scope(f"zero.gradient/{name}"):
-            total = self.reduction.reduce_partial(
-                _times(waiting, self.scaling.before), final, dtype=self.wire.get(name)
-            )
-            return _times(total, self.scaling.after)
+        return self._reduced(name, waiting, final)
 
     def whole(self, name: str, waiting: torch.Tensor | None) -> torch.Tensor:
         """What `final` returns, `[*shape]` on every device."""

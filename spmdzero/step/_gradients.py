@@ -54,14 +54,22 @@ class GradientStore:
         """Adds one replica's gradient, `[*shape]` in replica space."""
         if not self.path.is_trained(name):
             return
-        grad = self.path.in_dtype(name, grad)
-        if name in self._deferred:
-            grad = self._deferred.pop(name) + grad
-        if self.deferring:
-            self._summed.add(name)
-            self._deferred[name] = grad
+        if not self.deferring and name not in self._deferred:
+            self.add_reduced(name, self.path.of_replica(name, grad))
             return
-        self.add_reduced(name, self.path.of_replica(name, grad))
+        self._take_back(name)
+        self._defer(name, self.path.partial(name, grad))
+        if not self.deferring:
+            self.add_reduced(name, self.path.of_partial(name, self._deferred.pop(name)))
+
+    def _defer(self, name: str, partial: torch.Tensor) -> None:
+        # In global space, where it outlives the program that made it.
+        spec, known = self.path.mesh.batch_spec(partial.dim()), self._deferred.get(name)
+        if known is None:
+            self._deferred[name] = self.path.mesh.mark(partial, spec)
+        else:
+            self.path.mesh.commit(known, (known + partial).to(known.dtype), spec)
+        self._summed.add(name)
 
     def add_reduced(self, name: str, grad: torch.Tensor) -> None:
         """Adds a gradient in the form in which it waits for the step."""
@@ -76,6 +84,11 @@ class GradientStore:
             self.add_reduced(name, self.path.of_batch(name, grad))
 
     @property
+    def outlive_programs(self) -> bool:
+        """Whether gradients wait in tensors that go from one program to the next."""
+        return bool(self.accumulators or self._deferred)
+
+    @property
     def keeps_local(self) -> bool:
         """Whether the next gradient meets, or becomes, one that is not reduced."""
         return self.deferring or bool(self._deferred)
@@ -83,8 +96,8 @@ class GradientStore:
     def reduce_deferred(self) -> None:
         """Lets the gradients that were added while `deferring` join the others."""
         deferred, self._deferred = self._deferred, {}
-        for name, grad in deferred.items():
-            self.add_local(name, grad)
+        for name, partial in deferred.items():
+            self.add_reduced(name, self.path.of_partial(name, partial))
 
     def take(self, name: str) -> torch.Tensor:
         """The summed gradient as the step needs it, see `GradientPath.final`."""
@@ -99,15 +112,10 @@ class GradientStore:
         Returns the same tensor until the gradient changes. What the caller writes into it is
         taken over before the gradient is used or added to.
         """
-        if name in self._deferred:
-            # A gradient that only its replica has is nothing to read, inside `no_sync` too.
-            deferring, self.deferring = self.deferring, False
-            self.add_local(name, self._deferred.pop(name))
-            self.deferring = deferring
         if name not in self._summed:
             return None
         if name not in self._handed:
-            whole, scale = self.path.whole(name, self._waiting(name)), self._loss_scale()
+            whole, scale = self.path.whole(name, self._sum_of(name)), self._loss_scale()
             if scale != 1:
                 whole = whole.float() / scale
             whole = self.path.mesh.mark(arrays.fresh(whole))
@@ -121,6 +129,14 @@ class GradientStore:
         scale = self._loss_scale()
         self._keep(name, self.path.stored(name, whole if scale == 1 else whole.float() * scale))
         self._summed.add(name)
+
+    def _sum_of(self, name: str) -> torch.Tensor | None:
+        """What waits and what is deferred, which stays so."""
+        waiting, deferred = self._waiting(name), self._deferred.get(name)
+        if deferred is None:
+            return waiting
+        reduced = self.path.of_partial(name, deferred)
+        return reduced if waiting is None else self.path.plus(name, waiting, reduced)
 
     def _waiting(self, name: str) -> torch.Tensor | None:
         return self.accumulators.get(name, self._pending.get(name))

@@ -110,12 +110,12 @@ def _pairs(
 
 def loss_scale_number(scaler: LossScaler) -> torch.Tensor:
     """What the loss is multiplied by, 0-dim fp32."""
-    return torch.tensor(scaler.cur_scale, dtype=torch.float32)
+    return torch.tensor(scaler.used, dtype=torch.float32)
 
 
 def scale_numbers(scaler: LossScaler) -> torch.Tensor:
     """The loss scale now, and after the coming step if that applies: `[2]` fp32."""
-    return torch.tensor([scaler.cur_scale, scaler.scale_if_applied()], dtype=torch.float32)
+    return torch.tensor([scaler.used, scaler.used_if_applied()], dtype=torch.float32)
 
 
 def step_number(step: int) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The optimizer that updates shards: masters, moments and the gather of parameters."""
 
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,22 +12,25 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import UpdateRule
 from spmdzero.plan import Placement, Role, ShardingPlan
 from spmdzero.precision import LossScaler, PrecisionPolicy
+from spmdzero.step._autograd import autograd_grad
 from spmdzero.step._boundary import Boundary, MemberGroup
+from spmdzero.step._deepspeed_names import NamedAsDeepSpeeds
 from spmdzero.step._folds import Folds
 from spmdzero.step._gradients import GradientStore
 from spmdzero.step._numbers import group_numbers, number_keys, scale_numbers
 from spmdzero.step._schedule_hold import ScheduleHold
 from spmdzero.step._state_dict import WholeStates
 from spmdzero.step._torch_calls import refuse_closure
-from spmdzero.step._update import Member
+from spmdzero.step._update import Member, master_of_written
 
 
-class ZeroOptimizer(WholeStates):
+class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
     """A torch optimizer whose states are shards on the mesh.
 
     `param_groups` work as in torch, so any `torch.optim.lr_scheduler` can drive it; numbers of a
     group reach the device as data and never recompile. `state[p]` holds the optimizer's slots
     and, where the parameter is not fp32, its ``"master"``, as global tensors that live sharded.
+    What is cleared of it starts anew with the next step, as torch's does; masters stay.
 
     Args:
         param_groups: the groups, their parameters on the device; kept, not copied.
@@ -43,6 +46,8 @@ class ZeroOptimizer(WholeStates):
     Attributes:
         grad_norm: the global gradient norm of the latest step, 0-dim fp32 on the device,
             unscaled and before clipping; infinity where it was not finite.
+        reset_at: name of a parameter whose state started anew apart from others' -> the count of
+            updates then.
         hold: what holds a schedule back for skipped steps, None without a schedule.
         folds: norm and updates as functions that may be folded.
     """
@@ -76,8 +81,10 @@ class ZeroOptimizer(WholeStates):
         self._names, self._gradients, self._clip, self._finite = names, gradients, clip, finite
         self._applied = mesh.place(torch.zeros((), dtype=torch.float32))
         self._skipped = mesh.place(torch.zeros((), dtype=torch.int32))
-        self.loss_scaler = scaler
+        self.scaler = scaler
         self.folds = Folds()
+        self.reset_at: dict[str, int] = {}
+        self._masters: dict[torch.Tensor, torch.Tensor] = {}
         # Their parameters live as long as this optimizer's names of them.
         self._boundaries: dict[Hashable, Boundary] = {}
         self.hold: ScheduleHold | None = None
@@ -87,6 +94,9 @@ class ZeroOptimizer(WholeStates):
                 if plan[names[parameter]].trainable:
                     self._allocate(parameter, rule, group)
 
+        # Plain SGD keeps nothing.
+        self._stateful = {p for p, state in self.state.items() if state}
+
     @property
     def skipped_steps(self) -> int:
         """Steps that left the weights alone, for a norm that was not finite; reads one scalar."""
@@ -94,6 +104,13 @@ class ZeroOptimizer(WholeStates):
         if self.hold is not None:
             self.hold.settle(skipped)
         return skipped
+
+    @property
+    def gradients_wait(self) -> bool:
+        """Whether a backward pass has left gradients that no step has used."""
+        return self._gradients.waiting or any(
+            autograd_grad(parameter) is not None for parameter in self._names
+        )
 
     def forget_skip(self) -> None:
         """Doesn't count the latest skipped step: it raised, and will be done again."""
@@ -118,7 +135,7 @@ class ZeroOptimizer(WholeStates):
         }
         return states | {"counter/applied": self._applied, "counter/skipped": self._skipped}
 
-    def _trainable(self) -> Iterable[nn.Parameter]:
+    def _trainable(self) -> list[nn.Parameter]:
         members = [p for group in self.param_groups for p in group["params"]]
         for parameter in members:
             if parameter not in self._names:
@@ -128,7 +145,7 @@ class ZeroOptimizer(WholeStates):
                     "all parameters as model_parameters"
                 )
         # The plan's word, not requires_grad, which may change after states were allocated.
-        return (p for p in members if self._plan[self._names[p]].trainable)
+        return [p for p in members if self._plan[self._names[p]].trainable]
 
     def _allocate(self, parameter: nn.Parameter, rule: UpdateRule, group: dict[str, Any]) -> None:
         name = self._names[parameter]
@@ -136,7 +153,11 @@ class ZeroOptimizer(WholeStates):
         state = self.state[parameter]
         master = tensor.placement(Role.MASTER)
         if master is not None:
-            state["master"] = store(self._mesh, parameter.detach().float(), master)
+            # It has digits that the parameter has not, and is no state in torch.
+            if parameter not in self._masters:
+                stored = store(self._mesh, parameter.detach().float(), master)
+                self._masters[parameter] = stored
+            state["master"] = self._masters[parameter]
         moment = tensor.placement(Role.MOMENT)
         if moment is not None:
             for slot in rule.slots:
@@ -151,6 +172,7 @@ class ZeroOptimizer(WholeStates):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Norm, clip, update and gather, as one pending program; moves nothing to the host."""
         refuse_closure(closure)
+        self.renew()
         self._gradients.reduce_deferred()
         own, boundary = self.tensors(), self.boundary()
         new = boundary(
@@ -174,13 +196,14 @@ class ZeroOptimizer(WholeStates):
     def host_numbers(self) -> list[torch.Tensor]:
         """What `Boundary` takes as numbers, on the CPU; once a step, see `group_numbers`."""
         numbers = group_numbers(self._rules, self.param_groups, self.hold)
-        return numbers if self.loss_scaler is None else [*numbers, scale_numbers(self.loss_scaler)]
+        return numbers if self.scaler is None else [*numbers, scale_numbers(self.scaler)]
 
     def boundary(self) -> Boundary:
         """The step as a function, for the groups and states as they are."""
         trained = set(self._trainable())
         groups = [[p for p in group["params"] if p in trained] for group in self.param_groups]
-        key = tuple(tuple((id(p), *self.state[p]) for p in group) for group in groups)
+        shapes = tuple(tuple((id(p), *self.state[p]) for p in group) for group in groups)
+        key = shapes, tuple(self.reset_at.items())
         if key not in self._boundaries:
             numbers = number_keys(self._rules, self.param_groups)
             self._boundaries[key] = Boundary(
@@ -191,7 +214,7 @@ class ZeroOptimizer(WholeStates):
                 mesh=self._mesh,
                 clip=self._clip,
                 skips=self._precision.skip_nonfinite,
-                scaled=self.loss_scaler is not None,
+                scaled=self.scaler is not None,
             )
         return self._boundaries[key]
 
@@ -215,6 +238,7 @@ class ZeroOptimizer(WholeStates):
             shape=tuple(parameter.shape),
             dtype=parameter.dtype,
             slots=tuple(self.state[parameter]),
+            reset_at=self.reset_at.get(name, 0),
             placement=self._placement(name),
         )
 
@@ -234,6 +258,30 @@ class ZeroOptimizer(WholeStates):
             if master is not None:
                 stored = store(self._mesh, parameter.detach().float(), self._placement(name))
                 self._mesh.commit(master, stored, self.spec(f"master/{name}"))
+
+    @torch.no_grad()
+    def follow_writes(self, written: Collection[str]) -> None:
+        """Has the masters of parameters that a forward wrote follow, see `master_of_written`."""
+        for parameter in self._trainable():
+            name, master = self._names[parameter], self.state[parameter].get("master")
+            if name in written and master is not None:
+                placement = self._placement(name)
+                new = master_of_written(self._mesh, parameter, master, placement)
+                self._mesh.commit(master, new, self.spec(f"master/{name}"))
+
+    def refresh_fp32_params(self) -> None:
+        """Makes the masters those of the parameters as they are: after writing into these."""
+        self.refresh_masters()
+
+    @property
+    def clip_grad(self) -> float:
+        """The config's `gradient_clipping`, a constant of the compiled step."""
+        return self._clip
+
+    @property
+    def _global_grad_norm(self) -> float:
+        # DeepSpeed's, 0.0 before the first step; reads one scalar.
+        return 0.0 if self.grad_norm is None else self.grad_norm.item()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients summed so far."""

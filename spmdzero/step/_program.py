@@ -8,10 +8,12 @@ from typing import Any
 import torch
 
 from spmdzero.backend import Mesh, Passage, arrays
+from spmdzero.plan import Role
 from spmdzero.step._boundary import Boundary
 from spmdzero.step._folds import Folds
 from spmdzero.step._gradient_path import GradientPath
 from spmdzero.step._loss_health import watched
+from spmdzero.step._update import master_of_written
 
 Named = Mapping[str, torch.Tensor]
 
@@ -70,7 +72,8 @@ class StepProgram:
         )
         if self.checks:
             new |= {"finite": finite, "loss": loss}
-        new |= {f"buffer/{name}": value for name, value in passage.buffers.items()}
+        written = self._written(state, passage.written)
+        new, state = {**new, **written}, {**state, **written}
         for name, flag in passage.flags.items():
             known = state.get(f"agreement/{name}")
             new[f"agreement/{name}"] = flag if known is None else known | flag
@@ -94,6 +97,18 @@ class StepProgram:
         accumulators = [name for name in state if name.startswith("accumulator/")]
         return loss, new | {name: self.path.zeros(_after(name)) for name in accumulators}
 
+    def _written(self, state: Named, values: Named) -> Named:
+        """What the forward wrote of the state, and the masters that follow it."""
+        found: dict[str, torch.Tensor] = {}
+        for name, value in values.items():
+            parameter, master = f"parameter/{name}", state.get(f"master/{name}")
+            found[parameter if parameter in state else f"buffer/{name}"] = value
+            if master is not None:
+                placement = self.path.plan[name].placement(Role.MASTER)
+                assert placement is not None
+                found[f"master/{name}"] = master_of_written(self.mesh, value, master, placement)
+        return found
+
     def _differentiate(
         self,
         run: Callable[..., Passage],
@@ -109,15 +124,15 @@ class StepProgram:
                 grad = arriving(name, grad)
                 found[name] = self.path.plus(name, found[name], grad) if name in found else grad
 
-        passage = run(sink=sink)
-        loss = self.loss_of(passage.output)
-        averaged = loss / self.accumulation
-        # The scale is data: a Python number would be another program at each change of it.
-        scaled = averaged if loss_scale is None else averaged * loss_scale
         # It runs in this thread: autograd's own would let go of values after the program was cut.
-        here = torch.autograd.set_multithreading_enabled(False)
-        with here, backward(passage.state):
-            arrays.backward(scaled)
+        with torch.autograd.set_multithreading_enabled(False):
+            passage = run(sink=sink)
+            loss = self.loss_of(passage.output)
+            averaged = loss / self.accumulation
+            # The scale is data: a Python number would be another program at each change of it.
+            scaled = averaged if loss_scale is None else averaged * loss_scale
+            with backward(passage.state):
+                arrays.backward(scaled)
         return loss.detach(), found, passage
 
 

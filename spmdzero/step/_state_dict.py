@@ -16,6 +16,7 @@ from spmdzero.optim import UpdateRule
 from spmdzero.plan import ShardingPlan
 from spmdzero.step._loss_scale import LossScaled
 from spmdzero.step._numbers import take_over_numbers
+from spmdzero.step._states import LastingState
 from spmdzero.step._torch_calls import PlannedOptimizer
 
 _STEP, _SCALER = "step", "loss_scaler"
@@ -24,7 +25,7 @@ _STEP, _SCALER = "step", "loss_scaler"
 _Saved = Mapping[str, Any]
 
 
-class WholeStates(LossScaled, PlannedOptimizer):
+class WholeStates(LossScaled, LastingState, PlannedOptimizer):
     """An optimizer of shards whose state dict is of whole tensors on the host.
 
     It is read and written as a checkpoint is: torch's own would round masters and moments to the
@@ -49,20 +50,20 @@ class WholeStates(LossScaled, PlannedOptimizer):
         of updates as each one's ``"step"``, and fp16's scale as ``"loss_scaler"``. On several
         hosts all call it: each gets all of every tensor.
         """
+        self.renew()
         packed = super().state_dict()
         members = [p for group in self.param_groups for p in group["params"]]
         numbers = [n for group in packed["param_groups"] for n in group["params"]]
         number_of, count = dict(zip(members, numbers, strict=True)), self._applied.detach().cpu()
         packed["state"] = {
-            number_of[parameter]: {_STEP: count.clone()}
+            number_of[parameter]: {_STEP: count - self.reset_at.get(self._names[parameter], 0)}
             | {
                 slot: _on_host(tensor, self._own_shape(parameter, slot))
                 for slot, tensor in self.state[parameter].items()
             }
             for parameter in self._trainable()
-            if self.state[parameter]
         }
-        scaler = self.loss_scaler
+        scaler = self.scaler
         return packed | ({_SCALER: dataclasses.asdict(scaler)} if scaler is not None else {})
 
     @torch.no_grad()
@@ -74,14 +75,19 @@ class WholeStates(LossScaled, PlannedOptimizer):
         param groups are the saved ones, as in torch. Everything is checked before it changes.
 
         Raises:
-            SpmdZeroUsageError: it is of other param groups or of another optimizer, or it counts
-                different numbers of updates.
+            SpmdZeroUsageError: it is of other param groups or of another optimizer.
         """
+        self.renew()
         names = [[self._names[p] for p in group["params"]] for group in self.param_groups]
         states, groups = _states_by_name(state_dict, names)
         members = {self._names[parameter]: parameter for parameter in self._trainable()}
         states = {name: state for name, state in states.items() if name in members}
-        count = _count_of(states)
+        counts = {name: int(state[_STEP]) for name, state in states.items() if _STEP in state}
+        if counts:
+            count = max(counts.values())
+        else:
+            # torch's SGD doesn't count; the first update is another one than those that follow.
+            count = max(1, int(self._applied.item())) if any(states.values()) else 0
         for name, state in states.items():
             parameter = members[name]
             shapes = {slot: self._own_shape(parameter, slot) for slot in self.state[parameter]}
@@ -98,10 +104,15 @@ class WholeStates(LossScaled, PlannedOptimizer):
                     elif new is not None and slot in new:
                         self._fill(stored, new[slot])
         self._fill(self._applied, count)
+        self.reset_at.clear()
+        if counts:
+            self.reset_at.update(
+                {n: count - counts.get(n, 0) for n in members if counts.get(n, 0) < count}
+            )
         for group, saved in zip(self.param_groups, groups, strict=True):
             take_over_numbers(group, saved)
-        if self.loss_scaler is not None and _SCALER in state_dict:
-            self.loss_scaler.load(state_dict[_SCALER])
+        if self.scaler is not None and _SCALER in state_dict:
+            self.scaler.load(state_dict[_SCALER])
         runtime.sync()
         runtime.wait()
 
@@ -159,23 +170,6 @@ def _states_by_name(
     states = saved["state"]
     pairs = zip(numbers, ordered, strict=True)
     return {name: states[number] for number, name in pairs if number in states}, groups
-
-
-def _count_of(states: Mapping[str, _Saved]) -> int:
-    """How often the weights were updated, 0 where no state says.
-
-    Raises:
-        SpmdZeroUsageError: parameters were updated different numbers of times.
-    """
-    counts = {name: int(state[_STEP]) for name, state in states.items() if _STEP in state}
-    if len(set(counts.values())) > 1:
-        least = min(counts, key=lambda name: counts[name])
-        raise SpmdZeroUsageError(
-            "optimizer.load_state_dict: parameters were updated different numbers of times, "
-            f"{sorted(set(counts.values()))} (least: {least}), and spmdzero counts the updates of "
-            "all together"
-        )
-    return next(iter(counts.values()), 0)
 
 
 def _require_fits(

@@ -57,6 +57,7 @@ class Member:
         dtype: its own.
         slots: the keys of its state.
         placement: how its gradient, its master and its slots are stored.
+        reset_at: the count of updates when its state started anew.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Member:
     dtype: torch.dtype
     slots: tuple[str, ...]
     placement: Placement
+    reset_at: int = 0
 
     def spec(self, mesh: Mesh) -> PartitionSpec:
         """The sharding of its stored form."""
@@ -176,3 +178,21 @@ class GroupUpdate:
             mesh.mark(new[slot].to(state[slot].dtype), () if slot in rule.scalars else spec)
             for slot in member.slots
         ]
+
+
+def master_of_written(
+    mesh: Mesh, parameter: torch.Tensor, master: torch.Tensor, placement: Placement
+) -> torch.Tensor:
+    """The master of a parameter that was written, in the master's stored form and dtype.
+
+    Elements that the write left alone are what the master rounds to, and keep its digits:
+    otherwise a forward that clamps a bf16 weight would undo all updates below bf16's steps.
+
+    Args:
+        parameter: as it is now, `[*shape]`.
+        master: as it was.
+        placement: the master's.
+    """
+    now = store(mesh, parameter.detach(), placement)
+    same = now == master.to(parameter.dtype)
+    return torch.where(same, master, now.to(master.dtype))

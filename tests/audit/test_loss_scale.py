@@ -12,7 +12,7 @@ from torch import nn
 import spmdzero
 from spmdzero.integrations import ClientEngine
 from tests.audit.models import WIDTH, config, engine_of
-from tests.support.bounds import summed
+from tests.support.bounds import assert_summed, summed
 
 ROWS = 16
 
@@ -126,3 +126,78 @@ def test_a_forward_that_takes_no_more_rows_is_not_judged(caplog: pytest.LogCaptu
     assert report.of("loss-scale") == ()
     assert "can't tell whether the loss depends on the number of devices" in caplog.text
     assert re.search(r"raised \w+Error: .*shape '\[2, 64\]' is invalid", caplog.text)
+
+
+class Rows(nn.Module):
+    """Returns what a script computes its loss of: `[rows, WIDTH]`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x)
+
+
+SUMS: dict[str, Any] = {
+    "sum": lambda y: y.square().sum(),
+    "sum of sums": lambda y: y.square().sum(-1).sum(),
+    "sum of means": lambda y: y.square().mean(-1).sum(),
+    "mean of sums over rows": lambda y: y.square().sum(0).mean(),
+    "reduction": lambda y: F.mse_loss(y, torch.zeros_like(y), reduction="sum"),
+    "cross-entropy": lambda y: F.cross_entropy(
+        y, torch.arange(len(y), device=y.device), reduction="sum"
+    ),
+    "and a mean": lambda y: y.square().sum() + y.mean(),
+}
+NO_SUMS: dict[str, Any] = {
+    "mean": lambda y: y.square().mean(),
+    "mean of sums": lambda y: y.square().sum(-1).mean(),
+    "sum of means over rows": lambda y: y.square().mean(0).sum(),
+    "reduction": lambda y: F.mse_loss(y, torch.zeros_like(y)),
+    "cross-entropy": lambda y: F.cross_entropy(y, torch.arange(len(y), device=y.device)),
+    "divided": lambda y: y.square().sum() / y.numel(),
+    "masked": lambda y: (y * (y > 0)).sum() / (y > 0).sum(),
+    "one row": lambda y: y[0].square().sum(),
+    "norm": lambda y: y.norm(),
+}
+
+
+@pytest.fixture(scope="module")
+def rows() -> spmdzero.Engine:
+    return engine_of(Rows(), cfg())
+
+
+def findings_of(engine: spmdzero.Engine, loss: Any) -> tuple[Any, ...]:
+    with spmdzero.auditing(engine) as audit:
+        engine.backward(loss(engine(batch())))
+        engine.step()
+    return audit.report.of("loss-scale")
+
+
+@pytest.mark.parametrize("name", [n if n in ("sum", "and a mean") else pytest.param(
+    n, marks=pytest.mark.slow) for n in SUMS])  # fmt: skip
+def test_a_sum_over_rows_outside_of_the_model_is_found_at_its_first_step(
+    rows: spmdzero.Engine, name: str
+) -> None:
+    (finding,) = findings_of(rows, SUMS[name])
+    assert finding.subject == "the loss that engine.backward was given"
+    assert "its gradient is 8 times DeepSpeed's" in finding.cause
+    assert "engine.backward(loss / engine.dp_world_size)" in finding.fix
+
+
+@pytest.mark.parametrize("name", [n if n == "divided" else pytest.param(
+    n, marks=pytest.mark.slow) for n in NO_SUMS])  # fmt: skip
+def test_what_is_no_sum_over_rows_is_not(rows: spmdzero.Engine, name: str) -> None:
+    assert findings_of(rows, NO_SUMS[name]) == ()
+
+
+@pytest.mark.slow
+def test_what_the_finding_says_of_deepspeeds_number_is_so() -> None:
+    """DeepSpeed's gradient is the mean over ranks of each rank's own."""
+    plain, engine = Rows(), engine_of(Rows(), cfg())
+    for part in batch().chunk(8):
+        (plain(part).square().sum() / 8).backward()
+    engine.backward(engine(batch()).square().sum() / engine.dp_world_size)
+    assert_summed(engine.module.body.weight.grad.cpu(), plain.body.weight.grad)

@@ -25,16 +25,9 @@ from spmdzero.formats import HostState
 from spmdzero.formats._boxes import Box
 from spmdzero.formats._files import checksum, write_whole
 from spmdzero.formats._tensor_file import Entry, _header
-from spmdzero.formats.native._host_file import dump_host
-from spmdzero.formats.native._manifest import (
-    COMMIT,
-    Contents,
-    FileEntry,
-    Manifest,
-    Piece,
-    TensorEntry,
-    commit_line,
-)
+from spmdzero.formats.native._contents import Contents, FileEntry, Piece, TensorEntry
+from spmdzero.formats.native._host_file import write_host
+from spmdzero.formats.native._manifest import COMMIT, Manifest, commit_line
 from spmdzero.formats.native._read import read_native
 from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan, choose_placement
 from spmdzero.state._live_state import device_boxes
@@ -127,15 +120,12 @@ class Saved:
             opened.write(header)
             opened.truncate(offset)
         state = folder / f"state-{place}.pt"
-        host_state = dump_host(HostState(counters={"global_steps": 1}))
-        write_whole(state, host_state)
+        size, digest = write_host(HostState(counters={"global_steps": 1}), state)
         return Contents(
             states=(state.name,),
             files={
                 file.name: FileEntry(size=offset, checksum=checksum(header), checked=len(header)),
-                state.name: FileEntry(
-                    size=len(host_state), checksum=checksum(host_state), checked=len(host_state)
-                ),
+                state.name: FileEntry(size=size, checksum=digest, checked=size),
             },
             tensors={
                 name: TensorEntry(shape=shape, dtype=dtype, pieces=tuple(pieces[name]))

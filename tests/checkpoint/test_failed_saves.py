@@ -68,8 +68,9 @@ def test_a_full_disk_fails_and_leaves_no_remains(tmp_path: Path) -> None:
 
 def test_no_space_at_any_operation_leaves_what_was_there(folder: Path) -> None:
     seen: list[str] = []
+    save(folder / "count", 1)
     with interrupted(lambda _, name: seen.append(name)):
-        save(folder / "count", 1)
+        save(folder / "count", 2)
     for point, operation in enumerate(seen):
         if operation not in NEEDING_SPACE:
             continue

@@ -24,7 +24,7 @@ from spmdzero.formats import (
     open_state,
     save_native,
 )
-from spmdzero.formats.native import _processes
+from spmdzero.formats.native import _processes, _unfinished
 from spmdzero.state._across_hosts import agreed_tag, require_one_tag
 from tests.checkpoint.files import number_in, order_of, save, state_of
 from tests.support.processes import fork
@@ -70,10 +70,10 @@ def of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_two_processes_make_one_checkpoint_of_their_pieces(of_two: Path) -> None:
     assert number_in(of_two, "step1") == 1
-    (manifest,) = complete_tags(of_two)
+    (found,) = complete_tags(of_two)
     kinds = sorted(path.name.split("-")[0] for path in (of_two / "step1").iterdir())
     assert kinds == ["COMMITTED", "manifest", "state", "state", "tensors", "tensors"]
-    assert len(manifest.contents.states) == 2
+    assert len(found.manifest.contents.states) == 2
 
 
 def test_a_host_goes_on_with_its_own_generators_and_a_new_one_with_those_of_all(
@@ -90,7 +90,8 @@ def test_a_host_goes_on_with_its_own_generators_and_a_new_one_with_those_of_all(
 
 
 def test_a_run_of_one_host_hands_its_generators_to_all(tmp_path: Path) -> None:
-    save_part(tmp_path, 0, processes=1)
+    alone = dataclasses.replace(state_of(1), host=part_of(0).host)
+    save_native(alone, order_for(tmp_path, 0, 1))
     found = open_state(tmp_path, "step1", process=1).host
     assert found.rng is not None
     assert found.rng.keys() == {OWN, COMMON}
@@ -195,7 +196,7 @@ def test_a_report_of_a_failure_is_removed_once_nobody_can_wait_for_it(
     (report,) = tmp_path.glob(".saving-*")
     save(tmp_path, 2)
     assert report.exists(), "another host may not have looked yet"
-    monkeypatch.setattr(_processes, "PATIENCE", -1.0)
+    monkeypatch.setattr(_unfinished, "PATIENCE", -1.0)
     save(tmp_path, 3)
     assert not report.exists()
 

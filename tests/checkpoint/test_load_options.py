@@ -223,8 +223,9 @@ class NotData:
 
 def test_what_can_not_be_saved_is_refused_by_name(other: spmdzero.Engine, tmp_path: Path) -> None:
     for tag in ("a/b", ".hidden", ""):
-        with pytest.raises(spmdzero.SpmdZeroUsageError, match="a folder"):
-            other.save_checkpoint(tmp_path, tag=tag)
+        for save in (other.save_checkpoint, other.save_deepspeed_checkpoint):
+            with pytest.raises(spmdzero.SpmdZeroUsageError, match="a folder"):
+                save(tmp_path, tag=tag)
     # It would run code when it is read.
     with pytest.raises(spmdzero.SpmdZeroUsageError, match=r"client_state\['args'\]\[1\].*NotData"):
         other.save_checkpoint(tmp_path, client_state={"step": 1, "args": [2, NotData()]})

@@ -71,6 +71,37 @@ def test_a_state_dict_is_of_the_models_shapes_and_fits_torchs_own_optimizer() ->
     assert fresh.optimizer.named_states()["counter/applied"].item() == 2
 
 
+def test_momentum_of_torchs_sgd_which_counts_no_updates_is_gone_on_with() -> None:
+    def steps(seed: int) -> torch.Tensor:
+        return torch.randn(16, 6, generator=torch.Generator().manual_seed(seed))
+
+    model, plain = torch.nn.Linear(6, 1), torch.nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9, dampening=0.5)
+    for seed in range(2):
+        if seed == 1:
+            model.load_state_dict(plain.state_dict())
+            saved = optimizer.state_dict()
+            engine = spmdzero.initialize(
+                model=model,
+                config={
+                    "train_batch_size": 16,
+                    "gradient_clipping": 0,
+                    "optimizer": {"type": "SGD", "params": {"lr": 0.3, "momentum": 0.9}},
+                    "zero_allow_untested_optimizer": True,
+                    "zero_optimization": {"stage": 1},
+                },
+            )[0]
+            engine.optimizer.load_state_dict(through_a_file(saved))
+            engine.backward(engine(steps(seed)).square().mean())
+            engine.step()
+        optimizer.zero_grad()
+        plain(steps(seed)).square().mean().backward()
+        optimizer.step()
+    for mine, theirs in zip(engine.module.parameters(), plain.parameters(), strict=True):
+        # One fp32 step of lr 0.1: gradients are summed in another order.
+        torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-5, atol=1e-6)
+
+
 def test_states_of_another_optimizer_are_refused_and_nothing_changes() -> None:
     engine = start(config(2, bf16={"enabled": True}))
     train(engine, range(1))
@@ -82,7 +113,6 @@ def test_states_of_another_optimizer_are_refused_and_nothing_changes() -> None:
         ("have \\[7\\] parameters", saved | {"param_groups": [{"params": list(range(7))}]}),
         ("momentum_buffer", saved | {"state": {0: {"momentum_buffer": first["exp_avg"]}}}),
         ("exp_avg of body.0.weight has shape", _with(saved, exp_avg=torch.zeros(3))),
-        ("different numbers of times, \\[1, 5\\]", _with(saved, step=torch.tensor(5.0))),
     ]
     for said, content in wrong:
         with pytest.raises(spmdzero.SpmdZeroUsageError, match=said):

@@ -60,3 +60,11 @@ def test_torch_is_the_version_that_the_code_is_written_for() -> None:
     assert needed == [f"torch>={TESTED_VERSION.rpartition('.')[0]}"]
     for page in (README, QUICKSTART):
         assert TESTED_VERSION in page
+
+
+def test_notebooks_bring_no_backend_and_the_page_names_one_with_them() -> None:
+    brought = " ".join(PROJECT["optional-dependencies"]["notebooks"])
+    assert not re.search(r"torch|jax|spmdzero", brought)
+    assert "'.[jax,notebooks]'" in QUICKSTART
+    assert "'.[xla,notebooks]'" in QUICKSTART
+    assert "'.[notebooks]'" not in QUICKSTART

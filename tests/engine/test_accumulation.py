@@ -1,5 +1,6 @@
 """Whoever ends a step, and however backward is called, the sum of gradients is torch's."""
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import spmdzero
 from spmdzero import utils
+from spmdzero.engine._programs import Compiled
 from spmdzero.errors import SpmdZeroUsageError
 from tests.support import engines
 from tests.support.bounds import summed
@@ -152,6 +154,41 @@ def test_coalesced_reduction_is_one_of_all_that_was_summed(stage: int) -> None:
     assert_trained_as(engine, expected(dict.fromkeys(range(4), 0.5)))
     reduced = sorted(c.tensor for c in ledgers.boundary.of_role("gradient"))
     assert reduced == sorted(name for name, _ in engine.module.named_parameters())
+
+
+def _passes(engine: spmdzero.Engine, count: int, *, inside: bool, reads: bool = False) -> None:
+    """A step of so many backward passes, all but the last in `no_sync`."""
+    for index in range(count):
+        last = index == count - 1
+        with engine.no_sync() if inside and not last else contextlib.nullcontext():
+            engine.backward(engine(batch(index)))
+            if reads:
+                assert engine.module.second.bias.grad is not None
+                engine.module.second.bias.grad.item()
+    engine.step()
+
+
+@pytest.mark.parametrize(
+    ("inside", "reads"),
+    [
+        (True, True),
+        (False, False),
+        pytest.param(True, False, marks=pytest.mark.slow),
+        pytest.param(False, True, marks=pytest.mark.slow),
+    ],
+)
+def test_more_backward_passes_are_no_other_programs(inside: bool, reads: bool) -> None:
+    engine = start(zero_optimization={"stage": 1})
+    for count in (6, 6, 7):
+        _passes(engine, count, inside=inside, reads=reads)
+    # A copy on the devices is a program too.
+    weights, before = copy.deepcopy(engine.module).cpu(), Compiled.so_far().count
+    _passes(engine, 17, inside=inside, reads=reads)
+    assert Compiled.so_far().count == before
+    sum(weights(batch(index)) for index in range(17)).backward()
+    torch.optim.SGD(weights.parameters(), 0.1).step()
+    # A sum of 17 gradients, in another order.
+    assert_trained_as(engine, weights, rtol=1e-4, atol=1e-5)
 
 
 def test_no_sync_is_refused_where_gradients_are_shards() -> None:

@@ -10,6 +10,8 @@ from torch import nn
 
 import spmdzero
 from spmdzero.backend import current
+from spmdzero.errors import SpmdZeroUsageError
+from tests.support.bounds import assert_summed
 from tests.support.engines import Mean, one_call, start
 
 Call = Callable[[spmdzero.Engine, nn.Module, torch.Tensor], torch.Tensor]
@@ -98,3 +100,38 @@ def test_the_hook_that_says_it_leaves_capture_alone() -> None:
     for _ in range(5):
         one_call(engine, torch.randn(engine.mesh.size, 4))
     assert (engine.capture.replayed, engine.capture.reason) == (2, None)
+
+
+HALF = {"fp16": {"enabled": True, "initial_scale_power": 8}}
+PLAIN = {
+    "step": lambda engine, loss: (loss.backward(), engine.step()),
+    "read": lambda engine, loss: (loss.backward(), engine.module.line.weight.grad),
+    "backward": lambda engine, loss: (loss.backward(retain_graph=True), engine.backward(loss)),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_gradients_of_a_loss_that_fp16_did_not_scale_are_refused(name: str) -> None:
+    engine = start(Mean(), **HALF)
+    x = torch.ones(engine.mesh.size, 4, dtype=torch.float16).to(engine.device)
+    loss = engine.module(x)
+    with pytest.raises(SpmdZeroUsageError, match=r"256 times too small. Call engine.backward"):
+        PLAIN[name](engine, loss)
+    # Nothing of them is left.
+    assert engine.module.line.weight.grad is None
+    engine.scale(engine.module(x)).backward()
+    scaled = engine.module.line.weight.grad.cpu()
+    engine.optimizer.zero_grad()
+    engine.backward(engine(x))
+    assert_summed(scaled, engine.module.line.weight.grad.cpu())
+
+
+def test_one_backward_scales_for_every_engine_that_it_runs_through() -> None:
+    """A generator is trained through its discriminator; DeepSpeed's page calls the epilogue."""
+    first, second = start(Mean(), **HALF), start(Mean(), **HALF)
+    x = torch.ones(first.mesh.size, 4, dtype=torch.float16).to(first.device)
+    first.backward(first(x) + second.module(x))
+    for engine in (first, second):
+        assert engine._backward_epilogue() is None
+        assert engine.module.line.weight.grad is not None
+        engine.step()

@@ -42,6 +42,17 @@ class Mean(nn.Module):
         return nn.functional.dropout(x * self.weight, self.dropout).mean()
 
 
+def test_an_empty_dataset_is_named_as_what_has_no_rows() -> None:
+    with pytest.raises(
+        spmdzero.SpmdZeroUsageError, match=r"the dataset \(a TensorDataset\) has le"
+    ):
+        spmdzero.initialize(
+            model=Mean(),
+            training_data=TensorDataset(torch.empty(0, 4)),
+            config={"train_micro_batch_size_per_gpu": MICRO},
+        )
+
+
 def make(
     data: Dataset[Any], model: nn.Module | None = None, collate: Any = None, **more: Any
 ) -> tuple[spmdzero.Engine, Any]:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from spmdzero.backend import current
+from spmdzero.backend import counters, current
 from spmdzero.errors import ReplicaRegionError
-from tests.support.engines import one_call, start, three_calls
+from tests.support.engines import Mean, one_call, start, three_calls
 from tests.support.processes import run_python
 
 # What torch refuses of every XLA tensor, in its own words.
@@ -94,3 +94,17 @@ def test_a_loss_with_what_a_hook_kept_is_refused_and_the_next_step_trains() -> N
     three_calls(engine, x)
     assert engine.global_steps == 1
     assert total.isnan()
+
+
+def test_evaluation_outputs_that_nobody_reads_add_up_to_no_larger_program() -> None:
+    engine = start(Mean())
+    engine.eval()
+    rows = torch.ones(engine.dp_world_size, 4)
+    programs = []
+    with torch.no_grad():
+        for count in (2, 8):
+            before = counters.compiled()[0]
+            kept = [engine(rows * place) for place in range(count)]
+            assert kept[-1].isfinite().item()
+            programs.append(counters.compiled()[0] - before)
+    assert programs[1] == 0, programs

@@ -11,6 +11,7 @@ from torch import nn
 from spmdzero.engine import StepGraph
 from spmdzero.errors import ReplicaRegionError, SpmdZeroConfigError
 from spmdzero.inspect import peak_temporary_bytes
+from tests.support.bounds import assert_summed
 from tests.support.engines import start
 
 POLICIES = ("nothing", "dots", "everything")
@@ -201,3 +202,28 @@ def test_blocks_that_run_once_are_refused() -> None:
     model.activation_checkpointing_enable()
     with pytest.raises(ReplicaRegionError, match="checkpoints activations itself"):
         loss_of(model, spmd={"recompute": "dots"})
+
+
+class Two(nn.Module):
+    """The least that has equal blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks(x).square().mean()
+
+
+@pytest.mark.parametrize("policy", POLICIES[1:])
+def test_a_graph_that_is_kept_runs_again_for_each_backward(policy: str) -> None:
+    engine = start(Two(), spmd={"recompute": policy})
+    x = torch.randn(8, 4)
+    loss = engine(x)
+    engine.backward(loss, retain_graph=True)
+    engine.backward(loss)
+    twice = engine.module.blocks[0].weight.grad.cpu()
+    plain = Two()
+    plain(x).backward()
+    assert_summed(twice, 2 * plain.blocks[0].weight.grad)

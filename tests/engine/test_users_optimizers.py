@@ -9,7 +9,7 @@ from torch import nn
 
 import spmdzero
 from tests.engine.regression import CLOSE, ROWS, WIDTH, batch, config, make_model, reference
-from tests.support.engines import assert_trained_as, three_calls
+from tests.support.engines import assert_trained_as, one_call, three_calls
 
 
 def train(engine: spmdzero.Engine, steps: int = 6) -> list[float]:
@@ -169,6 +169,21 @@ class Tied(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.b(self.a(x * self.frozen).tanh()).pow(2).mean()
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["the config's", "a callable's"])
+def test_torch_does_not_warn_of_a_schedule_that_follows_a_replayed_step(named: bool) -> None:
+    # Warnings are errors in tests.
+    step = {"scheduler": {"type": "StepLR", "params": {"step_size": 1}}} if named else {}
+    engine = spmdzero.initialize(
+        model=make_model(),
+        lr_scheduler=None if named else lambda o: torch.optim.lr_scheduler.StepLR(o, 1),
+        config=config(**step),
+    )[0]
+    for number in range(2):
+        one_call(engine, batch(number))
+    # Twice a tenth of the config's 0.01.
+    assert engine.get_lr() == pytest.approx([1e-4])
 
 
 def test_tied_and_frozen_and_unused_parameters() -> None:

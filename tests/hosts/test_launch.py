@@ -178,7 +178,7 @@ def test_hosts_of_a_hostfile_are_started_by_ssh_as_deepspeed_starts_them(
     for rank, name in enumerate(("worker-0", "worker-2")):
         assert len(losses_of(name, rank, out)) == 2
         (call,) = [call for call in calls if f" {name} " in call]
-        assert call.startswith(f"-o PasswordAuthentication=no -p 2222 {name} export ")
+        assert call.startswith(f"-o PasswordAuthentication=no -p 2222 -- {name} export ")
         for word in (
             f"export RANK={rank};", "export WORLD_SIZE=2;", "export MASTER_ADDR=127.0.0.1;",
             f"export MASTER_PORT={port};", "export CPU_NUM_DEVICES=4;", "export MY_SETTING='a b';",

@@ -233,6 +233,12 @@ def _second() -> None:
     loop.accelerator.backward(loss)
 
 
+def _plain_backward() -> None:
+    loop = _loop(steps=1)
+    loop.model(**next(iter(loop.loader))).loss.backward()
+    loop.optimizer.step()
+
+
 def _tensor() -> None:
     order = DEFAULTS | {"steps": 1}
     accelerator = accelerator_of(ROLE, order)
@@ -248,7 +254,7 @@ def _hosts() -> None:
     require_counted(4)
 
 
-_REFUSED = (_stage_3, _offload, _two, _second, _tensor, _hosts)
+_REFUSED = (_stage_3, _offload, _two, _second, _plain_backward, _tensor, _hosts)
 FEATURES: dict[str, Callable[[Path], dict[str, Any]]] = {
     feature.__name__: feature
     for feature in (

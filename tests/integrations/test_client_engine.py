@@ -46,6 +46,21 @@ class Tied(Tokens):
         self.head.weight = self.embed.weight
 
 
+def test_errors_name_the_rows_that_the_client_counts() -> None:
+    engine = initialize_for_client(
+        model=Tokens(),
+        config=config(train_micro_batch_size_per_gpu=ROWS, gradient_accumulation_steps=2),
+    )[0]
+    with pytest.raises(SpmdZeroUsageError, match="rows of a process here, 2 on each of its 8"):
+        engine.train_batch(batch(3 * ROWS))
+    engine.destroy()
+    with pytest.raises(SpmdZeroConfigError, match=r"each of this process's 8 devices takes of.*16"):
+        initialize_for_client(
+            model=Tokens(),
+            config=config(train_micro_batch_size_per_gpu=ROWS, train_batch_size=ROWS + 1),
+        )
+
+
 def test_tied_weights_are_one_tensor_in_a_state_dict() -> None:
     model = Tied()
     weight = model.embed.weight.detach().clone()

@@ -10,10 +10,12 @@ from tests.hosts.hosts import by_torchrun, hosts, run_hosts, told
 from tests.integrations import test_accelerate, test_lightning
 from tests.integrations.test_transformers import NUMBERS, SCENARIOS, same_run
 
-ALSO = {**SCENARIOS, "best": ("sums", "squares"), "main": ("squares",)}
+ALSO = {**SCENARIOS, "best": ("sums", "squares")} | dict.fromkeys(
+    ("dpo_short", "main"), ("squares",)
+)
 TRAINER = (
-    "accumulation", "best", "classification", "compute_loss_func", "fused_loss", "label_smoothing",
-    "main", "mean_accumulation", "predict", "uneven",
+    "accumulation", "best", "classification", "compute_loss_func", "dpo_short", "fused_loss",
+    "label_smoothing", "main", "mean_accumulation", "predict", "uneven",
 )  # fmt: skip
 # Of the JSON's own schedule accelerate makes as many steps as there are processes, of these too.
 _TORCHS = {"optimizer": "torch", "schedule": "torch"}

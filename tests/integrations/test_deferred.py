@@ -203,3 +203,48 @@ def test_what_needs_no_gradient_is_read_once_and_computed_on_the_cpu() -> None:
     assert after > before
     assert torch.equal(tensor.softmax(-1), VALUES.softmax(-1))
     assert reads() == after
+
+
+# Of the values and of a mask, what a client's loss chooses by it.
+CHOSEN: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "index": lambda t, mask: t[mask],
+    "index of a dim": lambda t, mask: t[:, mask[0]],
+    "masked_select": torch.masked_select,
+    "nonzero": lambda t, mask: t.flatten().index_select(0, mask.flatten().nonzero()[:, 0]),
+    "where": lambda t, mask: t[torch.where(mask)],
+    "put": lambda t, mask: torch.index_put(t, (mask,), t[~mask].sum() * torch.ones(())),
+    "scatter": lambda t, mask: t.masked_scatter(mask, t.flip(0)),
+}
+
+
+@pytest.mark.parametrize("of_devices", [False, True])
+@pytest.mark.parametrize("name", CHOSEN)
+def test_what_a_mask_chooses_is_on_the_devices_with_its_gradient(
+    name: str, of_devices: bool
+) -> None:
+    x, plain = on_devices(grad=True), VALUES.clone().requires_grad_()
+    tensor = defer(x)
+    mask = tensor.detach() > 0.5 if of_devices else VALUES > 0.5
+    found, wanted = CHOSEN[name](tensor, mask), CHOSEN[name](plain, VALUES > 0.5)
+    assert isinstance(found, DeferredTensor)
+    assert found.shape == wanted.shape
+    assert_summed(found.detach().cpu(), wanted.detach())
+    undefer(found.square().sum()).backward()
+    wanted.square().sum().backward()
+    assert x.grad is not None
+    assert plain.grad is not None
+    assert_summed(x.grad.cpu(), plain.grad)
+
+
+def test_a_gradient_that_passes_is_differentiated_in_its_turn() -> None:
+    found = []
+    for cross in (lambda t: t, lambda t: undefer(defer(t).sin()), lambda t: defer(t).cpu()):
+        x = on_devices(grad=True)
+        (grad,) = torch.autograd.grad(cross(x).pow(3).sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(grad.square().sum(), x)[0].cpu())
+        plain = VALUES.clone().requires_grad_()
+        inner = plain.sin() if len(found) == 2 else plain
+        (grad,) = torch.autograd.grad(inner.pow(3).sum(), plain, create_graph=True)
+        expected = torch.autograd.grad(grad.square().sum(), plain)[0]
+        # The devices' sine is another polynomial than the CPU's, and its derivatives are summed.
+        torch.testing.assert_close(found[-1], expected, rtol=1e-5, atol=1e-5)

@@ -26,6 +26,7 @@ def test_every_path_of_deepspeed_is_spmdzeros() -> None:
         import deepspeed.comm as dist
 
         assert deepspeed.__version__ == "0.19.8"
+        assert (deepspeed.__version_minor__, deepspeed.__git_hash__) == (19, "unknown")
         assert dist is spmdzero.comm
         assert deepspeed.runtime.lr_schedules.WarmupLR is WarmupLR
         assert deepspeed.DeepSpeedEngine is spmdzero.Engine

@@ -19,6 +19,7 @@ import pytest
 
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations.launcher import _options, parse_args, runner
+from spmdzero.integrations.launcher._commands import Remote, Script, over_ssh
 from spmdzero.integrations.launcher._hosts import Place, filtered, place_of, read_hostfile
 from tests.support.processes import ROOT, environment, free_port
 
@@ -101,9 +102,29 @@ def test_lines_that_contradict_themselves_are_refused(hostfile: str, tmp_path: P
         "worker-0\n": "write `NAME slots=NUMBER`",
         "a slots=1\na slots=2\n": "this host is there already",
         "# nobody\n": "names no host",
+        "-oProxyCommand=true slots=1\n": "no host's name begins with a dash",
     }.items():
         (tmp_path / "bad").write_text(text)
         assert said in refused("-H", str(tmp_path / "bad"))
+
+
+def test_what_a_host_is_called_is_no_option_of_ssh() -> None:
+    script, slots = Script(words=["train.py"]), {"-oProxyCommand=true": [0]}
+    (command,) = over_ssh(script, slots, address="a", port=1, remote=Remote())
+    assert command.words[-3:-1] == ["--", "-oProxyCommand=true"]
+
+
+def test_the_file_of_the_process_id_is_not_written_through_a_link(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("precious")
+    link = Path("/tmp", f"{os.getpid()}.deepspeed")
+    link.symlink_to(mine)
+    try:
+        with pytest.raises(SpmdZeroUsageError, match=r"--save_pid: .* can't be written"):
+            runner._save_pid()
+    finally:
+        link.unlink()
+    assert mine.read_text() == "precious"
 
 
 def test_options_without_meaning_are_said_with_the_reason(

@@ -1,11 +1,13 @@
 """DeepSpeed's files, read and written without an engine."""
 
+import collections
 import dataclasses
 import random
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -168,6 +170,38 @@ def test_a_class_that_the_user_vouches_for_is_read(tmp_path: Path) -> None:
         read_pt(tmp_path / "own.pt")
     with torch.serialization.safe_globals([Own]):
         assert isinstance(read_pt(tmp_path / "own.pt"), Own)
+
+
+def test_numpys_numbers_and_arrays_are_read_and_nothing_else_of_numpys(tmp_path: Path) -> None:
+    shutil.copytree(RECORDED / "z2_w2_fp16" / TAG, tmp_path / "tag")
+    file = tmp_path / "tag" / "mp_rank_00_model_states.pt"
+    content = torch.load(file, weights_only=False)
+    mine = {
+        "score": np.float32(0.5),
+        "best": np.int64(3),
+        "curve": [np.arange(6.0).reshape(2, 3).T, np.array(7, dtype=">i4")],
+        "names": np.array(["a", "bc"]),
+        "seen": collections.defaultdict(list, a=[1]),
+    }
+    torch.save(content | mine, file)
+    found = read(tmp_path / "tag").host.client_state
+    assert (found["score"], found["best"], found["seen"]) == (0.5, 3, {"a": [1]})
+    for array, expected in zip(found["curve"], mine["curve"], strict=True):
+        assert np.array_equal(array, expected)
+        assert array.dtype == expected.dtype
+    assert found["names"].tolist() == ["a", "bc"]
+    for value, named in (
+        (np.random.default_rng(0), "numpy.random"),
+        (np.array([Own()]), "test_files.Own"),
+        (np.array([None]), "numpy's dtype O8"),
+        (np.zeros(1, dtype=[("a", "f4")]), "numpy's dtype V4"),
+    ):
+        torch.save(content | {"mine": value}, file)
+        with pytest.raises(SpmdZeroCheckpointError) as caught:
+            read(tmp_path / "tag")
+        assert named in caught.value.reason
+        # torch writes its messages for terminals.
+        assert "\x1b" not in str(caught.value)
 
 
 def test_another_parallelism_is_refused_by_name(tmp_path: Path) -> None:

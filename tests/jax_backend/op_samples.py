@@ -10,6 +10,9 @@ BOXES = torch.linspace(-1, 1, 48).reshape(1, 3, 2, 2, 4)
 CHANNEL = torch.tensor([0.5, -1.0, 2.0])
 COMPLEX = torch.complex(F32, F32.flip(0))
 PLACES = torch.tensor([[0, 1, 1, 2]])
+ROWS = torch.linspace(-2, 2, 8 * 16).reshape(8, 16).sin()
+GROUPS = torch.linspace(-2, 2, 3 * 16 * 8).reshape(3, 16, 8).sin()
+ENDS = torch.tensor([2, 2, 8], dtype=torch.int32)
 HEADS = torch.linspace(-2, 2, 2 * 2 * 5 * 4).reshape(2, 2, 5, 4).sin()
 
 # Of what no op of the database dispatches: arguments, by the overload's name.
@@ -23,6 +26,13 @@ DIRECT = {
         (F32, torch.tensor([0, 2, 1, 1]), torch.tensor([0, 3]), False, mode) for mode in (0, 1, 2)
     ],
     "_grid_sampler_2d_cpu_fallback": [(PLANES, PLANES[:, :2].movedim(1, 3), 0, 0, False)],
+    "_grouped_mm": [
+        (ROWS, GROUPS, ENDS),
+        (ROWS.bfloat16(), GROUPS.bfloat16(), ENDS),
+        (ROWS.T, ROWS, ENDS),
+        (GROUPS, ROWS[:, :8], ENDS),
+        (GROUPS, GROUPS.transpose(1, 2)),
+    ],
     "_index_put_impl": [(F32, [torch.tensor([0, 0])], F32[1:], True)],
     "_native_batch_norm_legit": [
         (PLANES, CHANNEL, CHANNEL, CHANNEL * 0, CHANNEL**2, train, 0.1, 1e-5)
@@ -43,6 +53,9 @@ DIRECT = {
     "_reshape_copy": [(F32, [4, -1])],
     "_scaled_dot_product_flash_attention_for_cpu": [
         (HEADS, HEADS.flip(2), HEADS.flip(3), 0.0, causal) for causal in (True, False)
+    ],
+    "_weight_norm_interface_backward": [
+        (F32, F32 + 3, CHANNEL[:, None], (F32 + 3).norm(dim=1, keepdim=True), 0)
     ],
     "_upsample_bicubic2d_aa": [(PLANES, [3, 2], False), (PLANES, [7, 3], True)],
     "_upsample_bicubic2d_aa_backward": [(PLANES, [4, 4], [2, 3, 7, 9], False)],

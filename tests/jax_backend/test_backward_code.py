@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from spmdzero.backend import Mesh, arrays
-from tests.support.bounds import assert_rounded
+from tests.support.bounds import assert_rounded, assert_summed
 
 Backward = Callable[[torch.Tensor, torch.Tensor], Any]
 BACKWARDS: dict[str, Backward] = {
@@ -90,3 +90,41 @@ def test_what_is_recomputed_in_the_backward_is_under_the_same_modes(mesh: Mesh) 
     assert grad is not None
     expected = torch.sin(torch.tensor(1.0)).cos() * torch.tensor(1.0).cos()
     assert_rounded(grad.cpu(), expected.expand(3))
+
+
+# Their second derivative is a zero that torch doesn't make, and adds to others.
+UNMADE = {
+    "abs": lambda x: (x.abs() ** 3).sum(),
+    "abs_": lambda x: ((x * 1).abs_() ** 2 * x).sum(),
+    "l1_loss": lambda x: F.l1_loss(x * x, torch.ones_like(x)),
+    "norm": lambda x: (x * x).norm(p=1),
+}
+
+
+@pytest.mark.parametrize("name", UNMADE)
+def test_a_zero_that_is_never_made_is_added_as_torch_adds_it(mesh: Mesh, name: str) -> None:
+    host = torch.tensor([1.0, -2.0, 3.0])
+    found = []
+    for x in (host.requires_grad_(), host.detach().to("xla").requires_grad_()):
+        (grad,) = torch.autograd.grad(UNMADE[name](x), x, create_graph=True)
+        found.append(torch.autograd.grad(grad.square().sum(), x)[0].cpu())
+    assert_summed(*found)
+
+
+WIDE = torch.linspace(-1, 2, 12, dtype=torch.float64).reshape(3, 4)
+FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "grad": torch.func.grad(lambda x: (x**3).sum()),
+    "grad of grad": torch.func.grad(lambda x: torch.func.grad(lambda y: (y**3).sum())(x).sum()),
+    "jacrev": torch.func.jacrev(lambda x: x.sin() * x.sum()),
+    "jacfwd": torch.func.jacfwd(lambda x: x.sin() * x.sum()),
+    "jvp": lambda x: torch.func.jvp(torch.exp, (x,), (x.t().reshape(3, 4),))[1],
+    "hessian": torch.func.hessian(lambda x: (x**3).sum()),
+    "vmap": torch.func.vmap(lambda row: torch.softmax(row @ row.outer(row), -1)),
+    "vmap of grad": torch.func.vmap(torch.func.grad(lambda x: x.prod().exp())),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_torch_func_computes_what_it_does_on_the_cpu(mesh: Mesh, name: str) -> None:
+    found = FUNCTIONS[name](WIDE.to("xla"))
+    assert_summed(found.cpu(), FUNCTIONS[name](WIDE))

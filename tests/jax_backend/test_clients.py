@@ -36,6 +36,24 @@ def test_clients_train_on_jax_and_never_import_torch_xla(kind: str) -> None:
     assert found["plain"][-1] < found["plain"][0] - 1
 
 
+_SCRIPT = """
+import sys
+from transformers import BertModel
+import torch, spmdzero
+spmdzero.initialize(model=torch.nn.Linear(8, 8), config={"train_batch_size": 8})
+print("torch_xla" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("torch_xla") is None, reason="there is no torch_xla to import")
+def test_transformers_imported_first_is_told_how_to_leave_torch_xla_out() -> None:
+    with pytest.raises(AssertionError, match=r"transformers.*USE_TORCH_XLA=false.*install\(\)"):
+        run_python("-c", _SCRIPT, devices=8, USE_TORCH_XLA="true")
+    printed = run_python("-c", _SCRIPT, devices=8, USE_TORCH_XLA="false")
+    assert printed.splitlines()[-1] == "False"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("client", ["accelerate", "transformers"])
 def test_a_client_that_was_imported_before_there_was_a_deepspeed_says_so(client: str) -> None:

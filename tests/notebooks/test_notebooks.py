@@ -93,3 +93,26 @@ def test_a_notebook_is_committed_as_a_fresh_kernel_ran_it(path: Path) -> None:
     assert title.startswith("# ")
     assert promise.startswith("After this notebook you can ")
     assert f"(../notebooks/{path.name})" in (ROOT / "docs" / "index.md").read_text()
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_a_notebook_says_in_its_first_cell_what_it_needs_beside_spmdzero(path: Path) -> None:
+    notebook = read(path)
+    imported = re.findall(
+        r"^(?:from|import) (jax|sklearn)\b",
+        "\n".join(cell.source for cell in code_cells(notebook)),
+        re.MULTILINE,
+    )
+    names = {"jax": "`jax`", "sklearn": "scikit-learn"}
+    assert all(names[name] in notebook.cells[0].source for name in imported)
+
+
+def test_a_mesh_that_a_page_makes_in_jax_has_axes_that_annotations_can_name() -> None:
+    # Those that newer JAX makes unless it is told are explicit, which with_sharding_constraint
+    # refuses; the JAX of these tests makes others.
+    pages = [*PATHS, *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    made = [
+        line for page in pages for line in page.read_text().splitlines() if "make_mesh(" in line
+    ]
+    assert len(made) >= 3
+    assert all("axis_types=" in line and "AxisType.Auto" in line for line in made), made

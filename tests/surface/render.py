@@ -4,9 +4,10 @@
 """
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
-from spmdzero.compat.refusals import REFUSALS
+from spmdzero.compat.refusals import ATTRIBUTES, REFUSALS, Refusal
 from tests.surface.surface import OTHER_PARAMETERS, RECORDED, status
 
 PAGE = Path(__file__).parents[2] / "docs" / "api_surface.md"
@@ -43,6 +44,19 @@ What differs although the name is the same:
 - `zero.Init` and `zero.GatheredParameters` do what they do below stage 3: nothing, but for making
   masters of what was written with a `modifier_rank`.
 """
+OF_INSTANCES = """\
+What scripts ask of an engine and its optimizer besides:
+
+- `optimizer.loss_scaler` has `loss_scale` and `cur_scale`, 1.0 without fp16, which can't be set
+  `optimizer.override_loss_scale(x)` is fp16's; `optimizer.needs_scaler()` is DeepSpeed's.
+- `optimizer.refresh_fp32_params()` makes masters of parameters that were written into.
+  `optimizer.set_lr(x)` sets all groups', `optimizer.get_lr()` returns the first one's.
+- `optimizer.optimizer` and `engine.basic_optimizer` are the optimizer itself: it wraps no other.
+- `engine._config` has DeepSpeed's names: `engine._config.zero_config.stage`.
+- `engine.tput_timer.update_epoch_count()` counts; `start()` and `stop()` time nothing, and say so.
+- `engine.flops_profiler` is there when the config turns it on.
+- `engine.data_parallel_group` is the group of all processes.
+"""
 
 
 def rendered() -> str:
@@ -57,12 +71,16 @@ def rendered() -> str:
         lines.append(f"**{package}**: {', '.join(f'`{name}`' for name in names)}\n")
     lines.append("With parameters of their own:\n")
     lines += [f"- `{name}`: {why}" for name, why in OTHER_PARAMETERS.items()]
-    lines += ["", "## Refused\n"]
-    by_reason = sorted(REFUSALS.items(), key=lambda item: (item[1].reason, item[0]))
+    lines += ["", OF_INSTANCES, "## Refused\n", *_refused(REFUSALS)]
+    lines += ["Attributes of the engine and of its optimizer, of which `hasattr` says no:\n"]
+    return "\n".join([*lines, *_refused(ATTRIBUTES)])
+
+
+def _refused(table: dict[str, Refusal]) -> Iterator[str]:
+    by_reason = sorted(table.items(), key=lambda item: (item[1].reason, item[0]))
     for refusal, group in itertools.groupby(by_reason, key=lambda item: item[1]):
         names = ", ".join(f"`{path}`" for path, _ in group)
-        lines.append(f"{names}: {refusal.reason}. {refusal.instead}.\n")
-    return "\n".join(lines)
+        yield f"{names}: {refusal.reason}. {refusal.instead}.\n"
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 import pytest
 import torch
 from spmdzero.accelerator import get_accelerator
+from torch import nn
 
 import spmdzero
 from spmdzero.backend import runtime
+from tests.support.engines import Mean, start
 from tests.support.processes import run_python
 
 
@@ -48,8 +50,45 @@ def test_the_random_state_is_torchs() -> None:
     assert accelerator.random() is torch.random
 
 
+RANKS = {
+    "engine.local_rank": lambda engine: engine.local_rank,
+    "current_device()": lambda _: get_accelerator().current_device(),
+}
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_a_local_rank_is_the_devices_to_torch(rank: str) -> None:
+    engine = start(Mean())
+    index = RANKS[rank](engine)
+    moved = [
+        torch.ones(2).to(index),
+        torch.ones(2).to(device=index, dtype=torch.bfloat16),
+        torch.ones(2, device=engine.device).to(index),
+        torch.tensor([1.0], device=index),
+        torch.as_tensor([1.0], device=index),
+        next(nn.Linear(2, 2).to(index).parameters()),
+    ]
+    assert {tensor.device for tensor in moved} == {engine.device}
+    assert moved[1].dtype == torch.bfloat16
+    engine.backward(engine(torch.ones(8, 4).to(index)))
+    engine.step()
+
+
+def test_what_asks_for_cuda_is_told_the_line_and_the_device() -> None:
+    runtime.start()
+    with pytest.raises(spmdzero.SpmdZeroUsageError, match=r"test_accelerator.py:\d+: device 3 of"):
+        torch.ones(2).to(3)
+    if torch.cuda.is_available():
+        pytest.skip("CUDA is there")
+    calls = [lambda: torch.ones(2).cuda(), lambda: torch.zeros(2, device=0)]
+    for call in calls:
+        with pytest.raises((AssertionError, RuntimeError), match=r"test_accelerator.*:\d+: spmd"):
+            call()
+
+
 MEMORY = """
 import torch
+from torch import nn
 from spmdzero.accelerator import get_accelerator
 
 accelerator = get_accelerator()

@@ -4,7 +4,7 @@ import argparse
 import base64
 import json
 
-from spmdzero.config import load_config
+from spmdzero.config import load_config, old_argument
 from tests.support.refusals import refused
 
 HJSON = """
@@ -55,6 +55,26 @@ def test_malformed_text_is_refused_without_another_exception(tmp_path):
 
 def test_long_malformed_text_is_shown_shortened(tmp_path):
     assert len(refused(written(tmp_path, "[" * 10_000)).value) < 100
+
+
+def test_the_oldest_argument_carries_the_path_too_with_a_warning(tmp_path, caplog):
+    path = str(written(tmp_path, '{"train_batch_size": 8}'))
+    args = argparse.Namespace(deepspeed_config=None, deepscale_config=path)
+    assert load_config(None, args=args).train_batch_size == 8
+    assert "write --deepspeed_config" in caplog.text
+    args.deepspeed_config = "other.json"
+    assert "other.json" in refused(None, args=args).reason
+
+
+def test_config_params_beside_another_config_is_ignored_as_in_deepspeed_and_said_once(caplog):
+    first, second = {"train_batch_size": 8}, {"train_batch_size": 16}
+    assert old_argument(None, second) is second
+    for same in (None, dict(first)):
+        assert old_argument(first, same) is first
+    assert caplog.text == ""
+    for _ in range(2):
+        assert old_argument(first, second) is first
+    assert caplog.text.count("initialize(config_params=...) is ignored") == 1
 
 
 def test_args_may_carry_the_path(tmp_path):

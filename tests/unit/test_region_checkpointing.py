@@ -96,3 +96,22 @@ def test_backward_outside_of_the_regions_context_is_not_needed_without_checkpoin
     probe(probe.batch(numbers(ROWS, 16))).backward()
     runtime.sync()
     assert_same_sums(probe.gradients, torch_gradients(module, module(numbers(ROWS, 16))))
+
+
+def test_a_plain_backward_runs_a_reentrant_checkpoint_again_in_the_region(mesh: Mesh) -> None:
+    torch.manual_seed(0)
+    state = Residual().state_dict()
+    loss, gradients, _ = train_once(mesh, state, None, 0.5)
+    module = Residual(True, 0.5)
+    module.load_state_dict(state)
+    probe = Probe(module, mesh)
+    batch = probe.batch(numbers(ROWS, 16))
+    batch.tensor.requires_grad_()
+    torch.manual_seed(5)
+    again = probe(batch)
+    again.backward()
+    runtime.sync()
+    assert probe.module.first.calls == 2
+    # Its dropout masks are those of its forward.
+    assert_same_sums(again.detach().cpu(), loss)
+    assert_same_sums(probe.gradients, gradients)

@@ -40,8 +40,10 @@ class Model(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(Block(number, change) for number in range(5))
         self.run = run or _one_after_the_other
+        self.register_buffer("forwards", torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.forwards += 1
         return self.run(self.blocks, x).square().mean()
 
 
@@ -143,16 +145,22 @@ def _write(block: Block, y: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def _write_data(block: Block, y: torch.Tensor) -> torch.Tensor:
+    block.norm.bias.data = block.norm.bias.data * 0.5
+    return y
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
         ({"run": _keeps_all}, None),
         ({"change": lambda block, y: y * (1 + block.number)}, None),
-        ({"change": _write}, "writes to its buffers"),
+        ({"change": _write}, "writes to its parameters, buffers"),
+        ({"change": _write_data}, "writes to its parameters"),
         pytest.param({"run": _stops_in_between}, None, marks=pytest.mark.slow),
         pytest.param({"change": _read}, "reads a value", marks=pytest.mark.slow),
     ],
-    ids=["kept", "numbered", "written", "computed with", "read"],
+    ids=["kept", "numbered", "written", "written by data", "computed with", "read"],
 )
 def test_what_is_no_loop_computes_what_it_did(
     mesh: Mesh,

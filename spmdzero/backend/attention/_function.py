@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 import torch
 
+from spmdzero.backend._with_graph import gradients_with_graph
 from spmdzero.backend.attention._form import Form
+from spmdzero.backend.attention._plain import attention
 
 Direction = Literal["forward", "backward"]
 
@@ -62,5 +64,12 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        no_mask = [None] * (ctx.form.mask is not None)
+        if torch.is_grad_enabled():
+            # A gradient of the gradient has no kernel.
+            q, k, v = ctx.saved_tensors[:3]
+            mask = ctx.saved_tensors[3] if no_mask else None
+            plain = functools.partial(attention, ctx.form, mask=mask)
+            return (None, None, *gradients_with_graph(plain, (q, k, v), *grads), *no_mask)
         gradients = ctx.kernels.run("backward", ctx.form, (*ctx.saved_tensors, *grads))
-        return (None, None, *gradients, *[None] * (ctx.form.mask is not None))
+        return (None, None, *gradients, *no_mask)

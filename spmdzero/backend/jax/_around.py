@@ -1,7 +1,7 @@
 """What JAX's backend puts around a module: see `spmdzero.backend.replica.Around`."""
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -99,10 +99,6 @@ class JaxAround:
         with _inside(), kernels:
             yield
 
-    def value_ids(self, tensors: Sequence[torch.Tensor]) -> list[Hashable]:
-        """One for each tensor: the same as before where nothing was written into it."""
-        return [value_of(tensor).serial for tensor in tensors]
-
     def is_fixed(self, tensor: torch.Tensor) -> bool:
         """Whether a value is computed of nothing but what was uploaded since a trace began."""
         if not _host.traffic.uploads:
@@ -121,11 +117,5 @@ def _inside() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _autocast(dtype: torch.dtype | None) -> Iterator[None]:
-    if dtype is None:
-        yield
-        return
-    # C++ asks for the CPU's, and Python for that of the device it believes a tensor to be on.
-    with torch.autocast(DEVICE.type, dtype=dtype), torch.autocast("cpu", dtype=dtype):
-        yield
+def _autocast(dtype: torch.dtype | None) -> contextlib.AbstractContextManager[object]:
+    return contextlib.nullcontext() if dtype is None else torch.autocast(DEVICE.type, dtype=dtype)

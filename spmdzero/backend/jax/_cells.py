@@ -1,5 +1,6 @@
 """What tensors share that alias each other: torch's storage, of values that never change."""
 
+import itertools
 import weakref
 from collections.abc import Iterator
 
@@ -7,6 +8,7 @@ from spmdzero._user_line import user_line
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.errors import SpmdZeroRuntimeError
 
+_serial = itertools.count()
 # By their ids. Another thread may make tensors, as one that loads batches: a list of a dict's
 # values is made in one piece, where a WeakSet that changes meanwhile can't be gone through.
 _cells: "dict[int, weakref.ref[Cell]]" = {}
@@ -16,15 +18,17 @@ class Cell:
     """Holds the value of a tensor and of what is detached from it or views it.
 
     Attributes:
+        serial: no other has the same, as it may have an address once this one is gone.
         writes: how often it was written.
         stride: of the storage that torch believes it to be; None for a contiguous one.
         same: whether all hosts must have the same value, as of a parameter.
     """
 
-    __slots__ = ("__weakref__", "_value", "same", "stride", "writes")
+    __slots__ = ("__weakref__", "_value", "same", "serial", "stride", "writes")
 
     def __init__(self, value: Value, stride: tuple[int, ...] | None = None) -> None:
         self._value, self.writes, self.stride, self.same = value, 0, stride, False
+        self.serial = next(_serial)
         value.holders += 1
         _cells[id(self)] = weakref.ref(self)
 

@@ -175,6 +175,20 @@ def recorded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return type(made)(results) if isinstance(made, list | tuple) else results[0]
 
 
+def recorded_as(func: Any, args: tuple[Any, ...], like: torch.Tensor) -> torch.Tensor:
+    """As `recorded`, of an operation of which torch doesn't know that it makes what `like` is.
+
+    Args:
+        func: has an entry in the table.
+        args: its inputs.
+        like: on the meta device.
+    """
+    op = AtenOp.of(func)
+    assert op is not None
+    given, kwargs = _map(args, {}, torch.Tensor, _valuing(args))
+    return over(_noted(op, given, kwargs, [like])[0], like)
+
+
 def _apart(func: Any, made: Any, args: Any) -> Any:
     """What torch's decomposition returned, as tensors of their own where the operation makes such.
 

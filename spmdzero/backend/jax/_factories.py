@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from spmdzero.backend import _autocast_lists
+from spmdzero.backend._device_index import take_over
 from spmdzero.backend.jax._dispatch import dispatched
 from spmdzero.backend.jax._python import answer_alike
 from spmdzero.backend.jax._random import RandomState
@@ -30,9 +32,11 @@ _library: list[torch.library.Library] = []
 @functools.cache
 def register() -> None:
     """Has torch make lazy tensors where the device is ``xla``."""
+    _autocast_lists.register(DEVICE.type)
     for name in ("tensor", "as_tensor"):
         setattr(torch, name, _on_cpu_first(getattr(torch, name)))
     plain, torch.Tensor.to = torch.Tensor.to, _with_index(torch.Tensor.to)  # type: ignore[method-assign]
+    take_over(lambda: DEVICE)
     answer_alike(torch.Tensor.to, plain)
     torch._register_device_module("xla", RandomState("torch.xla"))
     library = torch.library.Library("aten", "IMPL")
@@ -66,6 +70,7 @@ class OwnFactories(TorchDispatchMode):
         if (
             func is _aten._to_copy.default
             and device is not None
+            and torch.device(device).type != "meta"
             and isinstance(args[0], LazyTensor)
         ):
             # A gradient that goes back through a cast; Python's own moves don't come here.

@@ -66,13 +66,10 @@ hooks.called = called
 
 
 def _autocast_as_on_devices() -> contextlib.AbstractContextManager[object]:
-    """Has C++, which takes the tensors for the CPU's, cast as the code says for the devices."""
-    enabled, dtype = torch.is_autocast_enabled("xla"), torch.get_autocast_dtype("xla")
-    if enabled == torch.is_autocast_enabled("cpu") and (
-        not enabled or dtype == torch.get_autocast_dtype("cpu")
-    ):
-        return contextlib.nullcontext()
-    return torch.autocast("cpu", dtype=dtype, enabled=enabled)
+    """Keeps C++, which takes the tensors for the CPU's, from casting by the CPU's lists."""
+    if torch.is_autocast_enabled("cpu"):
+        return torch.autocast("cpu", enabled=False)
+    return contextlib.nullcontext()
 
 
 def _refuse_two_devices(args: tuple[Any, ...]) -> None:
@@ -84,12 +81,17 @@ def _refuse_two_devices(args: tuple[Any, ...]) -> None:
                 yield from found(item)
 
     tensors = list(found(args))
-    plain = [t for t in tensors if not isinstance(t, LazyTensor) and t.dim()]
+    plain = [t for t in tensors if not isinstance(t, LazyTensor) and t.dim() and not _wraps(t)]
     if plain and len(plain) < len(tensors) and not any(t.is_meta for t in plain):
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, "
             f"{DEVICE} and {plain[0].device}!"
         )
+
+
+def _wraps(tensor: torch.Tensor) -> bool:
+    """Whether it is one of torch.func's, in which there may be a tensor of any device."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 class _ToHost(torch.autograd.Function):

@@ -1,9 +1,11 @@
 """Operations that are answered in the place of a record: copies, reads, what writes unseen."""
 
+import math
 from typing import Any
 
 import torch
 
+from spmdzero._user_line import user_line
 from spmdzero.backend.jax import _host
 from spmdzero.backend.jax._dispatch import (
     LIFTS,
@@ -12,11 +14,13 @@ from spmdzero.backend.jax._dispatch import (
     meta_result,
     read,
     recorded,
+    recorded_as,
     special,
     value_of,
     write,
 )
-from spmdzero.backend.jax._tensor import LazyTensor, become, over
+from spmdzero.backend.jax._tensor import LazyTensor, become, meta_of, over
+from spmdzero.errors import SpmdZeroRuntimeError
 
 _aten = torch.ops.aten
 
@@ -38,6 +42,9 @@ def _to_copy(tensor: torch.Tensor, *, device: Any = None, **kwargs: Any) -> torc
     if device is not None and torch.device(device).type == "cpu":
         # C++ knows no other device, and may ask for a copy there when it means ours.
         device = None
+    if device is not None and torch.device(device).type == "meta":
+        # C++ asks what shape a sum has, one of whose terms is a zero that it never made.
+        return meta_of(tensor).to(kwargs.get("dtype") or tensor.dtype)
     if isinstance(tensor, LazyTensor):
         return recorded(_aten._to_copy.default, (tensor,), kwargs)
     return over(_host.moved(torch.ops.aten._to_copy.default(tensor, **kwargs)))
@@ -60,6 +67,16 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(dispatched(_aten.eq.Tensor, (one, other), {}).all().item())
 
 
+@special(_aten.is_same_size.default)
+def _is_same_size(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape
+
+
+@special(_aten._has_same_storage_numel.default)
+def _has_same_storage_numel(one: LazyTensor, other: LazyTensor) -> bool:
+    return math.prod(one.cell.value.shape) == math.prod(other.cell.value.shape)
+
+
 @special(_aten._linalg_check_errors.default)
 def _check_errors(*_: Any, **__: Any) -> None:
     # Whether a matrix is singular is known when the devices have computed it, and what follows is
@@ -70,6 +87,32 @@ def _check_errors(*_: Any, **__: Any) -> None:
 @special(_aten.allclose.default)
 def _allclose(one: torch.Tensor, other: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
     return bool(dispatched(_aten.isclose.default, (one, other, *args), kwargs).all().item())
+
+
+def _grouped_mm(
+    tensor: torch.Tensor, mat2: torch.Tensor, offs: Any = None, bias: Any = None, dtype: Any = None
+) -> torch.Tensor:
+    if bias is not None or (dtype is not None and dtype != tensor.dtype):
+        raise SpmdZeroRuntimeError(
+            f"{user_line()}: _grouped_mm with a bias or of another dtype is not known to the JAX "
+            "backend. Add the bias to the result, or cast it"
+        )
+    if tensor.dtype != mat2.dtype:
+        raise RuntimeError(
+            f"{user_line()}: _grouped_mm takes tensors of different dtypes, {tensor.dtype} and "
+            f"{mat2.dtype}. Cast one"
+        )
+    # torch's meta kernel knows bf16 only, and its kernel for the CPU takes float32 too.
+    shape = [*tensor.shape[-2:-1], mat2.shape[-1]]
+    if tensor.dim() == mat2.dim():
+        shape.insert(0, tensor.shape[0] if tensor.dim() == 3 else offs.shape[0])
+    like = torch.empty(shape, dtype=tensor.dtype, device="meta")
+    return recorded_as(_aten._grouped_mm.default, (tensor, mat2, offs), like)
+
+
+# A torch without it has no such model.
+if hasattr(_aten, "_grouped_mm"):
+    special(_aten._grouped_mm.default)(_grouped_mm)
 
 
 @special(_aten.set_.source_Tensor)

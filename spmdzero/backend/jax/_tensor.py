@@ -1,8 +1,8 @@
 """A torch tensor whose value JAX will compute: operations of it are recorded, not run.
 
-C++ takes it for a tensor on the CPU without memory, so that autograd, autocast and views work as
-torch ships them. Python is told the device ``xla:0``: `_python` answers what a Python call asks of
-the device, `_dispatch` records what autograd leaves of it.
+C++ takes it for a tensor on the CPU without memory, so that autograd and views work as torch ships
+them; of autocast it has the key of the devices too. Python is told the device ``xla:0``: `_python`
+answers what a Python call asks of the device, `_dispatch` records what autograd leaves of it.
 """
 
 import contextlib
@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 
+from spmdzero.backend._autocast_lists import keys_of
 from spmdzero.backend.jax._cells import Cell
 from spmdzero.backend.jax._values import Value
 from spmdzero.backend.jax._views import ViewStep
 from spmdzero.backend.scan import StandIn
 
 DEVICE = torch.device("xla", 0)
+_AUTOCAST = keys_of(DEVICE.type)
 
 
 class LazyTensor(torch.Tensor):
@@ -44,7 +46,7 @@ class LazyTensor(torch.Tensor):
         """
         made = torch.Tensor._make_wrapper_subclass(  # pyrefly: ignore[missing-attribute]
             cls, like.shape, strides=like.stride(), storage_offset=like.storage_offset() + offset,
-            dtype=like.dtype, device=torch.device("cpu"),
+            dtype=like.dtype, device=torch.device("cpu"), _extra_dispatch_keys=_AUTOCAST,
         )  # fmt: skip
         made.cell, made.steps = cell, steps
         return made

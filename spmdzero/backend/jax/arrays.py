@@ -3,7 +3,7 @@
 import functools
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,12 @@ def fresh(tensor: torch.Tensor) -> torch.Tensor:
 def write_stamp(tensor: torch.Tensor) -> tuple[int, int]:
     """Changes whenever `tensor` is written: in place, through a view, or through `.data`."""
     assert isinstance(tensor, LazyTensor)
-    return id(tensor.cell), tensor.cell.writes
+    return tensor.cell.serial, tensor.cell.writes
+
+
+def value_ids(tensors: Sequence[torch.Tensor]) -> list[Hashable]:
+    """One for each tensor: the same as before where nothing was written into it."""
+    return [value_of(tensor).serial for tensor in tensors]
 
 
 def set_value(tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -190,5 +195,5 @@ __all__ = [
     "PARAMETER", "are_pending", "attributes", "buffer_handles", "fresh",
     "inner", "is_kept_beside", "is_mine", "is_split",
     "local_replicas", "local_shapes", "local_shards", "local_slices", "memory_of", "read",
-    "replace", "set_value", "sharding_of", "write_stamp",
+    "replace", "set_value", "sharding_of", "value_ids", "write_stamp",
 ]  # fmt: skip

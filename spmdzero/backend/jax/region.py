@@ -5,7 +5,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend._region import AttentionChoice, GradientSink, Recompute, RegionRules
+from spmdzero.backend._region import (
+    AttentionChoice,
+    GradientSink,
+    Recompute,
+    RegionRules,
+    Wrote,
+    ignore_writes,
+)
 from spmdzero.backend.jax._around import JaxAround
 from spmdzero.backend.jax._reads import watch_reads
 from spmdzero.backend.jax.mesh import DeviceMesh
@@ -24,17 +31,22 @@ def replica_region(
     attention: AttentionChoice = "auto",
     scan: Scan = "off",
     recompute: Recompute = "nothing",
+    wrote: Wrote = ignore_writes,
 ) -> ReplicaRegion:
     """A `ReplicaRegion`; autocast, attention, scan and recompute as in `JaxAround`."""
     watch_reads(mesh)
     around = JaxAround(
         module, autocast=autocast, attention=attention, scan=scan, recompute=recompute
     )
-    return ReplicaRegion(mesh=mesh, module=module, sink=sink, rules=rules, around=around, seed=seed)
+    return ReplicaRegion(
+        mesh=mesh, module=module, sink=sink, rules=rules, around=around, seed=seed, wrote=wrote
+    )
 
 
-def global_forward(*, mesh: DeviceMesh, module: nn.Module, **around: Any) -> GlobalForward:
+def global_forward(
+    *, mesh: DeviceMesh, module: nn.Module, wrote: Wrote = ignore_writes, **around: Any
+) -> GlobalForward:
     """A `GlobalForward`; autocast and attention as in `JaxAround`."""
     watch_reads(mesh)
     made = JaxAround(module, mark=mesh.mark, **around)
-    return GlobalForward(mesh=mesh, module=module, around=made)
+    return GlobalForward(mesh=mesh, module=module, around=made, wrote=wrote)

@@ -43,12 +43,7 @@ def start() -> None:
 
 @functools.cache
 def _started() -> None:
-    if "torch_xla" in sys.modules:
-        raise SpmdZeroRuntimeError(
-            "torch_xla is imported, and its tensors and those of the JAX backend have one name for "
-            'their device. Take its backend ("spmd": {"backend": "torch_xla"}), or keep it out of '
-            "this process"
-        )
+    _require_without_torch_xla()
     if os.environ.get("PJRT_DEVICE") == "CPU" and not os.environ.get("JAX_PLATFORMS"):
         jax.config.update("jax_platforms", "cpu")
     count = os.environ.get("CPU_NUM_DEVICES")
@@ -61,6 +56,20 @@ def _started() -> None:
     # What is on the devices before an engine makes its own mesh is on all of them.
     DeviceMesh(MeshSpec((("fsdp", jax.device_count()),)))
     forks.watch()
+
+
+def _require_without_torch_xla() -> None:
+    if "torch_xla" in sys.modules:
+        clients = [name for name in ("transformers", "accelerate") if name in sys.modules]
+        verb = "imports" if len(clients) == 1 else "import"
+        who = f" {' and '.join(clients)} {verb} it where it is installed." if clients else ""
+        raise SpmdZeroRuntimeError(
+            "torch_xla is imported, and its tensors and those of the JAX backend have one name for "
+            f"their device.{who} Keep it out of this process: set USE_TORCH_XLA=false before "
+            "transformers, accelerate and Lightning are imported (spmdzero.integrations.install() "
+            "does so, and `spmdzero run`), and import it nowhere yourself. Or take its backend, "
+            '"spmd": {"backend": "torch_xla"}'
+        )
 
 
 def device() -> torch.device:

@@ -1,7 +1,7 @@
 """What a backend puts around a forward and around its backward, and where its operations differ."""
 
 import contextlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -63,9 +63,6 @@ class Around(Protocol):
 
     def backward(self) -> contextlib.AbstractContextManager[None]:
         """Around the backward of a forward in the region."""
-
-    def value_ids(self, tensors: Sequence[torch.Tensor]) -> list[Hashable]:
-        """One for each tensor: the same as before where nothing was written into it."""
 
     def is_fixed(self, tensor: torch.Tensor) -> bool:
         """Whether a value is the same at the next step, as far as is known."""

@@ -5,25 +5,57 @@ With 1 they are the global loss's; with the number of devices they are those of 
 loss, as on a DeepSpeed rank, which decides when fp16 overflows.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 
-from spmdzero.backend._autograd_graph import nodes_behind
+from spmdzero.backend._autograd_graph import hands_over, nodes_behind
 from spmdzero.backend._crossing import Crossing, Way
 from spmdzero.backend._current import arrays, runtime
 from spmdzero.backend._mesh import Mesh
+from spmdzero.backend._with_graph import refuse_graph
 from spmdzero.backend.replica import _manual
 from spmdzero.errors import ReplicaRegionError
 
 
 class _Entering(Crossing):
-    pass
+    @classmethod
+    def opposite(cls) -> type[Crossing]:
+        """See `Crossing`."""
+        return _Leaving
 
 
 class _Leaving(Crossing):
-    pass
+    @classmethod
+    def opposite(cls) -> type[Crossing]:
+        """See `Crossing`."""
+        return _Entering
+
+
+class _EnteringParameter(_Entering):
+    """A parameter, whose gradient goes to `sink`, unless the caller of the pass is to have it."""
+
+    @staticmethod
+    def forward(  # pyrefly: ignore[bad-override]
+        ctx: Any, tensor: torch.Tensor, there: Way, back: Way, sink: Callable[[torch.Tensor], None]
+    ) -> torch.Tensor:
+        """See the class."""
+        ctx.sink = sink
+        return _Entering.forward(ctx, tensor, there, back)
+
+    @staticmethod
+    def backward(  # pyrefly: ignore[bad-override]
+        ctx: Any, *grads: torch.Tensor
+    ) -> tuple[torch.Tensor | None, None, None, None]:
+        """See the class."""
+        if hands_over():
+            return *_Entering.backward(ctx, *grads), None
+        if torch.is_grad_enabled():
+            refuse_graph()
+        ctx.sink(*grads)
+        return None, None, None, None
 
 
 def enter_batch(
@@ -64,23 +96,33 @@ def _regrouped(tensor: torch.Tensor, dim: int, outer: int, inner: int) -> torch.
 
 def enter_whole(tensor: torch.Tensor, mesh: Mesh, seed: int) -> torch.Tensor:
     """Every replica's copy; the gradient of `tensor` is the sum of the copies' gradients."""
-
-    def back(grad: torch.Tensor) -> torch.Tensor:
-        return _times(mesh.mark(_manual.leave_stacked(grad, mesh).sum(0)), 1 / seed)
-
-    return _enter(tensor, lambda whole: _manual.enter_copy(whole, mesh), back)
+    return _enter(tensor, *_whole(mesh, seed))
 
 
 def enter_parameter(
     parameter: torch.Tensor,
     name: str,
     mesh: Mesh,
+    seed: int,
     sink: Callable[[str, torch.Tensor], None],
 ) -> torch.Tensor:
-    """A parameter's copy on this replica; its gradient goes to `sink`, not to autograd."""
-    # A function that returns None leaves no gradient.
-    back = cast(Way, lambda grad: sink(name, grad))
-    return _enter(parameter, lambda whole: _manual.enter_copy(whole, mesh), back)
+    """A parameter's copy on this replica; its gradient goes to `sink`, not to autograd.
+
+    Where `torch.autograd.grad` is asked for it, it is that of `enter_whole`.
+
+    Raises SpmdZeroUsageError in a `backward(create_graph=True)`.
+    """
+    entered = _EnteringParameter.apply(
+        parameter, *_whole(mesh, seed), functools.partial(sink, name)
+    )
+    return cast(torch.Tensor, entered)
+
+
+def _whole(mesh: Mesh, seed: int) -> tuple[Way, Way]:
+    def back(grad: torch.Tensor) -> torch.Tensor:
+        return _times(mesh.mark(_manual.leave_stacked(grad, mesh).sum(0)), 1 / seed)
+
+    return lambda whole: _manual.enter_copy(whole, mesh), back
 
 
 def leave_mean(tensor: torch.Tensor, mesh: Mesh, seed: int) -> torch.Tensor:
@@ -113,7 +155,7 @@ def refuse_leak(loss: torch.Tensor) -> None:
     the loss, which would be compiled with whatever comes next, is NaN afterwards.
     """
     for node in nodes_behind(loss, ends=lambda node: _function_of(node) is _Leaving):
-        if _function_of(node) is _Entering:
+        if _function_of(node) in (_Entering, _EnteringParameter):
             arrays.replace(loss, torch.full_like(loss.detach(), float("nan")))
             raise ReplicaRegionError(
                 "this loss is computed with a tensor that was kept from inside the model's "

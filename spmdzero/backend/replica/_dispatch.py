@@ -22,7 +22,6 @@ from spmdzero.backend.replica._readers import Reader, common_value, reads_are_gl
 from spmdzero.errors import ReplicaRegionError
 
 _aten = torch.ops.aten
-# They write running_mean and running_var without saying so in their schema.
 _BATCH_NORMS = {_aten.native_batch_norm.default, _aten._native_batch_norm_legit.default}
 _PUTS = {_aten.index_put.default, _aten.index_put_.default}
 _INDEXED = {_aten.index.Tensor, *_PUTS}
@@ -64,7 +63,6 @@ class RegionDispatch(TorchDispatchMode):
         self._quirks = quirks
         self.random, self._upload, self._owner = random, upload, owner
         self._read, self._read_fixed = read, read_fixed
-        self._written: list[torch.Tensor] = []
         self.recomputes = False
         self.read_at: str | None = None
 
@@ -78,11 +76,6 @@ class RegionDispatch(TorchDispatchMode):
         super().__exit__(exc_type, exc_val, exc_tb)
         self._reads.__exit__(None, None, None)
         _entered.pop()
-
-    def wrote(self, tensor: torch.Tensor) -> bool:
-        """Whether a batch norm updated `tensor`, which leaves its version counter alone."""
-        inner = arrays.inner(tensor)
-        return any(written is inner for written in self._written)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
@@ -113,19 +106,13 @@ class RegionDispatch(TorchDispatchMode):
             return args[0].copy_(filled) if func is _aten.index_put_.default else filled
         self._refuse_what_aborts(func, args)
         if func in _BATCH_NORMS:
-            return self._batch_norm(func, args, kwargs)
+            return self._quirks.batch_norm(func, args, kwargs)
         try:
             return func(*args, **kwargs)
         except ReplicaRegionError:
             raise
         except RuntimeError as error:
             raise self._error(f"{func} failed: {error}") from error
-
-    def _batch_norm(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        running_mean, running_var, training = args[3:6]
-        if training and running_mean is not None:
-            self._written += [running_mean, running_var]
-        return self._quirks.batch_norm(func, args, kwargs)
 
     def _equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         if one.device != other.device:

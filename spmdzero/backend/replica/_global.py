@@ -17,12 +17,16 @@ from spmdzero.backend._region import (
     KeySource,
     Passage,
     Tracing,
+    Wrote,
+    ignore_writes,
 )
 from spmdzero.backend._region import Reader as ReadsBy
 from spmdzero.backend._tree import Batch, map_tensors
 from spmdzero.backend._uploads import same_on_hosts
 from spmdzero.backend.replica._around import Around
 from spmdzero.backend.replica._readers import Reader, reads_by
+from spmdzero.backend.replica._written import StateWatch
+from spmdzero.errors import ReplicaRegionError
 
 # Propagation gathers the whole batch around these (measured on torch_xla 2.9, CPU).
 _LEAKING = (
@@ -52,6 +56,7 @@ class GlobalForward:
         mesh: the devices; every axis carries the batch.
         module: its parameters live on the device, replicated.
         around: what the backend puts around the module.
+        wrote: as `ReplicaRegion`'s.
 
     Attributes:
         read_at: as `ReplicaRegion`'s; None, because a refused read is not noted.
@@ -65,8 +70,9 @@ class GlobalForward:
         mesh: Mesh,
         module: nn.Module,
         around: Around,
+        wrote: Wrote = ignore_writes,
     ) -> None:
-        self._mesh, self._module, self._around = mesh, module, around
+        self._mesh, self._module, self._around, self._wrote = mesh, module, around, wrote
         self._rows: set[tuple[int, int]] = set()
 
     @property
@@ -76,7 +82,17 @@ class GlobalForward:
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Runs the module on global tensors, `Batch` or plain; returns what it returns."""
-        return self._call(self._module, args, kwargs)
+        # Buffers are written where they are; masters have to follow parameters.
+        parameters: dict[str, torch.Tensor] = dict(self._module.named_parameters())
+        watch = StateWatch(parameters, parameters=parameters)
+        output = self._call(self._module, args, kwargs)
+        changed = _kept(watch, now := dict(self._module.named_parameters()))
+        for name in changed:
+            # It would go on with the sharding of what was written.
+            self._mesh.mark(now[name])
+        if changed:
+            self._wrote(changed)
+        return output
 
     def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Tracing) -> Passage:
         """As a call, but nothing of the module is read or written.
@@ -85,7 +101,7 @@ class GlobalForward:
         devices' own generator.
         """
         state = {**own.parameters, **own.buffers}
-        before = self._around.value_ids(list(own.buffers.values()))
+        watch = StateWatch(state, parameters=own.parameters)
         for name, parameter in own.parameters.items():
             if parameter.requires_grad:
                 parameter.register_hook(lambda grad, name=name: own.sink(name, grad))
@@ -95,10 +111,8 @@ class GlobalForward:
 
         with reads_by(Reader(values=own.read, line=user_line)):
             output = self._call(module, args, kwargs)
-        after = self._around.value_ids([state[name] for name in own.buffers])
-        written = [n for n, old, new in zip(own.buffers, before, after, strict=True) if old != new]
-        buffers = {name: state[name].detach() for name in written}
-        return Passage(output=output, buffers=buffers, flags={}, state={})
+        _kept(watch, state)
+        return Passage(output=output, written=watch.written(state), flags={}, state={})
 
     @contextlib.contextmanager
     def backward(
@@ -138,3 +152,14 @@ class GlobalForward:
             if tensor.is_floating_point() and tensor.dim() > dim and tensor.shape[dim] == rows:
                 return _KeepSplit.apply(tensor, dim, self._mesh)  # type: ignore[return-value]
         return tensor
+
+
+def _kept(watch: StateWatch, now: Mapping[str, torch.Tensor]) -> list[str]:
+    """What the forward wrote.
+
+    Raises:
+        ReplicaRegionError: it can't be kept.
+    """
+    if (refusal := watch.refusal(now)) is not None:
+        raise ReplicaRegionError(refusal)
+    return watch.changed(now)

@@ -1,6 +1,6 @@
-"""Tensors that a module keeps as attributes: one that a replica made can't stay there."""
+"""What a forward may not do to a module: keep a replica's tensor, write a global one."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import torch
 from torch import nn
@@ -30,4 +30,20 @@ def refuse_new(
                 f"forward keeps a tensor in the attribute {path!r}. It belongs to one replica and "
                 "can't be used outside of the forward (XLA would abort the process): return it, "
                 "or register a buffer before initialize and write to it"
+            )
+
+
+def write_stamps(state: Mapping[str, torch.Tensor]) -> dict[str, Hashable]:
+    """Of each tensor what changes with a write."""
+    return {name: arrays.write_stamp(tensor) for name, tensor in state.items()}
+
+
+def refuse_written(before: Mapping[str, Hashable], state: Mapping[str, torch.Tensor]) -> None:
+    """Raises ReplicaRegionError where a forward wrote the module's own, not a replica's copy."""
+    for name, stamp in write_stamps(state).items():
+        if before.get(name, stamp) != stamp:
+            raise ReplicaRegionError(
+                f"forward writes {name!r} by a reference that was kept from before, such as in a "
+                "list of parameters. Each replica has a copy, which only the module knows: reach "
+                f"it as self.{name}"
             )

@@ -11,7 +11,7 @@ from spmdzero.backend._mesh import Mesh
 from spmdzero.backend._region import OutputRule, RegionRules
 from spmdzero.backend._tree import map_tensors
 from spmdzero.backend.replica._boundary import leave_batch, leave_mean
-from spmdzero.backend.replica._buffers import note_disagreement
+from spmdzero.backend.replica._written import note_disagreement
 from spmdzero.errors import ReplicaRegionError
 
 logger = logging.getLogger("spmdzero")

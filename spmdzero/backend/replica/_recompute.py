@@ -1,6 +1,6 @@
 """Gradient checkpointing that XLA can't undo."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,23 +26,30 @@ class _Tie(torch.autograd.Function):
 
 
 class _Kept(TorchDispatchMode):
-    """Keeps what products and attention kernels return, and returns it again in a second run.
+    """Keeps what products and attention kernels return, and returns it again in later runs.
 
-    It is entered once for each run. torch's own selective checkpointing would return the very
-    values of the first run, and XLA would merge what is computed of them with that run.
+    It is entered once for each run: of a graph that is kept, each backward pass has one. torch's
+    own selective checkpointing would return the very values of the first run, and XLA would merge
+    what is computed of them with that run.
 
     Attributes:
-        gradient: what the values of the second run are tied to; None in the first.
+        gradient: what the values of this run are tied to; None in the first.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._values: list[torch.Tensor] = []
+        self._left: Iterator[torch.Tensor] | None = None
         self.gradient: torch.Tensor | None = None
-        self._second = False
+        self._first = True
+
+    def __enter__(self) -> "_Kept":
+        # A later run may have ended early, as soon as it had made what was missing.
+        self._left = None if self._first else iter(self._values)
+        return super().__enter__()
 
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
-        self._second = True
+        self._first, self._left = False, None
         super().__exit__(exc_type, exc_val, exc_tb)
 
     def __torch_dispatch__(
@@ -52,11 +59,11 @@ class _Kept(TorchDispatchMode):
         return self.keep(made) if func in PRODUCTS else made
 
     def keep(self, made: torch.Tensor) -> torch.Tensor:
-        """`made` in the first run; in the second what was made there in its place."""
-        if not self._second:
+        """`made` in the first run; in a later one what was made there in its place."""
+        if self._left is None:
             self._values.append(made)
             return made
-        value = self._values.pop(0)
+        value = next(self._left)
         return value if self.gradient is None else after(value, self.gradient)
 
 
@@ -100,14 +107,14 @@ def _recomputed(
 
     def run(*inputs: Any, **named: Any) -> Any:
         nonlocal ran
-        if ran and arrived:
-            gradient = arrived.pop()
+        gradient = arrived.pop() if ran and arrived else None
+        if gradient is not None:
             arrived.clear()
             inputs, named = map_tensors(
                 (inputs, named), lambda _, tensor: _Tie.apply(tensor, gradient)
             )
-            if kept is not None:
-                kept.gradient = arrays.inner(gradient)
+        if kept is not None:
+            kept.gradient = None if gradient is None else arrays.inner(gradient)
         ran = True
         if kept is None:
             return function(*inputs, **named)

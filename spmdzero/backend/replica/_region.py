@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call
 from torch.nn.utils.stateless import _reparametrize_module
 
 from spmdzero._logging import log_once
@@ -26,17 +25,23 @@ from spmdzero.backend._region import (
     Reader,
     RegionRules,
     Tracing,
-    refuse_gradient_hooks,
+    Wrote,
+    ignore_writes,
 )
-from spmdzero.backend._tree import Batch, map_tensors
 from spmdzero.backend.replica import _manual
 from spmdzero.backend.replica._around import Around, FollowError
-from spmdzero.backend.replica._boundary import enter_batch, enter_parameter, enter_whole
-from spmdzero.backend.replica._buffers import changed_buffers, leave_buffers
 from spmdzero.backend.replica._dispatch import RegionDispatch
-from spmdzero.backend.replica._kept import kept_tensors, refuse_new
+from spmdzero.backend.replica._entered import Entered, enter
+from spmdzero.backend.replica._kept import (
+    kept_tensors,
+    refuse_new,
+    refuse_written,
+    write_stamps,
+)
 from spmdzero.backend.replica._outputs import Outputs
 from spmdzero.backend.replica._random import ReplicaRandom
+from spmdzero.backend.replica._reentrant import second_runs
+from spmdzero.backend.replica._written import FirstWrong, leave_written
 from spmdzero.errors import ReplicaRegionError
 
 
@@ -53,6 +58,7 @@ class ReplicaRegion:
             that reach `sink`, are: 1, or the number of devices, which makes each replica
             differentiate its own loss.
         around: what the backend puts around the module.
+        wrote: is told the names of parameters and buffers that a forward wrote.
 
     Attributes:
         replicas: number of each replica, `[n]` int32, sharded.
@@ -70,8 +76,9 @@ class ReplicaRegion:
         rules: RegionRules,
         around: Around,
         seed: int = 1,
+        wrote: Wrote = ignore_writes,
     ) -> None:
-        self._mesh, self._module, self._sink = mesh, module, sink
+        self._mesh, self._module, self._sink, self._wrote = mesh, module, sink, wrote
         self._outputs = Outputs(mesh=mesh, rules=rules, seed=seed)
         self._seed, self._around = seed, around
         first = runtime.process_index() * runtime.local_device_count()
@@ -79,6 +86,8 @@ class ReplicaRegion:
         self.replicas = mesh.place(ids, mesh.batch_spec(1))
         # The latest call's state; None when that was folded, whose backward pass brings its own.
         self._state: Mapping[str, torch.Tensor] | None = None
+        # Backward passes that run in it, one inside of another.
+        self._in_backward = 0
         self.disagreements: dict[str, torch.Tensor] = {}
         self.recomputes = False
         self.read_at: str | None = None
@@ -99,60 +108,72 @@ class ReplicaRegion:
         passage = self.trace(args, kwargs, self._own())
         if torch.is_grad_enabled():
             self._state = passage.state
-        self.settle(buffers=passage.buffers, flags=passage.flags)
+        self.settle(written=passage.written, flags=passage.flags)
         return passage.output
 
     def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Tracing) -> Passage:
         """As a call, but nothing of the module is read or written."""
-        replica_rows: dict[int, int] = {}
-        unshared: list[Batch] = []
-
-        def enter_input(_: str, tensor: Any) -> torch.Tensor:
-            if not isinstance(tensor, Batch):
-                return enter_whole(tensor, self._mesh, self._seed)
-            if not tensor.shared:
-                unshared.append(tensor)
-                return enter_whole(tensor.tensor, self._mesh, self._seed)
-            whole, dim, joined = tensor.tensor, tensor.dim, tensor.joined
-            rows = whole.shape[dim] // self._mesh.size
-            # A model that pairs the rows of two batches returns as many as one of them has.
-            replica_rows.update({rows // joined: 1, rows: joined})
-            return enter_batch(whole, dim, self._mesh, self._seed, joined=joined)
-
-        parameters, buffers = self._enter_state(own)
-        entered_args, entered_kwargs = map_tensors((args, dict(kwargs)), enter_input)
-        versions = {name: buffer._version for name, buffer in buffers.items()}
-        state = {**parameters, **buffers}
-        entered = dict(state)
-        kept = kept_tensors(self._module)
-        generator, given = torch.get_rng_state(), (state, entered_args, entered_kwargs, own)
+        kept, stamps = kept_tensors(self._module), write_stamps(self._own_state())
+        generator = torch.get_rng_state()
         try:
-            output, dispatch = self._run(*given, loops=True)
+            entered, output, dispatch = self._run(args, kwargs, own, loops=True)
         except FollowError as error:
             log_once(f"the forward is traced again, block by block: {error}")
             torch.set_rng_state(generator)
-            output, dispatch = self._run(*given, loops=False)
+            entered, output, dispatch = self._run(args, kwargs, own, loops=False)
         self.recomputes, self.read_at = dispatch.recomputes, dispatch.read_at
         refuse_new(kept, kept_tensors(self._module))
-        changed = changed_buffers(state, buffers, versions, wrote=dispatch.wrote)
+        refuse_written(stamps, self._own_state())
         flags: dict[str, torch.Tensor] = {}
-        written = leave_buffers(changed, self._mesh, flags)
-        if unshared:
+        written = leave_written(entered.watch.written(entered.state), self._mesh, flags)
+        if entered.whole:
             whole = self._outputs.leave_first(output)
         else:
-            whole = self._outputs.leave(output, replica_rows, flags)
-        return Passage(output=whole, buffers=written, flags=flags, state=entered)
+            whole = self._outputs.leave(output, entered.rows, flags)
+        return Passage(output=whole, written=written, flags=flags, state=entered.watch.before)
 
-    def _run(self, state: Any, args: Any, kwargs: Any, own: Tracing, *, loops: bool) -> Any:
+    def _run(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Tracing, *, loops: bool
+    ) -> tuple[Entered, Any, RegionDispatch]:
+        entered = enter(args, kwargs, own, mesh=self._mesh, seed=self._seed)
+        output, dispatch = self._call(entered, own, loops=loops)
+        refusal = entered.watch.refusal(entered.state)
+        if refusal is not None:
+            # Once more, to find the line.
+            again = enter(args, kwargs, own, mesh=self._mesh, seed=self._seed)
+            first = FirstWrong(again.watch.refusal, self._module, again.state)
+            self._call(again, own, loops=False, inside=first)
+            raise ReplicaRegionError(refusal)
+        return entered, output, dispatch
+
+    def _call(
+        self,
+        entered: Entered,
+        own: Tracing,
+        *,
+        loops: bool,
+        inside: contextlib.AbstractContextManager[Any] | None = None,
+    ) -> tuple[Any, RegionDispatch]:
+        replicas = _reparametrize_module(self._module, entered.state, tie_weights=True)
         with self._dispatch(own.key, own.read) as dispatch:
             around = self._around.forward(
                 dispatch.random, self._upload, self._enter_whole, loops=loops
             )
             with around:
-                with let_in():
-                    output = functional_call(self._module, state, args, kwargs)
+                again = second_runs(lambda: self._again(entered.watch.before))
+                with replicas, let_in(), again, inside or contextlib.nullcontext():
+                    output = self._module(*entered.args, **entered.kwargs)
                 output = self._around.finish(output)
         return output, dispatch
+
+    @contextlib.contextmanager
+    def _again(self, state: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Around a part of the forward that runs again, in a backward pass that may have none."""
+        if self._in_backward:
+            yield
+            return
+        with self.backward(state):
+            yield
 
     def look(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What a call would return; nothing of the module is written, and no backward may come.
@@ -167,12 +188,15 @@ class ReplicaRegion:
             self.recomputes, self.read_at = latest
 
     def settle(
-        self, *, buffers: Mapping[str, torch.Tensor], flags: Mapping[str, torch.Tensor]
+        self, *, written: Mapping[str, torch.Tensor], flags: Mapping[str, torch.Tensor]
     ) -> None:
         """Writes what a `Passage` says to the module, and remembers its flags."""
-        own = dict(self._module.named_buffers()) if buffers else {}
-        for name, value in buffers.items():
-            self._mesh.commit(own[name], value)
+        if written:
+            own = self._own_state()
+            with torch.no_grad():
+                for name, value in written.items():
+                    self._mesh.commit(own[name], value)
+            self._wrote(written.keys())
         for label, flag in flags.items():
             known = self.disagreements[label] if label in self.disagreements else self._agreement()
             self.disagreements[label] = self._mesh.mark(known | flag)
@@ -208,8 +232,12 @@ class ReplicaRegion:
                 return
             state, self._state = self._state, {}
         inside = _reparametrize_module(self._module, dict(state), tie_weights=True)
-        with self._dispatch(key, read) as dispatch, self._around.backward(), inside:
-            yield
+        self._in_backward += 1
+        try:
+            with self._dispatch(key, read) as dispatch, self._around.backward(), inside:
+                yield
+        finally:
+            self._in_backward -= 1
         self.read_at = self.read_at or dispatch.read_at
 
     def _own(self) -> Tracing:
@@ -233,15 +261,8 @@ class ReplicaRegion:
             quirks=self._around.quirks,
         )
 
-    def _enter_state(self, own: Tracing) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        parameters = {}
-        for name, parameter in own.parameters.items():
-            if parameter.requires_grad and torch.is_grad_enabled():
-                refuse_gradient_hooks(name, parameter)
-                parameters[name] = enter_parameter(parameter, name, self._mesh, own.sink)
-            else:
-                parameters[name] = self._enter_whole(parameter.detach())
-        return parameters, {name: self._enter_whole(each) for name, each in own.buffers.items()}
+    def _own_state(self) -> dict[str, torch.Tensor]:
+        return {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
 
     def _enter_whole(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._mesh.enter(tensor, (None,) * tensor.dim())

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,13 +13,14 @@ from torch import nn
 from spmdzero.backend._current import current
 from spmdzero.backend._keys import draw_key
 from spmdzero.backend.replica._candidates import FEWEST, surroundings
-from spmdzero.backend.replica._plain import unflatten
+from spmdzero.backend.replica._plain import flatten, unflatten
 from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.backend.replica._recompute import recomputed
 from spmdzero.backend.scan._body import Body
 from spmdzero.backend.scan._loop import Given, run
 from spmdzero.backend.scan._parts import Loops
 from spmdzero.backend.scan._stand_in import StandIn, followed_error
+from spmdzero.backend.scan._unrolled import Unrolled
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -122,7 +124,14 @@ class Chain:
             if end < FEWEST or any(made is not None for made in kept):
                 self._run_each()
             else:
-                self._values[end] = run(self.body, self._given(), self._loops.run)
+                unrolled = Unrolled(
+                    blocks=[(call.module, call.call) for call in self._calls],
+                    form=flatten((self._calls[0].args, self._calls[0].kwargs))[1],
+                    around=functools.partial(_as_then, self.surroundings),
+                    loops=self._loops,
+                    upload=self._upload,
+                )
+                self._values[end] = run(self.body, self._given(), self._loops.run, unrolled)
         self._calls.clear()
 
     def _given(self) -> Given:

@@ -10,6 +10,7 @@ from spmdzero.backend._compiler import FoldedFunction
 from spmdzero.backend.replica._anchors import no_hooks
 from spmdzero.backend.scan._body import Body
 from spmdzero.backend.scan._parts import Form, Run
+from spmdzero.backend.scan._unrolled import Tensors, Unrolled
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,22 +37,28 @@ class Given:
     enter: Callable[[torch.Tensor], torch.Tensor]
 
 
-def run(body: Body, given: Given, loop: Run) -> torch.Tensor:
-    """What the last block returns."""
+def run(body: Body, given: Given, loop: Run, unrolled: Unrolled) -> torch.Tensor:
+    """What the last block returns; `unrolled` are the same blocks."""
     parameters = [t for block in given.parameters for t in block.values()]
     with no_hooks():
         return cast(
             torch.Tensor,
-            _Blocks.apply(body, given, loop, given.x, *given.shared, *parameters),
+            _Blocks.apply(body, given, loop, unrolled, given.x, *given.shared, *parameters),
         )
 
 
 class _Blocks(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, body: Body, given: Given, loop: Run, x: torch.Tensor, *tensors: torch.Tensor
+        ctx: Any,
+        body: Body,
+        given: Given,
+        loop: Run,
+        unrolled: Unrolled,
+        x: torch.Tensor,
+        *tensors: torch.Tensor,
     ) -> Any:
-        names = list(given.parameters[0])
+        names, buffers = list(given.parameters[0]), list(given.buffers[0])
         sliced = _stacks(given.parameters) + _stacks(given.buffers)
         keys = [torch.stack(list(column)) for column in zip(*given.keys, strict=True)]
         whole = [*given.shared, given.replica]
@@ -71,23 +78,38 @@ class _Blocks(torch.autograd.Function):
             made=made,
             enter=given.enter,
         )
-        ctx.body, ctx.names, ctx.times = body, names, len(given.parameters)
-        ctx.enter, ctx.loop = given.enter, loop
+        ctx.body, ctx.names, ctx.buffers, ctx.times = body, names, buffers, len(given.parameters)
+        ctx.enter, ctx.loop, ctx.unrolled = given.enter, loop, unrolled
         ctx.counts = len(given.shared), len(sliced), len(keys), len(given.uploads)
-        ctx.save_for_backward(x, *whole, *sliced, *keys, *given.uploads, *saved)
+        own = tensors[len(given.shared) :]
+        ctx.save_for_backward(*own, x, *whole, *sliced, *keys, *given.uploads, *saved)
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyrefly: ignore[bad-override]
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
         body: Body = ctx.body
         assert body.backward is not None
-        x, *rest = ctx.saved_tensors
+        end = ctx.times * len(ctx.names)
+        own, (x, *rest) = ctx.saved_tensors[:end], ctx.saved_tensors[end:]
         shared, sliced, keys, uploads = ctx.counts
         whole, rest = rest[: shared + 1], rest[shared + 1 :]
         stacks, rest = rest[:sliced], rest[sliced:]
         keys, rest = rest[:keys], rest[keys:]
         uploads, saved = rest[:uploads], rest[uploads:]
+        if torch.is_grad_enabled():
+            # The loop has no second backward.
+            count = len(ctx.names)
+            parameters = [own[block * count : (block + 1) * count] for block in range(ctx.times)]
+            buffers = [[stack[block] for stack in stacks[count:]] for block in range(ctx.times)]
+            tensors = Tensors(
+                x=x,
+                shared=whole[:shared],
+                replica=whole[shared],
+                parameters=[dict(zip(ctx.names, some, strict=True)) for some in parameters],
+                buffers=[dict(zip(ctx.buffers, some, strict=True)) for some in buffers],
+                keys=[[column[block] for column in keys] for block in range(ctx.times)],
+            )
+            return None, None, None, None, *ctx.unrolled.gradients(tensors, *grad_outputs)
         # A body that doesn't read x is handed what is there.
         xs = saved.pop(0) if body.saves_x else None
         sums = [torch.zeros_like(whole[i]) for i in body.shared]
@@ -111,7 +133,7 @@ class _Blocks(torch.autograd.Function):
             enter=ctx.enter,
         )
         dx, *outputs = outputs
-        of_shared = dict(zip(body.shared, outputs, strict=False))
+        sums_of = dict(zip(body.shared, outputs, strict=False))
         found = dict(zip(body.trained, outputs[len(sums) :], strict=True))
         slices = {name: stack.unbind() for name, stack in found.items()}
         of_parameters = [
@@ -119,7 +141,8 @@ class _Blocks(torch.autograd.Function):
             for block in range(ctx.times)
             for name in ctx.names
         ]
-        return None, None, None, dx, *(of_shared.get(i) for i in range(shared)), *of_parameters
+        of_shared = (sums_of.get(i) for i in range(shared))
+        return None, None, None, None, dx, *of_shared, *of_parameters
 
 
 def _stacks(blocks: Sequence[dict[str, torch.Tensor]]) -> list[torch.Tensor]:

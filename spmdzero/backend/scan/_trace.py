@@ -201,7 +201,7 @@ class _Tracer:
         x, replica = inputs[0].requires_grad_(grad), inputs[end - 1]
         shared = _like(inputs[1:], self.shared, grad)
         state = dict(zip(self._state, _like(inputs[end:], self._state.values(), grad), strict=True))
-        versions = [t._version for t in (x, *shared, *state.values())]
+        values = arrays.value_ids([x, *shared, *state.values()])
         args, kwargs = unflatten(self._form, list(shared))
         dispatch = RegionDispatch(
             random=ReplicaRandom(replica, run.key),
@@ -217,10 +217,8 @@ class _Tracer:
             anchors.active = keep is not None
             output = block.call(block.module, x, *args, **kwargs)
             anchors.active = False
-            if versions != [t._version for t in (x, *shared, *state.values())] or any(
-                dispatch.wrote(t) for t in state.values()
-            ):
-                raise NotALoopError("a block writes to its buffers or its inputs")
+            if values != arrays.value_ids([x, *shared, *state.values()]):
+                raise NotALoopError("a block writes to its parameters, buffers or inputs")
             yield x, (shared, state), self._output(output, run)
 
     def _output(self, output: Any, run: Run) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """What torch_xla's backend puts around a module: see `spmdzero.backend.replica.Around`."""
 
 import contextlib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,12 +12,11 @@ from spmdzero.backend.attention import AttentionKernels
 from spmdzero.backend.replica import RecomputedBlocks, ReplicaRandom
 from spmdzero.backend.replica._around import Upload
 from spmdzero.backend.scan import Scan, equal_blocks_as_loops, made_real
-from spmdzero.backend.torch_xla import _private
 from spmdzero.backend.torch_xla._autocast import autocast
 from spmdzero.backend.torch_xla._loop import LOOPS
 from spmdzero.backend.torch_xla._quirks import TorchXlaQuirks
 from spmdzero.backend.torch_xla.attention import KERNELS
-from spmdzero.backend.torch_xla.kernels import TorchsNorms
+from spmdzero.backend.torch_xla.kernels import NoGroupedProducts, TorchsNorms
 from spmdzero.backend.torch_xla.strangers import is_fixed
 
 
@@ -57,6 +56,7 @@ class TorchXlaAround:
         """Around a forward in the region."""
         with (
             TorchsNorms(),
+            NoGroupedProducts(),
             AttentionKernels(self._attention, KERNELS, owner=self._module) as kernels,
             autocast(self._autocast),
             # Inside of the loops: what runs again is a part of a loop's body.
@@ -72,7 +72,7 @@ class TorchXlaAround:
     def global_forward(self) -> Iterator[None]:
         """Around a forward in global space."""
         kernels = AttentionKernels(self._attention, KERNELS, owner=self._module, is_global=True)
-        with TorchsNorms(), kernels, autocast(self._autocast):
+        with TorchsNorms(), NoGroupedProducts(), kernels, autocast(self._autocast):
             yield
         self.attention = tuple(kernels.calls)
 
@@ -85,10 +85,6 @@ class TorchXlaAround:
         """Around the backward of a forward in the region."""
         with TorchsNorms(), AttentionKernels(self._attention, KERNELS, owner=self._module):
             yield
-
-    def value_ids(self, tensors: Sequence[torch.Tensor]) -> list[Hashable]:
-        """One for each tensor: the same as before where nothing was written into it."""
-        return [*_private.output_ids(list(tensors))]
 
     def is_fixed(self, tensor: torch.Tensor) -> bool:
         """Whether a value is the same at the next step, as far as is known."""

@@ -1,6 +1,6 @@
 """What the devices hold of one tensor: see `spmdzero.backend.Arrays`."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,7 @@ __all__ = [
     "replace",
     "set_value",
     "sharding_of",
+    "value_ids",
     "write_stamp",
 ]
 
@@ -100,6 +101,13 @@ def fresh(tensor: torch.Tensor) -> torch.Tensor:
     to the host and back, at every step.
     """
     return tensor | tensor if tensor.dtype == torch.bool else tensor * 1
+
+
+def value_ids(tensors: Sequence[torch.Tensor]) -> list[Hashable]:
+    """One for each tensor: the same as before where nothing was written into it."""
+    # A value's name is an address, which may be a later value's once this one is gone.
+    names = _private.output_ids(tensors)
+    return [(name, write_stamp(tensor)) for name, tensor in zip(names, tensors, strict=True)]
 
 
 def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:

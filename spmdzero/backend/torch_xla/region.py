@@ -5,12 +5,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend._region import AttentionChoice, GradientSink, Recompute, RegionRules
+from spmdzero.backend._region import (
+    AttentionChoice,
+    GradientSink,
+    Recompute,
+    RegionRules,
+    Wrote,
+    ignore_writes,
+)
 from spmdzero.backend.replica import GlobalForward, ReplicaRegion
 from spmdzero.backend.scan import Scan
 from spmdzero.backend.torch_xla._around import TorchXlaAround
 from spmdzero.backend.torch_xla._reads import watch_reads
-from spmdzero.backend.torch_xla.kernels import mend_extremes
+from spmdzero.backend.torch_xla.kernels import mend_extremes, move_labels
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
 
 
@@ -25,21 +32,28 @@ def replica_region(
     attention: AttentionChoice = "auto",
     scan: Scan = "off",
     recompute: Recompute = "nothing",
+    wrote: Wrote = ignore_writes,
 ) -> ReplicaRegion:
     """A `ReplicaRegion`; autocast, attention, scan and recompute as in `TorchXlaAround`."""
     _prepare(mesh)
     around = TorchXlaAround(
         module, autocast=autocast, attention=attention, scan=scan, recompute=recompute
     )
-    return ReplicaRegion(mesh=mesh, module=module, sink=sink, rules=rules, around=around, seed=seed)
+    return ReplicaRegion(
+        mesh=mesh, module=module, sink=sink, rules=rules, around=around, seed=seed, wrote=wrote
+    )
 
 
-def global_forward(*, mesh: DeviceMesh, module: nn.Module, **around: Any) -> GlobalForward:
+def global_forward(
+    *, mesh: DeviceMesh, module: nn.Module, wrote: Wrote = ignore_writes, **around: Any
+) -> GlobalForward:
     """A `GlobalForward`; autocast and attention as in `TorchXlaAround`."""
     _prepare(mesh)
-    return GlobalForward(mesh=mesh, module=module, around=TorchXlaAround(module, **around))
+    made = TorchXlaAround(module, **around)
+    return GlobalForward(mesh=mesh, module=module, around=made, wrote=wrote)
 
 
 def _prepare(mesh: DeviceMesh) -> None:
     mend_extremes()
+    move_labels()
     watch_reads(mesh)

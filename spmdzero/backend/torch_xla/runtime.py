@@ -5,7 +5,9 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 
+from spmdzero.backend import _autocast_lists
 from spmdzero.backend._chips import has_tpu_chips
+from spmdzero.backend._device_index import take_over
 from spmdzero.backend._torus import Torus
 from spmdzero.backend._traced import is_tracing_only, on_torus, traced, tracing_only
 from spmdzero.backend.torch_xla import _private, memory_maps
@@ -39,6 +41,8 @@ def start() -> None:
         _use_spmd()
     start_as_torch_computes()
     memory_maps.bound_cache()
+    take_over(device)
+    _autocast_lists.register("xla")
 
 
 def _use_spmd() -> None:

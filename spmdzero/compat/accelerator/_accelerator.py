@@ -52,7 +52,6 @@ class XlaAccelerator(_Refused):
     communication_backend_name = _answer(
         "gloo", "It connects processes; devices are connected by XLA."
     )
-    current_device = _answer(0, "The virtual device.")
     is_bf16_supported = _answer(True, "A config may train in it.")
     is_fp16_supported = _answer(True, "A config may train in it.")
     is_triton_supported = _answer(False, "XLA compiles the kernels.")
@@ -68,6 +67,11 @@ class XlaAccelerator(_Refused):
         """``"xla:0"``."""
         return str(self._device())
 
+    def current_device(self) -> int:
+        """0, which `tensor.to`, `module.to` and `torch.tensor` take for the virtual device."""
+        runtime.start()
+        return 0
+
     def device_count(self) -> int:
         """Devices of this host."""
         runtime.start()
@@ -79,6 +83,8 @@ class XlaAccelerator(_Refused):
 
     def set_device(self, device_index: int) -> None:
         """Nothing: this process drives all devices of its host, whatever its local rank."""
+        # From here on scripts hand that rank to torch.
+        runtime.start()
 
     def synchronize(self, device_index: int | None = None) -> None:
         """Waits until the devices have finished what was started."""

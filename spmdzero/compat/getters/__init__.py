@@ -1,5 +1,6 @@
 """DeepSpeedEngine's getters, by its names and with its return types."""
 
+from spmdzero.compat.getters._config_names import DeepSpeedConfigNames
 from spmdzero.compat.getters._getters import ConfigGetters
 
-__all__ = ["ConfigGetters"]
+__all__ = ["ConfigGetters", "DeepSpeedConfigNames"]

@@ -1,10 +1,11 @@
 """DeepSpeedEngine's getters, by its names and with its return types.
 
-What DeepSpeed keeps in ``engine._config`` is `Engine.spmd_config` here. Sources: runtime/engine.py
-and runtime/precision_config.py of DeepSpeed 0.19.8. A value that has no meaning under SPMD, such
-as a bucket size, is returned as the config holds it.
+What DeepSpeed keeps in ``engine._config`` is `Engine.spmd_config` here; ``_config`` has it by
+DeepSpeed's names. Sources: runtime/engine.py and runtime/precision_config.py of DeepSpeed 0.19.8. A
+value that has no meaning under SPMD, such as a bucket size, is returned as the config holds it.
 """
 
+import functools
 import gc
 import operator
 from collections.abc import Callable
@@ -14,7 +15,9 @@ import torch
 
 from spmdzero._logging import log_once
 from spmdzero.backend import runtime
+from spmdzero.compat import comm
 from spmdzero.compat.getters._tables import FIXED, KEYS
+from spmdzero.compat.getters._throughput import ThroughputTimer
 from spmdzero.config import BatchSizes, SpmdZeroConfig
 from spmdzero.plan import ShardingPlan
 from spmdzero.precision import dtype_named
@@ -43,7 +46,9 @@ class ConfigGetters:
     has_moe_layers = False
     pipeline_parallelism = False
     mp_world_size = 1
+    sequence_parallel_size = 1
     local_rank = 0
+    mpu = None
 
     def __init__(
         self,
@@ -54,7 +59,7 @@ class ConfigGetters:
         optimizer: ZeroOptimizer | None,
         client_optimizer: torch.optim.Optimizer | None,
     ) -> None:
-        self._config, self._batch, self._plan = config, batch, plan
+        self._settings, self._batch, self._plan = config, batch, plan
         self._optimizer, self._client_optimizer = optimizer, client_optimizer
 
     @property
@@ -72,6 +77,31 @@ class ConfigGetters:
         """Devices that each train on their own rows: the factor of the batch triangle."""
         return self._plan.mesh.size
 
+    @property
+    def seq_dp_world_size(self) -> int:
+        """As `dp_world_size`: there is no sequence parallelism."""
+        return self.dp_world_size
+
+    @property
+    def data_parallel_group(self) -> Any:
+        """The group of all processes."""
+        return comm.get_world_group()
+
+    @property
+    def seq_data_parallel_group(self) -> Any:
+        """As `data_parallel_group`: there is no sequence parallelism."""
+        return comm.get_world_group()
+
+    @property
+    def gradient_average(self) -> bool:
+        """Whether the gradient is the mean over devices, not the sum."""
+        return self._settings.gradient_allreduce_op == "mean"
+
+    @functools.cached_property
+    def tput_timer(self) -> ThroughputTimer:
+        """What counts epochs."""
+        return ThroughputTimer(lambda: self._batch().train)
+
     def get_data_parallel_rank(self) -> int:
         """This process's index; its devices hold consecutive data-parallel ranks."""
         return runtime.process_index()
@@ -88,14 +118,14 @@ class ConfigGetters:
         """The class of the optimizer passed to `initialize`, else the config's name, or None."""
         if self._client_optimizer is not None:
             return type(self._client_optimizer).__name__
-        if self._config.optimizer is None:
+        if self._settings.optimizer is None:
             return None
-        name = self._config.optimizer.type
+        name = self._settings.optimizer.type
         return name.lower() if name in _LOWER_CASE_NAMES else name
 
     def optimizer_params(self) -> dict[str, Any] | None:
         """The config's ``optimizer.params``."""
-        optimizer = self._config.optimizer
+        optimizer = self._settings.optimizer
         return dict(optimizer.params) if optimizer is not None else None
 
     def get_type(self) -> list[Any]:
@@ -105,25 +135,25 @@ class ConfigGetters:
 
     def scheduler_name(self) -> str | None:
         """The config's ``scheduler.type``."""
-        scheduler = self._config.scheduler
+        scheduler = self._settings.scheduler
         return scheduler.type if scheduler is not None else None
 
     def scheduler_params(self) -> dict[str, Any] | None:
         """The config's ``scheduler.params``."""
-        scheduler = self._config.scheduler
+        scheduler = self._settings.scheduler
         return dict(scheduler.params) if scheduler is not None else None
 
     def zero_optimization(self) -> bool:
         """Whether the stage is 1 or 2."""
-        return self._config.zero_optimization.stage > 0
+        return self._settings.zero_optimization.stage > 0
 
     def zero_optimization_partition_gradients(self) -> bool:
         """Whether gradients are shards between micro-batches: stage 2."""
-        return self._config.zero_optimization.stage >= 2
+        return self._settings.zero_optimization.stage >= 2
 
     def zero_overlap_comm(self) -> bool:
         """The config's `overlap_comm`; DeepSpeed turns it on by itself in stage 3 only."""
-        return bool(self._config.zero_optimization.overlap_comm)
+        return bool(self._settings.zero_optimization.overlap_comm)
 
     def clip_fp32_gradients(self) -> None:
         """Nothing more than `step()` does: it clips to `gradient_clipping()` in every dtype."""
@@ -131,35 +161,35 @@ class ConfigGetters:
 
     def postscale_gradients(self) -> bool:
         """Whether gradients are divided after the reduction: not `prescale_gradients`."""
-        return not self._config.prescale_gradients
+        return not self._settings.prescale_gradients
 
     @property
     def communication_data_type(self) -> torch.dtype:
         """The dtype of the gradient reduction: the config's, else the parameters'."""
-        named = self._config.communication_data_type
+        named = self._settings.communication_data_type
         return dtype_named(named) if named is not None else self.get_data_types()[0]
 
     def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
         """The dtypes of parameters and of the gradient accumulator."""
         model = torch.float32
-        if self._config.fp16.enabled:
+        if self._settings.fp16.enabled:
             model = torch.float16
-        elif self._config.bf16.enabled:
+        elif self._settings.bf16.enabled:
             model = torch.bfloat16
-        accumulate = self._config.data_types.grad_accum_dtype
+        accumulate = self._settings.data_types.grad_accum_dtype
         return model, dtype_named(accumulate) if accumulate is not None else model
 
     def dynamic_loss_scale(self) -> bool:
         """Whether ``fp16.loss_scale`` is 0."""
-        return self._config.fp16.loss_scale == 0
+        return self._settings.fp16.loss_scale == 0
 
     def initial_dynamic_scale(self) -> int:
         """Where a dynamic loss scale starts: ``2 ** initial_scale_power``."""
-        return 2**self._config.fp16.initial_scale_power
+        return 2**self._settings.fp16.initial_scale_power
 
     def dynamic_loss_scale_args(self) -> dict[str, Any]:
         """The numbers of a dynamic loss scale, by the names of DeepSpeed's scaler."""
-        fp16 = self._config.fp16
+        fp16 = self._settings.fp16
         return {
             "init_scale": self.initial_dynamic_scale(),
             "scale_window": fp16.loss_scale_window,
@@ -170,21 +200,21 @@ class ConfigGetters:
 
     def torch_autocast_dtype(self) -> torch.dtype | None:
         """The dtype of ``torch_autocast``, None where the config names none."""
-        named = self._config.torch_autocast.dtype
+        named = self._settings.torch_autocast.dtype
         return dtype_named(named) if named is not None else None
 
     def torch_autocast_lower_precision_safe_modules(self) -> list[str]:
         """Classes whose parameters are communicated in the autocast dtype."""
-        named = self._config.torch_autocast.lower_precision_safe_modules
+        named = self._settings.torch_autocast.lower_precision_safe_modules
         return named or [f"torch.nn.modules.{name}" for name in _AUTOCAST_MODULES]
 
     def checkpoint_tag_validation_enabled(self) -> bool:
         """Whether a checkpoint's tag that processes disagree on is a warning or an error."""
-        return self._config.checkpoint.tag_validation != "IGNORE"
+        return self._settings.checkpoint.tag_validation != "IGNORE"
 
     def checkpoint_tag_validation_fail(self) -> bool:
         """Whether it is an error."""
-        return self._config.checkpoint.tag_validation == "FAIL"
+        return self._settings.checkpoint.tag_validation == "FAIL"
 
     @property
     def is_compiled(self) -> bool:
@@ -208,7 +238,7 @@ class ConfigGetters:
 
 def _add(name: str, read: Callable[[SpmdZeroConfig], Any], kind: Any, doc: str) -> None:
     def getter(self: ConfigGetters) -> Any:
-        return read(self._config)
+        return read(self._settings)
 
     getter.__name__ = name
     getter.__qualname__ = f"ConfigGetters.{name}"

@@ -4,10 +4,20 @@ import importlib
 import importlib.util
 from typing import Any, NoReturn
 
-from spmdzero.compat.refusals._table import REFUSALS
+from spmdzero.compat.refusals._attributes import ATTRIBUTES
+from spmdzero.compat.refusals._table import REFUSALS, Refusal
 from spmdzero.errors import RefusedNameError, SpmdZeroUsageError, UsageAssertionError
 
-__all__ = ["REFUSALS", "attribute", "refuse", "refused_methods", "why_refused"]
+__all__ = [
+    "ATTRIBUTES",
+    "REFUSALS",
+    "Refusal",
+    "attribute",
+    "raise_if_refused",
+    "refuse",
+    "refused_methods",
+    "why_refused",
+]
 
 
 def refuse(path: str) -> NoReturn:
@@ -20,6 +30,23 @@ def refuse(path: str) -> NoReturn:
 def why_refused(path: str) -> str:
     """The reason for refusing a name of the table, and what to do in its place."""
     return f"{REFUSALS[path].reason}. {REFUSALS[path].instead}"
+
+
+def raise_if_refused(owner: str, name: str) -> None:
+    """Raises for an attribute that DeepSpeed's engine or optimizer has and ours refuses.
+
+    `hasattr` says no, so a script that asks first goes its other way.
+
+    Args:
+        owner: ``"engine"`` or ``"optimizer"``.
+        name: of the attribute.
+
+    Raises:
+        RefusedNameError: it is in the table; says why, and what to use instead.
+    """
+    refusal = ATTRIBUTES.get(f"{owner}.{name}")
+    if refusal is not None:
+        raise RefusedNameError(f"{owner}.{name}: {refusal.reason}. {refusal.instead}")
 
 
 class _Refused(type):

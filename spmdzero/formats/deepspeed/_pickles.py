@@ -1,6 +1,7 @@
 """torch's .pt files, read without running what is in them, and written in DeepSpeed's names."""
 
 import pickle
+import re
 import types
 import warnings
 import zipfile
@@ -10,10 +11,11 @@ from typing import Any, cast
 
 import torch
 
-from spmdzero.errors import SpmdZeroCheckpointError
+from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
 from spmdzero.formats._files import save_torch
+from spmdzero.formats._safe_values import SAFE, made, safe_values
 from spmdzero.formats.deepspeed._scan import foreign_names
-from spmdzero.formats.deepspeed._stand_ins import HARMLESS, STAND_INS
+from spmdzero.formats.deepspeed._stand_ins import STAND_INS
 
 _RESAVE = "Copy the file again from where it was written, or load an older tag"
 _RUNS = (
@@ -24,6 +26,8 @@ _VOUCH = (
     "If it is a class of your own in client_state, save plain values instead, or vouch for it by "
     "torch.serialization.add_safe_globals. Otherwise don't trust the file"
 )
+_REFUSED = re.compile(r"Unsupported global: GLOBAL (\S+)")
+_TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # What torch's unpickler ends with on bytes that are no pickle at all.
 _NO_PICKLE = (ValueError, KeyError, IndexError, AssertionError, AttributeError)
 
@@ -36,7 +40,7 @@ def damaged(file: Path, reason: str, fix: str = _RESAVE) -> SpmdZeroCheckpointEr
 def read_pt(path: Path) -> Any:
     """What a .pt file holds; its tensors are mapped from the file and read when they are used.
 
-    Only tensors, plain Python values and the records of `STAND_INS` are made
+    Only tensors, plain Python values, those of `SAFE` and the records of `STAND_INS` are made
     (`torch.load(weights_only=True)`), so nothing in the file is ever run.
 
     Raises:
@@ -49,13 +53,14 @@ def read_pt(path: Path) -> Any:
     if mapped:
         _check_sums(path)
     try:
-        with torch.serialization.safe_globals(_allowed()), warnings.catch_warnings():
+        with safe_values(STAND_INS), warnings.catch_warnings():
             # torch warns of a pickle protocol that it then refuses.
             warnings.simplefilter("ignore", UserWarning)
-            return torch.load(path, map_location="cpu", mmap=mapped, weights_only=True)
+            return made(torch.load(path, map_location="cpu", mmap=mapped, weights_only=True))
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, *_NO_PICKLE) as error:
         # torch names the first forbidden class or function that it meets.
-        unknown = sorted(set(foreign_names(path)) - STAND_INS.keys() - HARMLESS.keys() - _vouched())
+        unknown = sorted(set(foreign_names(path)) - STAND_INS.keys() - SAFE.keys() - _vouched())
+        unknown = unknown or _REFUSED.findall(str(error))
         if unknown:
             raise damaged(path, _RUNS.format(", ".join(unknown)), _VOUCH) from error
         raise damaged(path, f"torch can't read it ({_first_line(error)})") from error
@@ -66,15 +71,16 @@ def write_pt(value: Any, path: Path) -> None:
 
     Raises:
         OSError: no space, or no permission.
+        SpmdZeroUsageError: it holds what can't be pickled.
     """
     try:
         save_torch(value, path, pickle_module=_DEEPSPEED_NAMES)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise SpmdZeroUsageError(
+            f"{path.name} can't be written: {_first_line(error)}. Save plain values in client_state"
+        ) from error
     except RuntimeError as error:
         raise OSError(f"{path} can't be written ({_first_line(error)})") from error
-
-
-def _allowed() -> list[Any]:
-    return [(stand_in, name) for name, stand_in in (STAND_INS | HARMLESS).items()]
 
 
 def _check_sums(path: Path) -> None:
@@ -98,8 +104,11 @@ def _vouched() -> set[str]:
 
 
 def _first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0] if text else ''}".rstrip(". :")
+    # torch writes for terminals, and what is wrong comes after its advice to trust the file.
+    lines = _TERMINAL.sub("", str(error)).strip().splitlines() or [""]
+    own = [line.strip() for line in lines if "WeightsUnpickler error: " in line]
+    text = own[0].removeprefix("WeightsUnpickler error: ") if own else lines[0]
+    return f"{type(error).__name__}: {text}".rstrip(". :")
 
 
 _NAMES = {stand_in: name.rpartition(".") for name, stand_in in STAND_INS.items()}

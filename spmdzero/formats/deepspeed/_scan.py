@@ -4,7 +4,7 @@ import pickletools
 import zipfile
 from pathlib import Path
 
-_PLAIN = ("torch", "collections", "_codecs", "numpy")
+_PLAIN = ("torch", "collections", "_codecs")
 
 
 def foreign_names(path: Path) -> list[str]:

@@ -3,10 +3,7 @@
 A record holds what its class's pickle holds, under the same attribute names, and does nothing.
 """
 
-import argparse
 import dataclasses
-import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -64,12 +61,4 @@ STAND_INS: dict[str, type] = {
     "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler": DynamicLossScaler,
     "deepspeed.runtime.zero.config.ZeroStageEnum": ZeroStageEnum,
     "deepspeed.utils.tensor_fragment.fragment_address": FragmentAddress,
-}
-
-# What client states are often made of, beyond what torch allows by itself. None of them runs
-# anything: a namespace takes attributes, a path a string.
-HARMLESS: dict[str, Callable[..., Any]] = {
-    "argparse.Namespace": argparse.Namespace,
-    "pathlib.PosixPath": pathlib.PurePosixPath,
-    "pathlib.PurePosixPath": pathlib.PurePosixPath,
 }

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from spmdzero._names import listed
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.formats._state import StoredTensor, TrainingState
+from spmdzero.formats._state import RESET_AT, StoredTensor, TrainingState
 from spmdzero.formats.deepspeed._flat import FlatGroup
 from spmdzero.formats.deepspeed._host import COUNTERS
 
@@ -53,6 +54,13 @@ class Target:
             raise SpmdZeroUsageError(
                 f"{self.state.source} is in the middle of gradient accumulation, which DeepSpeed's "
                 "files can't hold. Save after a gradient accumulation boundary"
+            )
+        reset = [n for g in self.state.host.param_groups for n in g.get(RESET_AT, ())]
+        if reset:
+            raise SpmdZeroUsageError(
+                f"{self.state.source}: the optimizer's state of {listed(reset, most=5)} started "
+                "anew apart from others', and DeepSpeed's files hold one count of updates for all. "
+                "Save by save_checkpoint, or write its weights: safetensors, fp32 or dcp"
             )
 
     def named(self, role: str) -> dict[str, StoredTensor]:

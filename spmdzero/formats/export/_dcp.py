@@ -8,7 +8,7 @@ import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from spmdzero.formats._state import StoredTensor, TrainingState
+from spmdzero.formats._state import RESET_AT, StoredTensor, TrainingState
 from spmdzero.formats.export._weights import Weights
 
 _NOT_SLOTS = ("parameter", "buffer", "master", "accumulator")
@@ -41,10 +41,12 @@ def write_dcp(
     model = dict(weights.tensors) | {a: weights.tensors[name] for a, name in weights.tied.items()}
     held = {f"model.{name}": tensor for name, tensor in model.items()}
     states: dict[str, dict[str, Any]] = {}
+    groups = state.host.param_groups or ()
+    reset = {name: at for group in groups for name, at in group.get(RESET_AT, {}).items()}
     for key, tensor in state.tensors.items():
         slot, _, name = key.partition("/")
         if slot not in _NOT_SLOTS:
-            step = torch.tensor(float(state.host.applied or 0))
+            step = torch.tensor(float(state.host.applied or 0) - reset.get(name, 0))
             states.setdefault(name, {"step": step})[slot] = _without_elements(tensor)
             held[f"optim.state.{name}.{slot}"] = tensor
     content: dict[str, Any] = {"model": {n: _without_elements(t) for n, t in model.items()}}

@@ -1,55 +1,111 @@
-"""What is no tensor on the devices, as bytes that never run code when they are read."""
+"""What is no tensor on the devices, in a file that never runs code when it is read."""
 
 import dataclasses
 import io
-import pickle
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.formats._files import save_torch
+from spmdzero.formats._safe_values import made, safe_values
 from spmdzero.formats._state import HostState
+from spmdzero.formats._trees import mapped
+
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "counters": (dict,),
+    "applied": (int, type(None)),
+    "skipped": (int, type(None)),
+    "param_groups": (list, type(None)),
+    "extra": (dict,),
+    "excluded": (tuple,),
+    "client_state": (dict,),
+    "tied": (dict,),
+}
+_OTHERS = (dict, type(None))
 
 
-def dump_host(state: HostState) -> bytes:
-    """The state as bytes that `load_host` reads.
+def require_storable(state: HostState) -> None:
+    """Returns if `write_host` can write the state; moves and copies no tensor.
 
     Raises:
         SpmdZeroUsageError: it holds an object that only an unsafe pickle could carry.
     """
-    fields = {item.name: getattr(state, item.name) for item in dataclasses.fields(state)}
-    data = _safe(fields)
-    if data is None:
+    fields = _fields(state)
+    if not _is_safe(fields):
         raise SpmdZeroUsageError(
-            f"{_culprit(fields)} can't be saved: a checkpoint holds numbers, strings, tensors, and "
-            "dicts, lists and tuples of them, which can be read without running code. Save its "
-            "parts in place of it, for example its state_dict()"
+            f"{_culprit(fields)} can't be saved: a checkpoint holds numbers, strings, tensors, "
+            "numpy's arrays, paths, dates, and dicts, lists, tuples and namespaces of them, which "
+            "can be read without running code. Save its parts in place of it, for example its "
+            "state_dict()"
         )
-    return data
 
 
-def load_host(data: bytes) -> HostState:
-    """The state that `dump_host` wrote.
+def write_host(state: HostState, path: Path) -> tuple[int, str]:
+    """Writes the file that `read_host` reads; returns its size in bytes and its checksum.
 
     Raises:
-        ValueError: the bytes are something else.
+        OSError: as `appearing`.
+        SpmdZeroUsageError: as `require_storable`.
+    """
+    require_storable(state)
+    return save_torch(_fields(state), path)
+
+
+def read_host(path: Path) -> HostState:
+    """The state that `write_host` wrote.
+
+    Raises:
+        OSError: the file can't be read.
+        ValueError: it holds something else.
     """
     try:
-        return HostState(**torch.load(io.BytesIO(data), weights_only=True))
-    except (pickle.UnpicklingError, RuntimeError, TypeError, EOFError) as error:
-        raise ValueError(str(error).split("\n")[0]) from error
+        with path.open("rb") as file, safe_values():
+            fields = torch.load(file, map_location="cpu", weights_only=True)
+        found = HostState(**made(fields))
+    except OSError:
+        raise
+    except Exception as error:
+        # What torch, or a class of `SAFE`, ends with on bytes that are something else.
+        raise ValueError(f"it holds no state of a run ({str(error).splitlines()[0]})") from error
+    for name, value in _fields(found).items():
+        if not isinstance(value, _KINDS.get(name, _OTHERS)):
+            raise ValueError(f"its {name} is a {type(value).__name__}")
+    if not all(isinstance(group, dict) for group in found.param_groups or []):
+        raise ValueError("its param_groups are not all dicts")
+    if not all(isinstance(count, int) for count in found.counters.values()):
+        raise ValueError("its counters are not all numbers")
+    return found
 
 
-def _safe(value: Any) -> bytes | None:
-    """The value as bytes; None where reading them would run code."""
+def _fields(state: HostState) -> dict[str, Any]:
+    return {item.name: getattr(state, item.name) for item in dataclasses.fields(state)}
+
+
+def _is_safe(value: Any) -> bool:
+    """Whether the value can be written, and read without running code."""
     buffer = io.BytesIO()
     try:
-        torch.save(value, buffer)
+        torch.save(mapped(value, _without_elements), buffer)
         buffer.seek(0)
-        torch.load(buffer, weights_only=True)
-    except (pickle.PickleError, AttributeError, TypeError, RuntimeError, EOFError):
-        return None
-    return buffer.getvalue()
+        with safe_values():
+            torch.load(buffer, weights_only=True)
+    except Exception:
+        # It may be anything that an object of the caller's raises when it is pickled.
+        return False
+    return True
+
+
+def _without_elements(value: Any) -> Any:
+    """The same kind of value without the bytes of its elements, which nothing depends on."""
+    if type(value) is torch.Tensor and value.device.type == "cpu" and value.layout == torch.strided:
+        return torch.empty(0, dtype=value.dtype)
+    if type(value) is np.ndarray and not value.dtype.hasobject:
+        return np.empty(0, dtype=value.dtype)
+    return value
 
 
 def _culprit(fields: Any, path: str = "") -> str:
@@ -60,6 +116,6 @@ def _culprit(fields: Any, path: str = "") -> str:
     elif isinstance(fields, list | tuple):
         items = [(f"{path}[{index}]", value) for index, value in enumerate(fields)]
     for inner, value in items:
-        if _safe(value) is None:
+        if not _is_safe(value):
             return _culprit(value, inner)
     return f"{path} ({type(fields).__name__})"

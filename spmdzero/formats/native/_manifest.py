@@ -2,18 +2,14 @@
 
 import json
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from spmdzero.errors import SpmdZeroCheckpointError
-from spmdzero.formats._boxes import Box
 from spmdzero.formats._files import checksum
-from spmdzero.formats._tensor_file import CODES, DTYPES
+from spmdzero.formats.native._contents import Contents, require
 
 VERSION = 1
 COMMIT = "COMMITTED"
@@ -21,114 +17,6 @@ _COMMITTED = re.compile(
     r"spmdzero checkpoint 1: (manifest-([0-9a-f]{8})\.json) ([1-9]\d*) ([0-9a-f]{32})\n"
 )
 _NEWER = re.compile(r"spmdzero checkpoint ([1-9]\d*): ")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileEntry:
-    """What is known of one file.
-
-    Attributes:
-        size: in bytes.
-        checksum: of its first `checked` bytes.
-        checked: all of a file of host state; of a file of tensors, whose pieces have checksums of
-            their own, the header.
-    """
-
-    size: int
-    checksum: str
-    checked: int
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Where one part of a tensor stands in the files of a checkpoint.
-
-    Attributes:
-        file: the file's name.
-        offset: of its first byte.
-        box: which part of the tensor.
-        checksum: of its bytes.
-    """
-
-    file: str
-    offset: int
-    box: Box
-    checksum: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class TensorEntry:
-    """One tensor and where its pieces stand."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    pieces: tuple[Piece, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """What `from_json` reads."""
-        pieces = [[p.file, p.offset, p.box, p.checksum] for p in self.pieces]
-        return {"dtype": CODES[self.dtype], "shape": self.shape, "pieces": pieces}
-
-    @classmethod
-    def from_json(cls, entry: dict[str, Any]) -> "TensorEntry":
-        """The entry that `to_json` wrote."""
-        return cls(
-            shape=tuple(entry["shape"]),
-            dtype=DTYPES[entry["dtype"]],
-            pieces=tuple(
-                # A thousand pieces stand in each file.
-                Piece(sys.intern(file), offset, tuple((start, stop) for start, stop in box), digest)
-                for file, offset, box, digest in entry["pieces"]
-            ),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contents:
-    """What the files of a checkpoint hold, or those of one of the processes that save it.
-
-    Attributes:
-        states: the files of host state, in the order of the processes.
-        files: all files by name, without the manifest itself.
-        tensors: by name; all of them, with the pieces that are in the files.
-    """
-
-    states: tuple[str, ...]
-    files: Mapping[str, FileEntry]
-    tensors: Mapping[str, TensorEntry]
-
-    @classmethod
-    def joined(cls, parts: list["Contents"]) -> "Contents":
-        """That of all processes, in their order."""
-        return cls(
-            states=tuple(name for part in parts for name in part.states),
-            files={name: entry for part in parts for name, entry in part.files.items()},
-            tensors={
-                name: TensorEntry(
-                    shape=first.shape,
-                    dtype=first.dtype,
-                    pieces=tuple(piece for part in parts for piece in part.tensors[name].pieces),
-                )
-                for name, first in parts[0].tensors.items()
-            },
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """What `from_json` reads."""
-        return {
-            "states": self.states,
-            "files": {name: vars(entry) for name, entry in self.files.items()},
-            "tensors": {name: entry.to_json() for name, entry in self.tensors.items()},
-        }
-
-    @classmethod
-    def from_json(cls, table: dict[str, Any]) -> "Contents":
-        """The contents that `to_json` wrote; other keys of the table are left alone."""
-        return cls(
-            states=tuple(table["states"]),
-            files={name: FileEntry(**entry) for name, entry in table["files"].items()},
-            tensors={n: TensorEntry.from_json(entry) for n, entry in table["tensors"].items()},
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +43,24 @@ class Manifest:
     def name(self) -> str:
         """Of the manifest's file."""
         return f"manifest-{self.nonce}.json"
+
+    @property
+    def step(self) -> int | None:
+        """The global step that it was saved at, where it says so."""
+        counters = self.description.get("counters")
+        step = counters.get("global_steps") if isinstance(counters, dict) else None
+        return step if isinstance(step, int) else None
+
+    def check(self, *, nonce: str) -> None:
+        """Returns if it is of the files of this nonce alone, and they have what it says.
+
+        Raises:
+            ValueError: it names another file, or parts that are in none.
+        """
+        require(self.nonce == nonce, "its nonce is another")
+        require(isinstance(self.tag, str), "its tag is no name")
+        require(isinstance(self.saved_at, int | float), "its time is no number")
+        self.contents.check(nonce=nonce)
 
     def to_json(self) -> bytes:
         """The file's content."""
@@ -228,7 +134,7 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         SpmdZeroCheckpointError: as for the commit file, or the manifest is missing or altered.
     """
-    name, _, size, expected = _commit_of(folder).groups()
+    name, nonce, size, expected = _commit_of(folder).groups()
     path = folder / name
     try:
         data = path.read_bytes()
@@ -237,7 +143,15 @@ def read_manifest(folder: Path) -> Manifest:
     if len(data) != int(size) or checksum(data) != expected:
         reason = "altered: its checksum is not the one in the commit file"
         raise SpmdZeroCheckpointError(file=path, reason=reason)
-    return Manifest.from_json(data)
+    try:
+        manifest = Manifest.from_json(data)
+        manifest.check(nonce=nonce)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        said = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise SpmdZeroCheckpointError(
+            file=path, reason=f"is no manifest of a checkpoint ({said})"
+        ) from error
+    return manifest
 
 
 def unreadable(file: Path, error: Exception) -> SpmdZeroCheckpointError:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spmdzero.formats._latest import check_tag
+
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
@@ -33,6 +35,9 @@ class SaveOrder:
         retention: which older ones are deleted afterwards.
         description: what the manifest says of the run: versions, config, plan, mesh, counters.
         process, processes: which of the saving processes this is.
+
+    Raises:
+        SpmdZeroUsageError: the tag is no name of a folder.
     """
 
     folder: Path
@@ -43,6 +48,9 @@ class SaveOrder:
     description: Mapping[str, Any]
     process: int = 0
     processes: int = 1
+
+    def __post_init__(self) -> None:
+        check_tag(self.tag)
 
     @property
     def path(self) -> Path:

@@ -1,7 +1,7 @@
 """How the processes of several hosts make one checkpoint: by messages in the folder they share.
 
 No collective: the saving thread would meet the training's collectives in another order on each
-host. Each save has a hidden folder of messages beside the tags: `begun` says that the folder of
+host. The messages are in the hidden folder of the save: `begun` says that the folder of
 checkpoints is its own, `part-<process>` what a process has written, `failed-<process>` why it
 could not. When all is done the first process takes the folder away. Where a process failed it
 stays until nobody can be waiting for it any more.
@@ -10,7 +10,6 @@ stays until nobody can be waiting for it any more.
 import contextlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,15 +17,14 @@ from typing import Any
 
 from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroError
 from spmdzero.formats._files import write_whole
+from spmdzero.formats.native._contents import Contents
 from spmdzero.formats.native._folder import newest_complete
-from spmdzero.formats.native._manifest import Contents, committed_nonce
+from spmdzero.formats.native._manifest import committed_nonce
 from spmdzero.formats.native._order import SaveOrder
+from spmdzero.formats.native._unfinished import BEGUN, PATIENCE, forget, note, place_of
 
 PREFIX = "can't be saved: "
-PATIENCE = 1800.0
-"""Seconds in which the slowest of several processes must have done its part of a save."""
 _PAUSE = 0.05
-_BEGUN = "begun"
 
 
 @contextlib.contextmanager
@@ -47,9 +45,11 @@ def shared_failure(order: SaveOrder) -> Iterator[None]:
 
 
 def begin(order: SaveOrder) -> None:
-    """The first process tells the others that the folder is theirs to write into."""
-    if order.processes > 1:
-        _tell(order, _BEGUN, {})
+    """The first process tells the others that the folder is theirs to write into.
+
+    And what tag they write, to the next save, which removes what this one may leave.
+    """
+    note(order.folder, order.nonce, tag=order.tag, processes=order.processes)
 
 
 def await_beginning(order: SaveOrder) -> None:
@@ -61,7 +61,7 @@ def await_beginning(order: SaveOrder) -> None:
         SpmdZeroCheckpointError: a process failed, or the first one doesn't begin.
     """
     for _ in _waiting(order, "the first process has not begun it"):
-        if (_messages(order) / _BEGUN).exists():
+        if (_messages(order) / BEGUN).exists():
             return
 
 
@@ -88,7 +88,7 @@ def await_parts(order: SaveOrder) -> list[Contents]:
 
 def end(order: SaveOrder) -> None:
     """The first process tells the others that all is done."""
-    shutil.rmtree(_messages(order), ignore_errors=True)
+    forget(order.folder, order.nonce)
 
 
 def await_end(order: SaveOrder) -> None:
@@ -104,17 +104,8 @@ def await_end(order: SaveOrder) -> None:
         raise _given_up(order, "another save has taken its place")
 
 
-def remove_old_messages(folder: Path) -> None:
-    """Deletes those of failed saves for which nobody can be waiting any more."""
-    for path in folder.glob(".saving-*"):
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime > PATIENCE:
-                shutil.rmtree(path, ignore_errors=True)
-
-
 def _messages(order: SaveOrder) -> Path:
-    # They are beside the tags, where the save of another run doesn't remove them.
-    return order.folder / f".saving-{order.nonce}"
+    return place_of(order.folder, order.nonce)
 
 
 def _part(process: int) -> str:

@@ -11,16 +11,11 @@ import torch
 
 from spmdzero.errors import SpmdZeroCheckpointError
 from spmdzero.formats._boxes import Box, assemble, box_shape, meet
-from spmdzero.formats._files import checksum, checksum_of_range, read_range
+from spmdzero.formats._files import checksum_of_range, read_range
 from spmdzero.formats._state import HostState, StoredTensor, TrainingState
-from spmdzero.formats.native._host_file import load_host
-from spmdzero.formats.native._manifest import (
-    Contents,
-    Piece,
-    TensorEntry,
-    read_manifest,
-    unreadable,
-)
+from spmdzero.formats.native._contents import Contents, Piece, TensorEntry
+from spmdzero.formats.native._host_file import read_host
+from spmdzero.formats.native._manifest import read_manifest, unreadable
 
 _READERS = min(4, os.cpu_count() or 1)
 
@@ -66,8 +61,8 @@ def read_native(path: Path, *, process: int = 0) -> TrainingState:
 def _host_of(process: int, path: Path, contents: Contents) -> HostState:
     names = contents.states
     if process < len(names):
-        return _read_host(path / names[process], contents)
-    first, *others = (_read_host(path / name, contents) for name in names)
+        return _read_host(path / names[process])
+    first, *others = (_read_host(path / name) for name in names)
     # A host that took the first one's generators would repeat that host's noise.
     shared = {
         name: state
@@ -77,12 +72,9 @@ def _host_of(process: int, path: Path, contents: Contents) -> HostState:
     return dataclasses.replace(first, rng=None if first.rng is None else shared)
 
 
-def _read_host(file: Path, contents: Contents) -> HostState:
+def _read_host(file: Path) -> HostState:
     try:
-        data = file.read_bytes()
-        if checksum(data) != contents.files[file.name].checksum:
-            raise _altered(file)
-        return load_host(data)
+        return read_host(file)
     except (OSError, ValueError) as error:
         raise unreadable(file, error) from error
 

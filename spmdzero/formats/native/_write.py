@@ -1,36 +1,30 @@
 """Writing a native checkpoint: what is in the folder stays complete until the new one is."""
 
 import contextlib
+import logging
 import os
+import threading
 import time
 from collections.abc import Iterator
 
 import filelock
 
 from spmdzero.errors import SpmdZeroCheckpointError
-from spmdzero.formats._files import checksum, settle, write_whole
+from spmdzero.formats._files import settle, write_whole
 from spmdzero.formats._latest import write_latest
 from spmdzero.formats._state import TrainingState, in_memory
 from spmdzero.formats._tensor_file import Entry, write_tensors
+from spmdzero.formats.native._contents import Contents, FileEntry, Piece, TensorEntry
 from spmdzero.formats.native._folder import (
     expire,
     newest_complete,
     remove_empty,
-    remove_files,
     remove_leftovers,
+    remove_replaced,
     remove_written,
 )
-from spmdzero.formats.native._host_file import dump_host
-from spmdzero.formats.native._manifest import (
-    COMMIT,
-    Contents,
-    FileEntry,
-    Manifest,
-    Piece,
-    TensorEntry,
-    commit_line,
-    committed_nonce,
-)
+from spmdzero.formats.native._host_file import require_storable, write_host
+from spmdzero.formats.native._manifest import COMMIT, Manifest, commit_line, committed_nonce
 from spmdzero.formats.native._order import SaveOrder
 from spmdzero.formats.native._processes import (
     PREFIX,
@@ -39,12 +33,15 @@ from spmdzero.formats.native._processes import (
     await_parts,
     begin,
     end,
-    remove_old_messages,
     shared_failure,
     tell_part,
 )
 
 _LOCK = ".spmdzero.lock"
+logger = logging.getLogger("spmdzero")
+# Engines of one process take turns in a folder: the file of the lock is for other processes.
+_TURNS: dict[str, threading.Lock] = {}
+os.register_at_fork(after_in_child=_TURNS.clear)
 
 
 def save_native(state: TrainingState, order: SaveOrder) -> None:
@@ -61,14 +58,15 @@ def save_native(state: TrainingState, order: SaveOrder) -> None:
     """
     with shared_failure(order):
         try:
-            host = dump_host(state.host)
+            require_storable(state.host)
             os.makedirs(order.folder, exist_ok=True)
             if order.process:
-                _save_other(state, host, order)
+                _save_other(state, order)
                 return
+            turn = _TURNS.setdefault(os.path.realpath(order.folder), threading.Lock())
             # The system releases it when the process dies.
-            with filelock.FileLock(order.folder / _LOCK, timeout=0):
-                _save_first(state, host, order)
+            with turn, filelock.FileLock(order.folder / _LOCK, timeout=0):
+                _save_first(state, order)
         except filelock.Timeout as error:
             raise SpmdZeroCheckpointError(
                 file=order.folder,
@@ -85,28 +83,28 @@ def save_native(state: TrainingState, order: SaveOrder) -> None:
 
 
 def held_for(order: SaveOrder, state: TrainingState) -> TrainingState:
-    """A copy of this process's part of a state, to be saved later.
+    """A copy of this process's part of a state, to be saved later as it is now.
 
     Raises what copying it raises, here and in the other processes.
     """
     with shared_failure(order):
+        require_storable(state.host)
         return in_memory(state)
 
 
-def _save_first(state: TrainingState, host: bytes, order: SaveOrder) -> None:
+def _save_first(state: TrainingState, order: SaveOrder) -> None:
     path, saved_at = order.path, time.time()
     remove_leftovers(order.folder)
-    remove_old_messages(order.folder)
     with _undone(order):
-        os.makedirs(path, exist_ok=True)
         begin(order)
+        os.makedirs(path, exist_ok=True)
         manifest = Manifest(
             tag=order.tag,
             nonce=order.nonce,
             saved_at=saved_at,
             latest=order.latest,
             description=order.description,
-            contents=Contents.joined([_write_part(state, host, order), *await_parts(order)]),
+            contents=Contents.joined([_write_part(state, order), *await_parts(order)]),
         )
         data = manifest.to_json()
         write_whole(path / manifest.name, data)
@@ -116,15 +114,18 @@ def _save_first(state: TrainingState, host: bytes, order: SaveOrder) -> None:
     settle(path)
     if order.latest:
         write_latest(order.folder, order.tag)
-    remove_files(path, but=order.nonce)
-    expire(order.folder, order.retention, saved=order.tag)
+    try:
+        remove_replaced(path, by=order.nonce)
+        expire(order.folder, order.retention, saved=order.tag)
+    except (OSError, SpmdZeroCheckpointError) as error:
+        logger.warning("%s is saved, but what it replaces can't be deleted: %s", path, error)
     end(order)
 
 
-def _save_other(state: TrainingState, host: bytes, order: SaveOrder) -> None:
+def _save_other(state: TrainingState, order: SaveOrder) -> None:
     await_beginning(order)
     with _undone(order):
-        part = _write_part(state, host, order)
+        part = _write_part(state, order)
     # Once it is told of them, the first process may vouch for these files at any time.
     tell_part(order, part)
     await_end(order)
@@ -136,17 +137,20 @@ def _undone(order: SaveOrder) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # Whatever stood in the way of saving may stand in the way of this too.
+        # Whatever stood in the way of saving may stand in the way of this too: the next save has
+        # been told what to remove.
         with contextlib.suppress(OSError):
-            if committed_nonce(order.path) != order.nonce:
+            if order.path.is_dir() and committed_nonce(order.path) != order.nonce:
                 remove_written(order.path, nonce=order.nonce, process=order.process)
                 if order.processes == 1:
                     # Others may still be writing into the folder that several share.
                     remove_empty(order.path)
+            if order.processes == 1:
+                end(order)
         raise
 
 
-def _write_part(state: TrainingState, host: bytes, order: SaveOrder) -> Contents:
+def _write_part(state: TrainingState, order: SaveOrder) -> Contents:
     place = f"{order.nonce}-{order.process:05}-of-{order.processes:05}"
     parts = [(name, box) for name, tensor in state.tensors.items() for box in tensor.pieces]
     entries = [
@@ -165,14 +169,14 @@ def _write_part(state: TrainingState, host: bytes, order: SaveOrder) -> Contents
     for (name, box), (offset, digest) in zip(parts, written.places, strict=True):
         pieces[name].append(Piece(tensors.name, offset, box, digest))
     states = order.path / f"state-{place}.pt"
-    write_whole(states, host)
+    size, digest = write_host(state.host, states)
     return Contents(
         states=(states.name,),
         files={
             tensors.name: FileEntry(
                 size=written.size, checksum=written.header, checked=written.header_size
             ),
-            states.name: FileEntry(size=len(host), checksum=checksum(host), checked=len(host)),
+            states.name: FileEntry(size=size, checksum=digest, checked=size),
         },
         tensors={
             name: TensorEntry(shape=tensor.shape, dtype=tensor.dtype, pieces=tuple(pieces[name]))

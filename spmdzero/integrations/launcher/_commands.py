@@ -121,7 +121,9 @@ def over_ssh(
         variables["CPU_NUM_DEVICES"] = str(len(devices))
         exports = "".join(f"export {key}={shlex.quote(text)}; " for key, text in variables.items())
         line = f"{exports}cd {shlex.quote(os.getcwd())}; exec {shlex.join(script.command())}"
-        commands.append(Command(name=host, words=[*ssh, host, line], variables=dict(os.environ)))
+        commands.append(
+            Command(name=host, words=[*ssh, "--", host, line], variables=dict(os.environ))
+        )
     return commands
 
 

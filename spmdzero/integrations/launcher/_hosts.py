@@ -83,7 +83,7 @@ def read_hostfile(path: str) -> dict[str, int] | None:
     """Host -> slots of a hostfile; None where there is no such file.
 
     Raises:
-        SpmdZeroUsageError: it has a line of another form, a host twice, or none.
+        SpmdZeroUsageError: it has a line of another form, a host twice, an option, or none.
     """
     if not os.path.isfile(path):
         if path != "/job/hostfile":
@@ -98,6 +98,11 @@ def read_hostfile(path: str) -> dict[str, int] | None:
             if row is None or row[1] in found:
                 why = "write `NAME slots=NUMBER`" if row is None else "this host is there already"
                 raise SpmdZeroUsageError(f"--hostfile {path}: {line!r}: {why}")
+            if row[1].startswith("-"):
+                raise SpmdZeroUsageError(
+                    f"--hostfile {path}: {line!r}: no host's name begins with a dash, which ssh "
+                    "reads as an option of its own"
+                )
             found[row[1]] = int(row[2])
     if not found:
         raise SpmdZeroUsageError(f"--hostfile {path}: names no host. Write `NAME slots=NUMBER`")

@@ -82,7 +82,16 @@ def _save_pid() -> None:
     """DeepSpeed's file for tools that end a run; this process is launcher and script in one."""
     print(f"launcher pid: {os.getpid()}")
     file = Path("/tmp", f"{os.getpid()}.deepspeed")
-    file.write_text(str(os.getpid()))
+    try:
+        # Anyone can put a link there, to a file of somebody else's.
+        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        raise SpmdZeroUsageError(
+            f"--save_pid: {file} can't be written ({error.strerror}): remove it, or leave the "
+            "option out"
+        ) from error
+    with os.fdopen(handle, "w") as opened:
+        opened.write(str(os.getpid()))
     atexit.register(file.unlink, missing_ok=True)
 
 

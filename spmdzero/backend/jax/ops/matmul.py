@@ -114,3 +114,38 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Any:
     """input @ weight.T + bias."""
     out = product(input, weight, ((input.ndim - 1,), (weight.ndim - 1,)))
     return out if bias is None else out + bias.astype(out.dtype)
+
+
+@lowers("_grouped_mm")
+def grouped_mm(
+    self: Any, mat2: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
+) -> Any:
+    """The products of groups of rows with a matrix each, as of tokens sorted by experts.
+
+    `offs` says where each group ends: in the rows of self ``[rows, k]`` beside ``[groups, k, n]``,
+    in the dim that is summed of ``[m, k]`` beside ``[k, n]``, of which each group has its product,
+    or in the columns of mat2 ``[k, columns]`` beside ``[groups, m, k]``. Rows after the last group
+    are 0.
+    """
+    if self.ndim == 3 and mat2.ndim == 3:
+        return bmm(self, mat2)
+    if self.ndim == 3:
+        return grouped_mm(mat2.T, jnp.swapaxes(self, 1, 2), offs).T
+    wide = jax_dtype(math_dtype(dtype_of(self)))
+    if jax.default_backend() == "cpu":
+        # As of `product`.
+        self, mat2 = self.astype(wide), mat2.astype(wide)
+    sizes = jnp.diff(offs, prepend=0).astype(jnp.int32)
+    dims = lax.RaggedDotDimensionNumbers(
+        dot_dimension_numbers=(((1,), (1 if mat2.ndim == 3 else 0,)), ((), ())),
+        lhs_ragged_dimensions=[0 if mat2.ndim == 3 else 1],
+        rhs_group_dimensions=[0] if mat2.ndim == 3 else [],
+    )
+    return lax.ragged_dot_general(
+        self,
+        mat2,
+        sizes,
+        dims,
+        precision=lax.Precision.HIGHEST,
+        preferred_element_type=wide,
+    )

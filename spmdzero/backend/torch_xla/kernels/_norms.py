@@ -27,7 +27,9 @@ class TorchsNorms(TorchFunctionMode):
         kwargs = kwargs or {}
         if func not in _NORMS:
             return func(*args, **kwargs)
-        if not args or args[0].dtype not in _HALF:
+        casts = func is not F.batch_norm and torch.is_autocast_enabled("xla")
+        if casts or not args or args[0].dtype not in _HALF:
+            # autocast widens what it has on its list, and leaves the result wide.
             return _norm(func, args, kwargs)
         wide = [_wide(arg) for arg in args]
         normed = _norm(func, wide, {key: _wide(arg) for key, arg in kwargs.items()})

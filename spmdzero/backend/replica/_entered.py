@@ -1,0 +1,76 @@
+"""What has entered the replica region for one forward."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from spmdzero.backend._mesh import Mesh
+from spmdzero.backend._region import Tracing, refuse_gradient_hooks
+from spmdzero.backend._tree import Batch, map_tensors
+from spmdzero.backend.replica import _manual
+from spmdzero.backend.replica._boundary import enter_batch, enter_parameter, enter_whole
+from spmdzero.backend.replica._written import StateWatch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entered:
+    """What a forward takes, in replica space.
+
+    Attributes:
+        args, kwargs: the inputs.
+        state: parameters and buffers by name; those that the forward replaces are exchanged in it.
+        watch: of that state.
+        rows: how many rows of a batch a replica has, and how many batches these join.
+        whole: whether an input is a batch that each replica has whole.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    state: dict[str, torch.Tensor]
+    watch: StateWatch
+    rows: dict[int, int]
+    whole: bool
+
+
+def enter(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Tracing, *, mesh: Mesh, seed: int
+) -> Entered:
+    """Takes global inputs and `own` state into the region of `mesh`; see `_boundary` for `seed`."""
+    rows: dict[int, int] = {}
+    unshared: list[Batch] = []
+
+    def enter_input(_: str, tensor: Any) -> torch.Tensor:
+        if not isinstance(tensor, Batch):
+            return enter_whole(tensor, mesh, seed)
+        if not tensor.shared:
+            unshared.append(tensor)
+            return enter_whole(tensor.tensor, mesh, seed)
+        whole, dim, joined = tensor.tensor, tensor.dim, tensor.joined
+        own_rows = whole.shape[dim] // mesh.size
+        # A model that pairs the rows of two batches returns as many as one of them has.
+        rows.update({own_rows // joined: 1, own_rows: joined})
+        return enter_batch(whole, dim, mesh, seed, joined=joined)
+
+    state = _enter_state(own, mesh, seed)
+    args, kwargs = map_tensors((args, dict(kwargs)), enter_input)
+    return Entered(
+        args=args,
+        kwargs=dict(kwargs),
+        state=state,
+        watch=StateWatch(state, parameters=own.parameters),
+        rows=rows,
+        whole=bool(unshared),
+    )
+
+
+def _enter_state(own: Tracing, mesh: Mesh, seed: int) -> dict[str, torch.Tensor]:
+    state = {}
+    for name, parameter in own.parameters.items():
+        if parameter.requires_grad and torch.is_grad_enabled():
+            refuse_gradient_hooks(name, parameter)
+            state[name] = enter_parameter(parameter, name, mesh, seed, own.sink)
+        else:
+            state[name] = _manual.enter_copy(parameter.detach(), mesh)
+    return state | {name: _manual.enter_copy(each, mesh) for name, each in own.buffers.items()}

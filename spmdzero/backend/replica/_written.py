@@ -1,0 +1,149 @@
+"""Parameters and buffers that a forward wrote, in whatever way: found by what they hold."""
+
+import functools
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from spmdzero._user_line import user_line
+from spmdzero.backend._current import arrays, programs
+from spmdzero.backend._mesh import Mesh
+from spmdzero.backend.replica import _manual
+from spmdzero.errors import ReplicaRegionError
+
+Named = Mapping[str, torch.Tensor]
+
+
+class StateWatch:
+    """What a module's state held before its forward.
+
+    It is compared by value: a version counter sees neither `.data` nor what a batch norm does.
+
+    Args:
+        state: by name, before the forward.
+        parameters: names of those that are parameters.
+
+    Attributes:
+        before: that state.
+    """
+
+    def __init__(self, state: Named, *, parameters: Collection[str]) -> None:
+        self.before, self._parameters = dict(state), parameters
+        self._values = arrays.value_ids(list(state.values()))
+        # The same tensor may have another form later, by `.data`.
+        self._forms = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
+        self._nodes = {name: state[name].grad_fn for name in parameters}
+
+    def changed(self, now: Named) -> list[str]:
+        """Those that the forward has replaced in `now`, or written."""
+        values = arrays.value_ids([now[name] for name in self.before])
+        before = zip(self.before.items(), self._values, values, strict=True)
+        return [n for (n, old), was, value in before if now[n] is not old or was != value]
+
+    def written(self, now: Named) -> dict[str, torch.Tensor]:
+        """The values of `changed`, without a gradient, in the dtypes that they had."""
+        return {n: now[n].detach().to(self._forms[n][1]) for n in self.changed(now)}
+
+    def refusal(self, now: Named) -> str | None:
+        """Why what the forward wrote can't be kept, None where it can."""
+        reasons = (self._wrong(name, now[name]) for name in self.changed(now))
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def _wrong(self, name: str, after: torch.Tensor) -> str | None:
+        shape, dtype = self._forms[name]
+        kind = "parameter" if name in self._parameters else "buffer"
+        if after.shape != shape:
+            return (
+                f"forward gives the {kind} {name!r} the shape {list(after.shape)}. It had "
+                f"{list(shape)}, and a compiled step keeps that: write a value of its shape"
+            )
+        if not torch.can_cast(after.dtype, dtype):
+            return (
+                f"forward writes {after.dtype} into the {kind} {name!r}, which is {dtype}. "
+                f"Convert the value first, or make the {kind} one of {after.dtype}"
+            )
+        if kind == "buffer":
+            return None
+        if after is not self.before[name]:
+            return (
+                f"forward puts another tensor in the place of the parameter {name!r}, which the "
+                f"optimizer would not know. Write into it: self.{name}.data.copy_(value)"
+            )
+        if after.grad_fn is not self._nodes[name]:
+            return (
+                f"forward writes the parameter {name!r} in place while autograd records it, which "
+                "torch refuses of a leaf that requires a gradient. Write it under torch.no_grad()"
+            )
+        return None
+
+
+class FirstWrong(TorchFunctionMode):
+    """Raises ReplicaRegionError at the line of the user's code after which `check` has a reason.
+
+    Args:
+        check: why the module's state, by name, can't be kept; None where it can.
+        module: whose forward runs.
+        names: of its state.
+    """
+
+    def __init__(
+        self, check: Callable[[Named], str | None], module: nn.Module, names: Collection[str]
+    ) -> None:
+        super().__init__()
+        self._check, self._module, self._names = check, module, names
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        reason = self._check({name: _attribute(self._module, name) for name in self._names})
+        if reason is not None:
+            raise ReplicaRegionError(f"{user_line(self._module)}: {reason}")
+        return made
+
+
+def _attribute(module: nn.Module, name: str) -> torch.Tensor:
+    return functools.reduce(getattr, name.split("."), module)  # type: ignore[return-value]
+
+
+def leave_written(
+    written: Named, mesh: Mesh, flags: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Global values of state that is in replica space, one collective for each dtype.
+
+    The mean over replicas for floats, and what all of them have for integers. `flags` takes up, by
+    label, whether replicas differ in an integer.
+    """
+    by_dtype: dict[torch.dtype, list[str]] = {}
+    for name, tensor in written.items():
+        by_dtype.setdefault(tensor.dtype, []).append(name)
+    result: dict[str, torch.Tensor] = {}
+    for dtype, names in by_dtype.items():
+        with programs.scope(f"zero.buffer/{names[0] if len(names) == 1 else len(names)}"):
+            flat = torch.cat([written[name].reshape(-1) for name in names])
+            stacked = _manual.leave_stacked(
+                flat.to(torch.int32) if dtype == torch.bool else flat, mesh
+            )
+            if dtype.is_floating_point or dtype.is_complex:
+                # In fp32 the mean of equal bf16 is that number, by which what the forward left
+                # alone is known to a master.
+                stacked = stacked.float() if dtype.itemsize == 2 else stacked
+                whole = mesh.mark(stacked.mean(0))
+            else:
+                whole = mesh.mark(stacked.amax(0))
+                label = f"a parameter or buffer among {names}"
+                note_disagreement(flags, label, whole, stacked.amin(0))
+        parts = whole.to(dtype).split([written[name].numel() for name in names])
+        for name, part in zip(names, parts, strict=True):
+            result[name] = part.reshape(written[name].shape)
+    return result
+
+
+def note_disagreement(
+    flags: dict[str, torch.Tensor], label: str, highest: torch.Tensor, lowest: torch.Tensor
+) -> None:
+    """Notes, 0-dim int32, whether the highest and the lowest of the replicas' values differ."""
+    flags[label] = (highest != lowest).any().to(torch.int32)

@@ -1,0 +1,127 @@
+"""The blocks of a loop one by one, for a backward that is differentiated in its turn."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils.stateless import _reparametrize_module
+
+from spmdzero.backend._with_graph import gradients_with_graph
+from spmdzero.backend.replica._dispatch import RegionDispatch
+from spmdzero.backend.replica._plain import flatten, unflatten
+from spmdzero.backend.replica._random import ReplicaRandom
+from spmdzero.backend.scan._parts import Loops
+from spmdzero.errors import ReplicaRegionError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Tensors:
+    """What the blocks ran on.
+
+    Attributes:
+        x: the first block's.
+        shared: the same for each block.
+        replica: the replica's number, `[1]` int32.
+        parameters, buffers: of each block, by name.
+        keys: of each block's draws.
+    """
+
+    x: torch.Tensor
+    shared: Sequence[torch.Tensor]
+    replica: torch.Tensor
+    parameters: Sequence[Mapping[str, torch.Tensor]]
+    buffers: Sequence[Mapping[str, torch.Tensor]]
+    keys: Sequence[Sequence[torch.Tensor]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Unrolled:
+    """The blocks as they were called; it holds no tensor.
+
+    Attributes:
+        blocks: with what runs each.
+        form: of what each is given after its first argument.
+        around: what stood around the calls.
+        loops: of the backend.
+        upload: a CPU tensor -> every replica's copy.
+    """
+
+    blocks: Sequence[tuple[nn.Module, Callable[..., Any]]]
+    form: Any
+    around: Callable[[], contextlib.AbstractContextManager[Any]]
+    loops: Loops
+    upload: Callable[[torch.Tensor], torch.Tensor]
+
+    def gradients(self, tensors: Tensors, dy: torch.Tensor) -> list[torch.Tensor | None]:
+        """Those of x, of what is shared, and of each block's parameters, block by block.
+
+        Args:
+            tensors: what the blocks ran on.
+            dy: the gradient of what the last block returned.
+        """
+        inputs, of_blocks = [tensors.x], list[list[torch.Tensor | None]]()
+        with torch.enable_grad():
+            for place in range(len(self.blocks) - 1):
+                with self._running(tensors, place) as run:
+                    inputs.append(run(inputs[-1], *tensors.shared, *self._own(tensors, place)))
+        totals: list[torch.Tensor | None] = [None] * len(tensors.shared)
+        for place in reversed(range(len(self.blocks))):
+            with self._running(tensors, place) as run:
+                given = inputs[place], *tensors.shared, *self._own(tensors, place)
+                dx, *found = gradients_with_graph(run, given, dy)
+            dy = torch.zeros_like(inputs[place]) if dx is None else dx
+            totals = [_sum(*pair) for pair in zip(totals, found, strict=False)]
+            of_blocks.insert(0, found[len(totals) :])
+        return [dy, *totals, *(grad for found in of_blocks for grad in found)]
+
+    def _own(self, tensors: Tensors, place: int) -> list[torch.Tensor]:
+        return list(tensors.parameters[place].values())
+
+    @contextlib.contextmanager
+    def _running(self, tensors: Tensors, place: int) -> Iterator[Callable[..., torch.Tensor]]:
+        """Runs one block on x, what is shared and its parameters; what it checkpoints runs too."""
+        (module, call), names = self.blocks[place], tensors.parameters[place]
+        left, known = iter(tensors.keys[place]), dict[int, torch.Tensor]()
+
+        def key(value: int) -> torch.Tensor:
+            # What a block checkpoints draws again, from a generator set back.
+            if value not in known:
+                known[value] = next(left)
+            return known[value]
+
+        def run(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+            end = len(tensors.shared)
+            args, kwargs = unflatten(self.form, list(rest[:end]))
+            state = dict(zip(names, rest[end:], strict=True)) | dict(tensors.buffers[place])
+            with _reparametrize_module(module, state):
+                (y,), _ = flatten(call(module, x, *args, **kwargs))
+            return y
+
+        dispatch = RegionDispatch(
+            random=ReplicaRandom(tensors.replica, key),
+            read=_refuse_read,
+            read_fixed=_refuse_read,
+            upload=self.upload,
+            owner=module,
+            quirks=self.loops.quirks,
+        )
+        state = torch.get_rng_state()
+        try:
+            with dispatch, self.loops.inside(), self.around():
+                yield run
+        finally:
+            # Its draws are those of the forward, which the generator counted.
+            torch.set_rng_state(state)
+
+
+def _sum(total: torch.Tensor | None, more: torch.Tensor | None) -> torch.Tensor | None:
+    if total is None or more is None:
+        return more if total is None else total
+    return total + more
+
+
+def _refuse_read(_: torch.Tensor) -> torch.Tensor:
+    raise ReplicaRegionError("a block of a loop reads a value from the devices")

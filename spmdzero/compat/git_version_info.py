@@ -1,0 +1,9 @@
+"""`deepspeed.git_version_info`, of the DeepSpeed whose names these are."""
+
+__all__ = ["accelerator_name", "git_branch", "git_hash", "installed_ops", "version"]
+
+version = "0.19.8"
+git_hash = git_branch = "unknown"
+# None is compiled from C++.
+installed_ops: dict[str, bool] = {}
+accelerator_name = ""

@@ -1,0 +1,50 @@
+"""Says once that a parameter was frozen or unfrozen after the plan was laid out."""
+
+import logging
+
+import torch
+
+from spmdzero._names import listed
+from spmdzero.state._training import Training
+
+logger = logging.getLogger("spmdzero")
+
+
+class FreezeWatch:
+    """Compares what requires a gradient with what the plan trains, as DeepSpeed does not."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._seen = self._now()
+        self._said: set[str] = set()
+
+    def look(self) -> None:
+        """Logs a warning that names the parameters that are new to it; once for each."""
+        now = self._now()
+        if now == self._seen:
+            return
+        names = [name for name, _ in self._training.parameters]
+        changed = [n for n, old, new in zip(names, self._seen, now, strict=True) if old != new]
+        requires, self._seen = dict(zip(names, now, strict=True)), now
+        planned = self._training.plan
+        self._say(
+            [name for name in changed if requires[name] and not planned[name].trainable],
+            "%s: requires_grad was turned on after initialize, whose plan doesn't train it. It "
+            "stays as it is, as in DeepSpeed. Turn it on before initialize, and off afterwards",
+        )
+        self._say(
+            [name for name in changed if not requires[name] and planned[name].trainable],
+            "%s: requires_grad was turned off after initialize, whose plan trains it. Its gradient "
+            "counts as zero, as in DeepSpeed: weight decay and momentum still move it",
+        )
+
+    def _say(self, names: list[str], message: str) -> None:
+        new = [name for name in names if name not in self._said]
+        self._said.update(new)
+        if new:
+            logger.warning(message, listed(new, most=5))
+
+    def _now(self) -> list[bool]:
+        # A subclass of torch's would be asked for an answer to each, at each step.
+        with torch._C.DisableTorchFunctionSubclass():
+            return [parameter.requires_grad for _, parameter in self._training.parameters]

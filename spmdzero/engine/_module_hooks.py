@@ -1,0 +1,38 @@
+"""Hooks that engines leave on a module, of which the next engine of that module needs few."""
+
+from typing import Any
+
+from torch import nn
+
+_REGISTRIES = (
+    "_forward_pre_hooks",
+    "_forward_hooks",
+    "_state_dict_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+
+
+class ModuleHook:
+    """A hook, or an object whose methods are hooks, of a module that an engine trains."""
+
+    @property
+    def outlived(self) -> bool:
+        """Whether nobody misses it when a new one of its kind is registered."""
+        raise NotImplementedError
+
+    def take_the_place_of_outlived(self, module: nn.Module) -> None:
+        """Removes those of its kind from `module` and all of its submodules."""
+        for part in module.modules():
+            for registry in _REGISTRIES:
+                hooks = getattr(part, registry)
+                for key in [key for key, hook in hooks.items() if self._outlives(hook)]:
+                    del hooks[key]
+                    for which in ("with_kwargs", "always_called"):
+                        getattr(part, f"{registry}_{which}", {}).pop(key, None)
+
+    def _outlives(self, hook: Any) -> bool:
+        # torch wraps some hooks, and some are bound methods.
+        hook = getattr(hook, "hook", hook)
+        other = getattr(hook, "__self__", hook)
+        return type(other) is type(self) and other is not self and other.outlived

@@ -1,0 +1,104 @@
+"""Mixtures of experts of transformers, tiny and of random weights, beside torch on the CPU."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import spmdzero
+from spmdzero.backend import current
+from spmdzero.errors import SpmdZeroRuntimeError
+
+ON_JAX = current().name == "jax"
+# What transformers takes by default on JAX, and what torch_xla has operations for.
+IMPLEMENTATION = "grouped_mm" if ON_JAX else "batched_mm"
+SHAPE: dict[str, Any] = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "moe_intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "max_position_embeddings": 32,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "attention_dropout": 0.0,
+    "pad_token_id": 0,
+    "use_cache": False,
+}
+FAMILIES = ["Mixtral", "Qwen3Moe", "GptOss", "Qwen2Moe", "Olmoe", "Phimoe", "GraniteMoe"]
+MORE: dict[str, dict[str, Any]] = {
+    "GptOss": {
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 4,
+        "rope_scaling": None,
+    },
+}
+IDS = torch.randint(1, 32, (8, 8), generator=torch.Generator().manual_seed(0))
+
+
+def tiny(family: str, experts: str | None = IMPLEMENTATION) -> transformers.PreTrainedModel:
+    kind = getattr(transformers, f"{family}Config")
+    torch.manual_seed(0)
+    made = getattr(transformers, f"{family}ForCausalLM")(kind(**SHAPE | MORE.get(family, {})))
+    if experts is not None:
+        made.set_experts_implementation(experts)
+    return made
+
+
+def engine_of(model: torch.nn.Module, **spmd: Any) -> spmdzero.Engine:
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_clipping": 0.0,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+        "zero_optimization": {"stage": 2},
+        "zero_allow_untested_optimizer": True,
+        "spmd": spmd,
+    }
+    return spmdzero.initialize(model=model, config=config)[0]
+
+
+def plain_losses(model: Any, steps: int) -> list[float]:
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        # The mean of the rows' means, as of devices with a row each.
+        loss = torch.stack([model(input_ids=row, labels=row).loss for row in IDS.split(1)]).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize(
+    "family", [FAMILIES[0], *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES[1:])]
+)
+def test_experts_train_as_on_the_cpu(family: str) -> None:
+    model = tiny(family)
+    plain = copy.deepcopy(model)
+    engine, losses = engine_of(model), []
+    for _ in range(3):
+        loss = engine(input_ids=IDS, labels=IDS).loss
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    # Sums of fp32 in another order, over three steps; Phi's router has a comparison of floats.
+    assert losses == pytest.approx(plain_losses(plain, 3), rel=2e-5)
+
+
+def test_transformers_takes_grouped_products_by_default() -> None:
+    assert tiny("Mixtral", experts=None).config._experts_implementation == "grouped_mm"
+
+
+@pytest.mark.torch_xla_only
+@pytest.mark.parametrize("forward", ["region", "global"])
+def test_experts_without_operations_name_the_implementation_that_has_them(forward: str) -> None:
+    engine = engine_of(tiny("Mixtral", experts="grouped_mm"), forward=forward)
+    with pytest.raises(SpmdZeroRuntimeError, match=r'set_experts_implementation\("batched_mm"\)'):
+        engine(input_ids=IDS, labels=IDS)
