@@ -1,9 +1,14 @@
 """The page's sections that a script of their own measures, in one process."""
 
+import json
 import math
 import statistics
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from harness import report
 from harness.launch import launch_alone
@@ -155,6 +160,32 @@ def start_up(scale: Scale) -> Iterator[str]:
     yield report.markdown(titles, warm)
     yield "\nThe first time in a process, with what that compiles:\n"
     yield report.markdown(titles, cold)
+    yield "\nSeconds until a command, or an import, of a fresh process is done:\n"
+    yield report.markdown(["", "seconds"], _commands(repeats=5))
+
+
+def _commands(*, repeats: int) -> list[list[str]]:
+    """The median of each, which take turns: the machine's load is the same for all."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder, "ds_config.json")
+        config.write_text(json.dumps({"train_batch_size": 8, "zero_optimization": {"stage": 2}}))
+        command = ["-m", "spmdzero"]
+        lines = {
+            "`import torch`": ["-c", "import torch"],
+            "`import torch, spmdzero`": ["-c", "import torch, spmdzero"],
+            "`import spmdzero; spmdzero.initialize`": ["-c", "import spmdzero as s; s.initialize"],
+            "`spmdzero --help`": [*command, "--help"],
+            "`spmdzero --version`": [*command, "--version"],
+            "`spmdzero check ds_config.json`": [*command, "check", str(config)],
+            "`spmdzero doctor`": [*command, "doctor"],
+        }
+        taken: dict[str, list[float]] = {name: [] for name in lines}
+        for _ in range(repeats):
+            for name, words in lines.items():
+                start = time.monotonic()
+                subprocess.run([sys.executable, *words], check=True, capture_output=True)
+                taken[name].append(time.monotonic() - start)
+    return [[name, f"{statistics.median(seconds):.2f}"] for name, seconds in taken.items()]
 
 
 def _beside_by_hand(seconds: Mapping[str, float]) -> list[str]:
