@@ -11,6 +11,8 @@ from typing import Any
 
 _MARK = "\x1espmdzero "
 _STDERR = 2
+WATCHES = "watches"
+"""What a process tells once it sees by itself that another host is gone, and says so."""
 
 
 @dataclasses.dataclass

@@ -231,20 +231,24 @@ class Watch:
         # The device runtime would wait at its end for the host that is gone, and then abort.
         os._exit(STATUS)
 
-    def end_by(self, error: BaseException, *, may_be_anothers: bool) -> None:
-        """This process is about to end by an exception: its own, or one that a lost host made."""
+    def end_by(self, error: BaseException) -> None:
+        """This process is about to end by an exception of its own."""
         if os.getpid() != self._process or self._ended:
             return
-        if may_be_anothers:
-            self.await_verdict()
         self.failed = True
         text = str(error).splitlines()
         said = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
         self._tell_last(Sign(_FAILED, f"it failed: {said}"))
 
+    def suspect(self) -> None:
+        """Something says that a host is lost: a few beats of silence are enough from now on."""
+        self._suspects = True
+
     def await_verdict(self) -> None:
         """Something says that a host is lost: returns only where none is found to be."""
-        self._suspects = True
+        if os.getpid() != self._process:
+            return
+        self.suspect()
         deadline = time.monotonic() + min(self.timeout, 2 * self.pause * _SUSPECTED)
         while time.monotonic() < deadline:
             # The thread that finds it ends the process.

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from spmdzero._to_launcher import WATCHES, tell
 from spmdzero.backend._launched import own_host
 from spmdzero.backend._meeting import meeting
 from spmdzero.backend._roll_call import call_roll
@@ -94,6 +95,7 @@ def begin() -> None:
     _watch.start()
     atexit.register(_watch.leave)
     _hook(_watch)
+    tell(WATCHES, True)
 
 
 def _limit_of_group() -> datetime.timedelta:
@@ -124,11 +126,16 @@ def _hook(mine: Watch) -> None:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        may_be_anothers = _may_be_anothers(error)
+        if may_be_anothers:
+            # Where a host is lost, this process ends there, by the sentence that names it. Frames
+            # of gloo's would stand after it.
+            mine.await_verdict()
         try:
             # On a full disk this fails, where stderr is a file there.
             before(kind, error, trace)
         finally:
-            mine.end_by(error, may_be_anothers=_may_be_anothers(error))
+            mine.end_by(error)
 
     sys.excepthook = hook
 

@@ -137,6 +137,22 @@ def test_a_script_of_deepspeeds_fails_on_one_of_two_hosts_and_is_started_again(
     assert "SPMDZERO_RESTART=1, of at most 1); the newest checkpoint is" in last
 
 
+def test_the_others_sentence_is_printed_where_a_host_is_killed(tmp_path: Path) -> None:
+    # In the place of what data, or the system that is out of memory, does to a host.
+    killed = TRAIN.replace("raise FileNotFoundError", "os.kill(os.getpid(), 9)  #")
+    status, _, errors = run(
+        "--hosts", "2", "--devices-per-host", "4", script(tmp_path, killed),
+        str(tmp_path / "saved"), "1000", "fails",
+    )  # fmt: skip
+    assert status == 137, errors[-3000:]
+    said, _, last = errors.partition("host 1 ended by SIGKILL, and so all hosts end.")
+    assert last, errors[-3000:]
+    assert re.search(r"^host 0: spmdzero: host 1 \(.+\) is gone: .+ lost", said, re.M), said
+    assert f"The newest complete checkpoint is {tmp_path}/saved/global_step2" in said
+    # Gloo's frames say nothing more.
+    assert "Traceback" not in said
+
+
 # By ssh, Ctrl-C is tried always.
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])

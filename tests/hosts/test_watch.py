@@ -32,7 +32,7 @@ def beat(watches: list[Watch], *, without: int) -> None:
 def test_a_host_that_fails_is_known_to_all(watches: list[Watch]) -> None:
     beat(watches, without=-1)
     assert all(watch.verdict() is None for watch in watches)
-    watches[30].end_by(ValueError("no rows"), may_be_anothers=False)
+    watches[30].end_by(ValueError("no rows"))
     beat(watches, without=30)
     assert {watch.verdict() for watch in watches if watch is not watches[30]} == {
         (30, "is gone: it failed: ValueError: no rows")

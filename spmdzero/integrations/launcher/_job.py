@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from spmdzero._to_launcher import heard
+from spmdzero._to_launcher import WATCHES, heard
 from spmdzero.backend.processes import STATUS
 
 _LAST_LINES = 10
@@ -139,6 +139,13 @@ class Started:
                 pump.join(1)
         self._heard_out = True
 
+    def tell_of_an_end(self) -> None:
+        """Tells it that another host has failed, so that it doesn't wait for signs of life."""
+        with contextlib.suppress(OSError, ValueError):
+            if self._process.stdin is not None:
+                self._process.stdin.write("\n")
+                self._process.stdin.flush()
+
     def ask_to_end(self) -> None:
         """Closes its stdin, by which a process on any host is told to end."""
         with contextlib.suppress(OSError):
@@ -168,6 +175,7 @@ def run_together(commands: Sequence[Command]) -> Run:
         failed = _first_failure(started)
         if failed is None:
             return Run(0)
+        _let_the_others_say_so(started, failed[0])
         _describe(*failed)
         return _failed_run(started, *failed)
     except KeyboardInterrupt:
@@ -221,6 +229,16 @@ def _cause(started: Sequence[Started], first: tuple[Started, int]) -> tuple[Star
             # Those that have waited for others in vain before they met can't say for whom.
             stands = [host for host in started if host.status() is None]
             return (*blamed, *stands, first[0])[0], first[1]
+        time.sleep(_PAUSE)
+
+
+def _let_the_others_say_so(started: Sequence[Started], cause: Started) -> None:
+    """Waits for those that see by themselves that it is gone, and name the newest checkpoint."""
+    deadline = time.monotonic() + _TO_SAY_SO
+    others = [host for host in started if host is not cause and WATCHES in host.told]
+    for host in others:
+        host.tell_of_an_end()
+    while time.monotonic() < deadline and any(host.status() is None for host in others):
         time.sleep(_PAUSE)
 
 

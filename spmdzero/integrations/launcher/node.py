@@ -1,7 +1,8 @@
 """One host's process of a job: runs the script, and ends when its launcher does.
 
 `python -m spmdzero.integrations.launcher.node [--elastic] [-m] SCRIPT ...`, which `spmdzero launch`
-starts on each host. The launcher holds the other end of stdin, through ssh too.
+starts on each host. The launcher holds the other end of stdin, through ssh too, and writes into it
+when another host has ended.
 """
 
 import os
@@ -11,6 +12,7 @@ import threading
 import time
 
 from spmdzero import _to_launcher
+from spmdzero.backend._watching import watch
 from spmdzero.errors import HostsDifferError, SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.integrations import install
 from spmdzero.integrations._as_main import run_as_main
@@ -65,7 +67,11 @@ def _tell_failure(error: BaseException) -> None:
 
 def _end_with(launcher: int) -> None:
     while os.read(launcher, 1):
-        pass
+        # It says so of another host, for which this one may wait on its devices, where no exception
+        # comes of it.
+        watched = watch()
+        if watched is not None:
+            watched.suspect()
     os.kill(os.getpid(), signal.SIGTERM)
     # JAX takes that for a notice that the machine will be gone.
     time.sleep(_TO_END)
