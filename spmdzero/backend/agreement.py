@@ -5,21 +5,26 @@ import json
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 
+from spmdzero._names import listed
 from spmdzero.backend._current import runtime
 from spmdzero.backend.processes import gather_objects
 from spmdzero.errors import HostsDifferError
 
 _MISSING = "nothing"
 _SHOWN = 6
+_NAMED = 3
 
 
-def require_agreement(what: str, own: Mapping[str, str], *, fix: str) -> None:
+def require_agreement(
+    what: str, own: Mapping[str, str], *, fix: str, digests: bool = False
+) -> None:
     """Returns if every host has the same; each must come here.
 
     Args:
         what: that is, such as ``"the config"``.
         own: this host's, by names that an error can show.
         fix: what to do about it.
+        digests: whether what it has are checksums, which tell a reader nothing.
 
     Raises:
         HostsDifferError: on every host the same one, which names hosts and differences.
@@ -31,11 +36,23 @@ def require_agreement(what: str, own: Mapping[str, str], *, fix: str) -> None:
     if len(set(gather_objects(digest))) == 1:
         return
     found = gather_objects((socket.gethostname(), dict(own)))
-    differences = list(_differences(found))
+    differences = list(_other_names(found) if digests else _differences(found))
     if differences:
         more = len(differences) - _SHOWN
         shown = "; ".join(differences[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
         raise HostsDifferError(f"the hosts don't agree on {what}: {shown}. {fix}")
+
+
+def _other_names(found: Sequence[tuple[str, Mapping[str, str]]]) -> Iterator[str]:
+    (first_name, first), *others = found
+    for host, (name, theirs) in enumerate(others, 1):
+        names = [
+            key for key in dict.fromkeys((*first, *theirs)) if first.get(key) != theirs.get(key)
+        ]
+        if names:
+            shown = listed(names, most=_NAMED)
+            verb = "differs" if len(names) == 1 else "differ"
+            yield f"{shown} {verb} between host 0 ({first_name}) and host {host} ({name})"
 
 
 def _differences(found: Sequence[tuple[str, Mapping[str, str]]]) -> Iterator[str]:

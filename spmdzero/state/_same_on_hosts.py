@@ -85,8 +85,9 @@ def require_same_values(model: nn.Module, names: Iterable[str]) -> None:
     wanted = set(names)
     own = {name: _digest(tensor) for name, tensor in _tensors(model) if name in wanted}
     require_agreement(
-        "the model's values (checksums)",
+        "the model's values",
         own,
+        digests=True,
         fix="Set the same seed before the model is built, load the same weights, or take those of "
         'host 0 with "spmd": {"broadcast": true}',
     )
