@@ -28,9 +28,10 @@ from spmdzero.config import (
     resolve_batch_sizes,
 )
 from spmdzero.data._inputs import InputPlacer
+from spmdzero.engine._clients_optimizer import take_over
 from spmdzero.engine._elastic import tell_sizes
 from spmdzero.engine._groups import Groups, Members, find_groups
-from spmdzero.engine._schedule import make_schedule, note_step
+from spmdzero.engine._schedule import make_schedule
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError, UsageAssertionError
 from spmdzero.nn._causal_lm import fuse_causal_lm_losses
 from spmdzero.plan import MeshSpec, ShardingPlan
@@ -211,7 +212,7 @@ def make_training(
     )
     schedule = make_schedule(settings.scheduler, lr_scheduler, optimizer, groups)
     if groups is not None and groups.client is not None:
-        note_step(groups.client)
+        take_over(groups.client)
     if optimizer is not None and schedule is not None:
         optimizer.hold = ScheduleHold()
     return Training(
