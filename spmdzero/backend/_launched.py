@@ -3,11 +3,14 @@
 import datetime
 import os
 import socket
+import urllib.parse
+from typing import Any
 
 import torch.distributed as dist
 
 from spmdzero.backend._meeting import meeting
 from spmdzero.backend._quiet import without_gloos_line
+from spmdzero.backend._roll_call import call_roll, tcp_store
 from spmdzero.errors import UsageValueError
 
 GLOO = "gloo"
@@ -42,16 +45,47 @@ def join_launched(timeout: datetime.timedelta = TIMEOUT) -> bool:
     """Makes the gloo group of a launcher's processes, unless there is one.
 
     Args:
-        timeout: of one collective.
+        timeout: of one collective, and for all of them to come.
 
     Returns whether there are other processes.
+
+    Raises:
+        SpmdZeroRuntimeError: some haven't come.
     """
     if not dist.is_initialized():
         if not has_peers():
             return False
+        # It holds the store until torch's own stands on the same server.
+        store = _roll_call(timeout)
         with without_gloos_line(), meeting(timeout):
             dist.init_process_group(GLOO, timeout=timeout)
+        del store
     return dist.get_world_size() > 1
+
+
+def _roll_call(timeout: datetime.timedelta) -> Any:
+    there = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return call_roll_at(f"tcp://{there}", rank=rank, count=count, timeout=timeout)
+
+
+def call_roll_at(init_method: str, *, rank: int, count: int, timeout: datetime.timedelta) -> Any:
+    """Waits until all have come to an address ``tcp://host:port``; see `call_roll`.
+
+    Returns the store, which is to be kept until torch has made its own there; None for another
+    `init_method`, by which torch itself waits.
+    """
+    parts = urllib.parse.urlsplit(init_method)
+    if parts.scheme != "tcp" or not parts.hostname or not parts.port or rank < 0 or count < 2:
+        return None
+    address, port = parts.hostname, parts.port
+    return call_roll(
+        lambda: tcp_store(address, port, rank=rank, timeout=timeout),
+        rank=rank,
+        count=count,
+        where=f"at {address}:{port}",
+        timeout=timeout,
+    )
 
 
 def own_host() -> str:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from spmdzero.backend._launched import own_host
 from spmdzero.backend._meeting import meeting
+from spmdzero.backend._roll_call import call_roll
 from spmdzero.backend._watch import ALIVE, DEFAULT_TIMEOUT, VERDICT, Sign, Watch
 from spmdzero.errors import SpmdZeroError
 
@@ -78,7 +79,15 @@ def begin() -> None:
         return
     rank = dist.get_rank()
     # A host may come later by what its script does before, for which a group has a limit.
-    with meeting(_limit_of_group()):
+    limit = _limit_of_group()
+    call_roll(
+        dist.distributed_c10d._get_default_store,
+        rank=rank,
+        count=dist.get_world_size(),
+        where="to spmdzero, from what the script does before",
+        timeout=limit,
+    )
+    with meeting(limit):
         store, names = _connected(rank)
     _watch = Watch(store, rank=rank, names=names)
     _watch.timeout = _timeout

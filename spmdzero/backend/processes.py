@@ -11,7 +11,14 @@ import torch.distributed as dist
 from spmdzero._logging import leave_lines_to_the_first_host
 from spmdzero.backend import _single_process
 from spmdzero.backend._current import runtime
-from spmdzero.backend._launched import GLOO, TIMEOUT, free_port, has_peers, join_launched
+from spmdzero.backend._launched import (
+    GLOO,
+    TIMEOUT,
+    call_roll_at,
+    free_port,
+    has_peers,
+    join_launched,
+)
 from spmdzero.backend._meeting import meeting
 from spmdzero.backend._quiet import without_gloos_line
 from spmdzero.backend._watch import STATUS
@@ -58,7 +65,8 @@ def join(
             scripts read of a launcher; None to leave the environment alone.
 
     Raises:
-        SpmdZeroRuntimeError: a device was used already, without SPMD or alone.
+        SpmdZeroRuntimeError: a device was used already, without SPMD or alone; or a process hasn't
+            come within `timeout`.
         SpmdZeroUsageError: `required` is False, and there is none.
     """
     if required is False and not dist.is_initialized():
@@ -67,10 +75,13 @@ def join(
             "call spmdzero.init_distributed() first"
         )
     if init_method is not None and not dist.is_initialized():
+        # It holds the store until torch's own stands on the same server.
+        store = call_roll_at(init_method, rank=rank, count=world_size, timeout=timeout)
         with without_gloos_line(), meeting(timeout):
             dist.init_process_group(
                 GLOO, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size
             )
+        del store
     join_launched(timeout)
     # Only now: a runtime that doesn't find the other devices by itself asks this group.
     runtime.start()

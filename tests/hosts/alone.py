@@ -1,13 +1,19 @@
-"""Prints what a process that nobody joins finds."""
+"""Prints what a process that nobody joins finds.
 
+`python -m tests.hosts.alone [SECONDS]`, for which it waits for those that its environment names.
+"""
+
+import datetime
 import json
+import sys
 
 import spmdzero
-from spmdzero.backend import runtime
+from spmdzero.backend import processes, runtime
 
 
 def main() -> None:
-    spmdzero.init_distributed()
+    given = [datetime.timedelta(seconds=float(text)) for text in sys.argv[1:]]
+    spmdzero.init_distributed(timeout=(*given, processes.TIMEOUT)[0])
     found = {
         "processes": runtime.process_count(),
         "world": spmdzero.comm.get_world_size(),

@@ -183,6 +183,7 @@ def test_hosts_of_a_hostfile_are_started_by_ssh_as_deepspeed_starts_them(
             f"export RANK={rank};", "export WORLD_SIZE=2;", "export MASTER_ADDR=127.0.0.1;",
             f"export MASTER_PORT={port};", "export CPU_NUM_DEVICES=4;", "export MY_SETTING='a b';",
             f"export PYTHONPATH={ROOT};", f"cd {os.getcwd()};",
+            "export SPMDZERO_HOSTS=worker-0,worker-2;",
         ):  # fmt: skip
             assert word in call
 

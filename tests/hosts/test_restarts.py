@@ -21,7 +21,7 @@ saved() { tell '["saved", "/runs/global_step5"]'; }
 sizes() { tell "[\\"sizes\\", $1]"; }
 # Until the launcher closes its stdin.
 stay() { cat > /dev/null; exit 0; }
-blames() { tell "[\\"blames\\", [$1, ${2:-false}]]"; exit 75; }
+blames() { tell "[\\"blames\\", [$1, ${2:-false}]]"; exit ${3:-75}; }
 """
 
 
@@ -110,6 +110,8 @@ def test_without_restarts_nothing_is_started_again(capsys: pytest.CaptureFixture
         # Who says so is not to be mistaken for who is gone.
         ("test $HOST = two && kill -9 $$; sleep 0.2; blames 1", False, [3, 3, "one three"]),
         ("test $HOST = two && stay; blames 1", False, [3, 3, "one three"]),
+        # So ends one that waited in vain for another to come.
+        ("test $HOST = two && stay; blames 1 false 1", False, [3, 3, "one three"]),
         ("test $HOST = three && exit 255; stay", True, [3, "one two"]),
         ("test $HOST = one && exit 255; stay", True, [3, "two three"]),
         # 255 means nothing where no ssh says it.

@@ -22,12 +22,14 @@ class Cell:
         writes: how often it was written.
         stride: of the storage that torch believes it to be; None for a contiguous one.
         same: whether all hosts must have the same value, as of a parameter.
+        turned: whether a tensor of it was given another shape or place than it was made with.
     """
 
-    __slots__ = ("__weakref__", "_value", "same", "serial", "stride", "writes")
+    __slots__ = ("__weakref__", "_value", "same", "serial", "stride", "turned", "writes")
 
     def __init__(self, value: Value, stride: tuple[int, ...] | None = None) -> None:
         self._value, self.writes, self.stride, self.same = value, 0, stride, False
+        self.turned = False
         self.serial = next(_serial)
         value.holders += 1
         _cells[id(self)] = weakref.ref(self)

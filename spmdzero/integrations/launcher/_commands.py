@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from spmdzero.backend._roll_call import HOSTS
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations.launcher._job import Command
 
@@ -118,7 +119,7 @@ def over_ssh(
     for rank, (host, devices) in enumerate(slots.items()):
         variables = exported | variables_of(rank, hosts=len(slots), address=address, port=port)
         variables |= script.variables()
-        variables["CPU_NUM_DEVICES"] = str(len(devices))
+        variables |= {"CPU_NUM_DEVICES": str(len(devices)), HOSTS: ",".join(slots)}
         exports = "".join(f"export {key}={shlex.quote(text)}; " for key, text in variables.items())
         line = f"{exports}cd {shlex.quote(os.getcwd())}; exec {shlex.join(script.command())}"
         commands.append(

@@ -212,7 +212,7 @@ def _cause(started: Sequence[Started], first: tuple[Started, int]) -> tuple[Star
     while True:
         ended = [(host, status) for host in started if (status := host.status()) is not None]
         for host, status in ended:
-            if status not in (0, STATUS):
+            if status not in (0, STATUS) and "blames" not in host.told:
                 return host, status
         blamed = _blamed(started)
         # A host that is frozen never ends.
