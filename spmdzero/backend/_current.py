@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any, cast
 
 from spmdzero._names import did_you_mean
@@ -12,7 +13,7 @@ from spmdzero.backend._backend import Backend
 from spmdzero.backend._compiler import Compiler
 from spmdzero.backend._programs import Counters, Flags, MemoryMaps, Programs
 from spmdzero.backend._runtime import Runtime
-from spmdzero.errors import SpmdZeroConfigError, SpmdZeroRuntimeError
+from spmdzero.errors import SpmdZeroConfigError, SpmdZeroRuntimeError, SpmdZeroUsageError
 
 _VARIABLE = "SPMDZERO_BACKEND"
 _KEY = "spmd.backend"
@@ -55,6 +56,34 @@ def choose(name: str = _AUTO) -> Backend:
 def current() -> Backend:
     """The backend in use, chosen and imported when it is first asked for."""
     return choose() if _in_use is None else _in_use
+
+
+def require_processes(environment: Mapping[str, str], *, platform: str) -> None:
+    """Returns unless processes of this environment would take torch_xla, on the CPU.
+
+    A config that names the other backend is not known here: the variable is to say the same.
+
+    Args:
+        environment: of the processes.
+        platform: of their devices, such as ``"CPU"``.
+
+    Raises:
+        SpmdZeroUsageError: they would, and could never train one model.
+    """
+    told = environment.get(_VARIABLE) or _AUTO
+    found = [option for option in _EXTRAS if _is_installed(option)] if told == _AUTO else [told]
+    if platform.upper() == "CPU" and found[:1] == ["torch_xla"]:
+        chosen = "what is installed" if told == _AUTO else f"{_VARIABLE}={told}"
+        raise SpmdZeroUsageError(f"{chosen} gives torch_xla. {alone_on_the_cpu()}")
+
+
+def alone_on_the_cpu() -> str:
+    """Why torch_xla's processes on the CPU can't train one model, and what to do."""
+    first = "" if _is_installed("jax") else f"{_install('jax')}, and then "
+    return (
+        "torch_xla's runtime of the CPU connects no processes, so that each would train a model "
+        f"of its own. JAX's does: {first}set {_VARIABLE}=jax for all hosts"
+    )
 
 
 def choice_in_words() -> str:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from spmdzero._logging import leave_lines_to_the_first_host
 from spmdzero.backend import _single_process
-from spmdzero.backend._current import runtime
+from spmdzero.backend._current import alone_on_the_cpu, current, runtime
 from spmdzero.backend._launched import (
     GLOO,
     TIMEOUT,
@@ -120,6 +120,8 @@ def connect(*, required: bool | None) -> None:
     launched = dist.get_world_size() if dist.is_initialized() else 1
     connected = runtime.process_count()
     if launched != connected:
+        if current().name == "torch_xla" and runtime.platform() == "CPU":
+            raise SpmdZeroRuntimeError(f"{launched} processes were started. {alone_on_the_cpu()}")
         raise SpmdZeroRuntimeError(
             f"the launcher started {launched} processes, and the device runtime connects "
             f"{connected}: they would not train one model. Start one process per host, which "

@@ -213,3 +213,24 @@ def test_lines_that_can_not_be_honoured_say_why(words: tuple[str, ...], reason: 
     status, _, errors = run(*words, "train.py")
     assert status == 2
     assert reason in errors
+
+
+@pytest.mark.parametrize("hosts", [("--hosts", "2"), ("--hosts", "2", "--devices-per-host", "4")])
+def test_hosts_of_the_cpu_that_torch_xla_cannot_connect_are_refused_before_they_start(
+    hosts: tuple[str, ...], tmp_path: Path
+) -> None:
+    chosen = {"SPMDZERO_BACKEND": "torch_xla", "PJRT_DEVICE": "CPU"}
+    status, out, errors = run(*hosts, script(tmp_path, WAIT), **chosen)
+    assert (status, out) == (2, "")
+    assert "torch_xla's runtime of the CPU connects no processes" in errors
+    assert "set SPMDZERO_BACKEND=jax for all hosts" in errors
+
+
+def test_hosts_that_ssh_reaches_are_refused_alike(tmp_path: Path, ssh: dict[str, str]) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("worker-0 slots=1\nworker-1 slots=1\n")
+    chosen = {"SPMDZERO_BACKEND": "torch_xla", "PJRT_DEVICE": "CPU", **ssh}
+    status, _, errors = run("-H", str(hostfile), script(tmp_path, WAIT), **chosen)
+    assert status == 2
+    assert "set SPMDZERO_BACKEND=jax for all hosts" in errors
+    assert not Path(ssh["SSH_LOG"]).exists()

@@ -1,12 +1,21 @@
 """`spmdzero launch`: which hosts, and the job that runs on them."""
 
 import dataclasses
+import os
 from collections.abc import Sequence
 
+from spmdzero.backend._chips import has_tpu_chips
+from spmdzero.backend._current import require_processes
 from spmdzero.backend.processes import free_port
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations.launcher._again import Commands, run_with_restarts
-from spmdzero.integrations.launcher._commands import Remote, Script, on_this_machine, over_ssh
+from spmdzero.integrations.launcher._commands import (
+    Remote,
+    Script,
+    exported_variables,
+    on_this_machine,
+    over_ssh,
+)
 from spmdzero.integrations.launcher._hosts import filtered, read_hostfile
 from spmdzero.integrations.launcher._job import Command
 
@@ -48,14 +57,16 @@ def launch(line: Line) -> int:
     Returns 0, or the status of the host from which the last failure came.
 
     Raises:
-        SpmdZeroUsageError: no hosts are named, or in two ways; --elastic without --restarts; or see
-            `read_hostfile`, `filtered`, `run_with_restarts`.
+        SpmdZeroUsageError: no hosts are named, or in two ways; --elastic without --restarts; the
+            backend connects no hosts; or see `read_hostfile`, `filtered`, `run_with_restarts`.
     """
     if line.elastic and not line.restarts:
         raise SpmdZeroUsageError(
             "--elastic says on which hosts a job starts again: say how often, by --restarts N"
         )
     names, commands = _here(line) if line.hosts is not None else _elsewhere(line)
+    if len(names) > 1:
+        _require_backend(line)
     return run_with_restarts(
         commands,
         names,
@@ -63,6 +74,19 @@ def launch(line: Line) -> int:
         elastic=line.elastic,
         by_ssh=line.hosts is None,
     )
+
+
+def _require_backend(line: Line) -> None:
+    """Raises SpmdZeroUsageError where the hosts' backend can't connect them."""
+    if line.hosts is None:
+        variables = exported_variables()
+        # What another host has is not known here.
+        platform = variables.get("PJRT_DEVICE", "")
+    else:
+        variables = dict(os.environ)
+        here = "TPU" if has_tpu_chips() else "CPU"
+        platform = "CPU" if line.devices else os.environ.get("PJRT_DEVICE") or here
+    require_processes(variables, platform=platform)
 
 
 def _script(line: Line, restart: int) -> Script:
