@@ -1,5 +1,6 @@
 """Autograd's graph, walked."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,18 +34,23 @@ def is_transforming() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-def hands_over() -> bool:
+def hands_over(*, some: bool = False) -> bool:
     """Whether the backward pass that runs returns gradients, as `torch.autograd.grad` does.
 
     One that adds them to `.grad` reaches every leaf. Asked in the backward of a node, or by a hook.
+
+    Args:
+        some: also of one that adds them to the `.grad` of some leaves behind the node only, as by
+            `inputs=`.
     """
     node = torch._C._current_autograd_node()
-    nodes = _behind(node, lambda _: False)
-    leaf = next((each for each in nodes if hasattr(each, "variable")), None)
-    if leaf is None:
-        return False
+    leaves = (each for each in _behind(node, lambda _: False) if hasattr(each, "variable"))
+    return not all(map(_reached, leaves if some else itertools.islice(leaves, 1)))
+
+
+def _reached(leaf: Any) -> bool:
     try:
-        return not torch._C._will_engine_execute_node(leaf)
+        return torch._C._will_engine_execute_node(leaf)
     except RuntimeError:
         # It is one of the leaves whose gradients are asked for.
-        return True
+        return False

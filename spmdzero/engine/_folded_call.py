@@ -19,9 +19,9 @@ _WRITTEN = (
     "forward saw"
 )
 _ASKED = (
-    "torch.autograd.grad is asked for gradients of parameters, which a captured forward hands to "
-    'its engine only. Set "spmd": {"capture": false}, or, if they are not to be differentiated, '
-    "call engine.backward(loss) and read parameter.grad"
+    "torch.autograd.grad, or backward(inputs=...), is asked for gradients of parameters, which a "
+    'captured forward hands to its engine only. Set "spmd": {"capture": false}, or, if they are '
+    "not to be differentiated, call engine.backward(loss) and read parameter.grad"
 )
 
 
@@ -112,8 +112,8 @@ class FoldedCall:
             tensors: parameters, buffers and inputs.
             keys: of its random draws.
         """
-        anchor = next(tensor for tensor in tensors if tensor.requires_grad)
-        outputs: Any = _Folded.apply(anchor, self, tensors, keys)
+        trained = [tensor for tensor in tensors if tensor.requires_grad]
+        outputs: Any = _Folded.apply(self, tensors, keys, *trained)
         _waiting.add(self)
         return outputs
 
@@ -138,14 +138,15 @@ def keep_waiting(*, ending: Training | None) -> None:
 
 
 class _Folded(torch.autograd.Function):
-    # The anchor makes autograd record the node; the tensors are in a list, unseen by it.
+    # Autograd sees the trained tensors, to come here whichever of them is asked for; the others are
+    # in a list, unseen by it.
     @staticmethod
     def forward(
         ctx: Any,
-        anchor: torch.Tensor,
         call: FoldedCall,
         tensors: list[torch.Tensor],
         keys: list[torch.Tensor],
+        *trained: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         record, training = call.record, call.training
         values = record.traced.function([*tensors, *keys])
@@ -175,9 +176,9 @@ class _Folded(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[None, None, None, None]:
+    def backward(ctx: Any, *grads: Any) -> tuple[None, ...]:
         call: FoldedCall = ctx.call
-        if hands_over():
+        if hands_over(some=True):
             raise SpmdZeroUsageError(_ASKED)
         given = {index: grad for index, grad in enumerate(grads) if grad is not None}
         try:
@@ -192,4 +193,4 @@ class _Folded(torch.autograd.Function):
         _waiting.discard(call)
         call.backward(call, saved, given)
         call.leave(saved, given)
-        return None, None, None, None
+        return (None,) * len(ctx.needs_input_grad)

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -11,6 +11,8 @@ from spmdzero.engine._compiling import CompilingSteps
 
 # A script that recompiles at every step would otherwise keep them all.
 _KEPT = 256
+# Forwards of a few lengths make ever new combinations, such as evaluations between two steps.
+_REMEMBERED = 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,8 @@ class Compilation:
         calls: the forwards since the launch before.
         count: how many programs.
         seconds: how long that took.
-        known: whether these calls had been launched before, so that no input explains it.
+        known: whether these calls had been launched before, so that no input explains it. The
+            latest 1,024 combinations are remembered.
     """
 
     step: int
@@ -121,7 +124,8 @@ class ProgramLog:
         self.initial = Compiled()
         self.launches = self.engine_reads = self._script_reads = 0
         self._calls: dict[Call, None] = {}
-        self._seen: set[tuple[str, tuple[Call, ...]]] = set()
+        # The latest, in the order of their latest launch.
+        self._seen: OrderedDict[tuple[str, tuple[Call, ...]], None] = OrderedDict()
         self._window: Compiled | None = None
         self._reads_before: int | None = None
         self.compiling = CompilingSteps()
@@ -203,7 +207,10 @@ class ProgramLog:
                 )
             )
         if compiled.count or kind != "forward":
-            self._seen.add((kind, calls))
+            self._seen[kind, calls] = None
+            self._seen.move_to_end((kind, calls))
+            if len(self._seen) > _REMEMBERED:
+                self._seen.popitem(last=False)
 
     def _elsewhere(self) -> Compiled:
         return Compiled.so_far() - ProgramLog._launched

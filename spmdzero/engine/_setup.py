@@ -28,9 +28,10 @@ from spmdzero.config import (
     resolve_batch_sizes,
 )
 from spmdzero.data._inputs import InputPlacer
+from spmdzero.engine._clients_optimizer import take_over
 from spmdzero.engine._elastic import tell_sizes
 from spmdzero.engine._groups import Groups, Members, find_groups
-from spmdzero.engine._schedule import make_schedule, note_step
+from spmdzero.engine._schedule import make_schedule
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError, UsageAssertionError
 from spmdzero.nn._causal_lm import fuse_causal_lm_losses
 from spmdzero.plan import MeshSpec, ShardingPlan
@@ -145,11 +146,17 @@ def place_module(
 
     Args:
         optimizer: the arguments `optimizer` and `model_parameters` of `initialize`.
+
+    Raises:
+        SpmdZeroUsageError: parameters have another dtype than fp32, and neither the bf16 nor the
+            fp16 section is on (as DeepSpeed).
     """
     dtype = PrecisionPolicy.from_config(settings).parameter
     if settings.spmd.fused_loss:
         fuse_causal_lm_losses(model)
     require_same_structure(model)
+    if dtype == torch.float32:
+        _require_fp32(model, autocast=settings.torch_autocast.enabled)
     known = frozenset[str]() if weights is not None else on_host(model)
     if settings.spmd.broadcast and runtime.process_count() > 1:
         take_first_hosts_values(model, known)
@@ -165,6 +172,22 @@ def place_module(
             stage=settings.zero_optimization.stage, allowed=settings.zero_allow_untested_optimizer
         )
     return groups
+
+
+def _require_fp32(model: nn.Module, *, autocast: bool) -> None:
+    for name, parameter in model.named_parameters():
+        if not parameter.is_floating_point() or parameter.dtype == torch.float32:
+            continue
+        fix = "Call model.float()"
+        if autocast:
+            fix += ", torch_autocast rounds inside of the forward"
+        section = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(parameter.dtype)
+        if section is not None:
+            off = "turn torch_autocast off and " if autocast else ""
+            fix += f', or {off}set "{section}": {{"enabled": true}}'
+        raise SpmdZeroUsageError(
+            f"{name} is {parameter.dtype}, but the config asks for fp32. {fix}"
+        )
 
 
 def make_training(
@@ -211,7 +234,7 @@ def make_training(
     )
     schedule = make_schedule(settings.scheduler, lr_scheduler, optimizer, groups)
     if groups is not None and groups.client is not None:
-        note_step(groups.client)
+        take_over(groups.client)
     if optimizer is not None and schedule is not None:
         optimizer.hold = ScheduleHold()
     return Training(

@@ -25,12 +25,11 @@ def move_module(
 
     Raises:
         SpmdZeroUsageError: a parameter or buffer is on a device other than the CPU, meta or ours;
-            parameters have another dtype than fp32 while `dtype` is fp32 (as DeepSpeed); or
-            `source` gives a tensor another shape.
+            or `source` gives a tensor another shape.
     """
     named = aliases(module)
     for tensor, names in named.items():
-        _check(names[0], tensor, dtype)
+        _check(names[0], tensor)
     renewed: Moved = {}
     for tensor, names in named.items():
         is_parameter = isinstance(tensor, nn.Parameter)
@@ -103,22 +102,11 @@ def _replace(module: nn.Module, renewed: Moved) -> None:
                     setattr(part, name, renewed[tensor])
 
 
-def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+def _check(name: str, tensor: torch.Tensor) -> None:
     refuse_gradient_hooks(name, tensor)
     if tensor.device.type not in ("cpu", "meta", runtime.device().type):
         raise SpmdZeroUsageError(
             f"{name} is on {tensor.device}, spmdzero moves a model to the mesh itself. Build it "
             "on the CPU, or on the meta device, and hand it to spmdzero.initialize without "
             ".cuda() or .to()"
-        )
-    if (
-        isinstance(tensor, nn.Parameter)
-        and tensor.is_floating_point()
-        and dtype == torch.float32
-        and tensor.dtype != torch.float32
-    ):
-        section = "fp16" if tensor.dtype == torch.float16 else "bf16"
-        raise SpmdZeroUsageError(
-            f"{name} is {tensor.dtype}, but the config asks for fp32. "
-            f'Call model.float(), or set "{section}": {{"enabled": true}}'
         )

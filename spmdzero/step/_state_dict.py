@@ -42,20 +42,26 @@ class WholeStates(LossScaled, LastingState, PlannedOptimizer):
     def _trainable(self) -> Iterable[nn.Parameter]:
         raise NotImplementedError
 
-    @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
         """The states in torch's form, whole and on the CPU, whatever the mesh.
 
         As torch's, with the fp32 ``"master"`` of a 16-bit parameter among its states, the count
         of updates as each one's ``"step"``, and fp16's scale as ``"loss_scaler"``. On several
-        hosts all call it: each gets all of every tensor.
+        hosts all call it: each gets all of every tensor. Hooks of torch's run before and after.
         """
+        return self._saved_between_hooks(self._whole)
+
+    @torch.no_grad()
+    def _whole(self) -> dict[str, Any]:
         self.renew()
-        packed = super().state_dict()
         members = [p for group in self.param_groups for p in group["params"]]
-        numbers = [n for group in packed["param_groups"] for n in group["params"]]
-        number_of, count = dict(zip(members, numbers, strict=True)), self._applied.detach().cpu()
-        packed["state"] = {
+        number_of = {parameter: number for number, parameter in enumerate(members)}
+        count = self._applied.detach().cpu()
+        groups = [
+            group | {"params": [number_of[parameter] for parameter in group["params"]]}
+            for group in self.param_groups
+        ]
+        states = {
             number_of[parameter]: {_STEP: count - self.reset_at.get(self._names[parameter], 0)}
             | {
                 slot: _on_host(tensor, self._own_shape(parameter, slot))
@@ -64,19 +70,24 @@ class WholeStates(LossScaled, LastingState, PlannedOptimizer):
             for parameter in self._trainable()
         }
         scaler = self.scaler
+        packed = {"state": states, "param_groups": groups}
         return packed | ({_SCALER: dataclasses.asdict(scaler)} if scaler is not None else {})
 
-    @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
         """Takes over what `state_dict` returned, of this engine or of any mesh, or torch's own.
 
         Each device gets its part, in the dtype that it keeps. A parameter without a saved state
         starts anew; one without a saved master keeps the one that it has. The numbers of the
         param groups are the saved ones, as in torch. Everything is checked before it changes.
+        Hooks of torch's run before and after.
 
         Raises:
             SpmdZeroUsageError: it is of other param groups or of another optimizer.
         """
+        self._loaded_between_hooks(state_dict, self._take_over)
+
+    @torch.no_grad()
+    def _take_over(self, state_dict: Mapping[str, Any]) -> None:
         self.renew()
         names = [[self._names[p] for p in group["params"]] for group in self.param_groups]
         states, groups = _states_by_name(state_dict, names)

@@ -1,14 +1,21 @@
-"""What torch's Optimizer offers and one whose states are planned shards can't do."""
+"""What torch's Optimizer offers, where states are planned shards: what can't be done is refused."""
 
-from typing import Any
+import copy
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
 from spmdzero.errors import SpmdZeroUsageError
 
+Saved = TypeVar("Saved")
+
 
 class PlannedOptimizer(torch.optim.Optimizer):
-    """An optimizer whose param groups are those that it was made with."""
+    """An optimizer whose param groups are those that it was made with.
+
+    Its state dicts are not torch's, so the hooks that torch has around them are called here.
+    """
 
     _planned = False
 
@@ -25,6 +32,26 @@ class PlannedOptimizer(torch.optim.Optimizer):
                 'later can start with "lr": 0'
             )
         super().add_param_group(param_group)
+
+    def _saved_between_hooks(self, save: Callable[[], Any]) -> Any:
+        """What `save` returns, or what a hook of `state_dict` makes of it."""
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        saved = save()
+        for after in self._optimizer_state_dict_post_hooks.values():
+            changed = after(self, saved)
+            saved = saved if changed is None else changed
+        return saved
+
+    def _loaded_between_hooks(self, given: Saved, load: Callable[[Saved], None]) -> None:
+        """Calls `load` with `given`, or with what a hook of `load_state_dict` makes of a copy."""
+        given = copy.copy(given)
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            changed: Any = before(self, given)  # type: ignore[arg-type]
+            given = given if changed is None else changed
+        load(given)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
 
 def refuse_closure(closure: object) -> None:

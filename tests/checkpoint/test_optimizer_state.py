@@ -124,5 +124,66 @@ def test_states_of_another_optimizer_are_refused_and_nothing_changes() -> None:
     assert torch.equal(state["master/odd.weight"], before["master/odd.weight"])
 
 
+class Hooks:
+    """All hooks that torch has around an optimizer's state dict; notes their calls.
+
+    The first saves and loads another lr, by a dict of its own.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.calls: list[str] = []
+        optimizer.register_state_dict_pre_hook(lambda _: self.calls.append("before saving"))
+        optimizer.register_state_dict_post_hook(self.saved)
+        optimizer.register_state_dict_post_hook(self.seen)
+        optimizer.register_load_state_dict_pre_hook(self.loading)
+        optimizer.register_load_state_dict_post_hook(self.loaded)
+
+    def saved(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+        self.calls.append("saved")
+        return {"whole": saved, "note": "mine"}
+
+    def seen(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+        self.calls.append(f"saw {sorted(saved)}")
+        saved["moment"] = saved["whole"]["state"][0]["exp_avg"].cpu()
+
+    def loading(self, optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+        self.calls.append(f"loading {sorted(given)}")
+        given.clear()
+        whole = self.whole
+        return whole | {"param_groups": [g | {"lr": 0.5} for g in whole["param_groups"]]}
+
+    def loaded(self, optimizer: torch.optim.Optimizer) -> None:
+        self.calls.append(f"loaded {optimizer.param_groups[0]['lr']}")
+        # Plain torch runs it with autograd on.
+        assert torch.is_grad_enabled()
+
+    whole: dict[str, Any]
+
+
+def test_hooks_of_a_state_dict_are_called_and_change_it_as_in_torch() -> None:
+    engine = start(config(2))
+    train(engine, range(1))
+    before, whole = whole_state(engine), engine.optimizer.state_dict()
+    model = make_model()
+    plain = torch.optim.AdamW(model.parameters())
+    plain.load_state_dict(whole)
+    called = []
+    for optimizer in (plain, engine.optimizer):
+        hooks = Hooks(optimizer)
+        hooks.whole = whole
+        saved = optimizer.state_dict()
+        assert saved.keys() == {"whole", "note", "moment"}
+        # What the hook sees is what is saved: the whole tensors.
+        assert torch.equal(saved["moment"], whole["state"][0]["exp_avg"])
+        optimizer.load_state_dict(saved)
+        # As in torch, the caller's dict stays as it is.
+        assert saved.keys() == {"whole", "note", "moment"}
+        assert optimizer.param_groups[0]["lr"] == 0.5
+        called.append(hooks.calls)
+    assert called[0] == called[1]
+    assert len(called[1]) == 5
+    assert_state(engine, before)
+
+
 def _with(saved: dict[str, Any], **slots: torch.Tensor) -> dict[str, Any]:
     return saved | {"state": saved["state"] | {0: saved["state"][0] | slots}}

@@ -68,7 +68,8 @@ def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(page: Path, tmp_
 def test_each_block_of_a_page_is_of_a_kind_that_is_checked():
     for block in (block for page in PAGES for block in blocks(page)):
         assert block.language in {"python", "bash", "text", "json", "diff", "named"}, block
-        if block.language == "json":
+        # What the page has the reader save is what a command after it reads.
+        if block.language == "json" and block.saved_as is None:
             load_config(json.loads(block.text))
 
 

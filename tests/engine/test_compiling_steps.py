@@ -9,6 +9,7 @@ from torch import nn
 
 import spmdzero
 from spmdzero.engine._compiling import difference
+from spmdzero.engine._programs import Call, Compiled, ProgramLog
 from tests.engine.captured import make_engine
 
 ROWS, WIDTH = 16, 12
@@ -108,3 +109,25 @@ def test_a_number_in_a_program_is_named_with_both_its_values() -> None:
     assert "constant of f32[] at /a/b.py:3 is another each time (2.5, then 3.5)" in difference(
         program.format(2.5), program.format(3.5)
     )
+
+
+def test_a_loop_of_ever_new_lengths_is_remembered_up_to_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # It is of all engines, and these programs are none.
+    monkeypatch.setattr(ProgramLog, "_launched", Compiled())
+    log = ProgramLog()
+
+    def launch(length: int) -> bool:
+        log.called(Call(inputs=(("x", (8, length), "float32"),), training=True, gradients=True))
+        log.launched("boundary", length, Compiled(count=1))
+        return log.compilations[-1].known
+
+    assert not launch(0)
+    for length in range(1, 1500):
+        assert not launch(length)
+        # What comes back goes on being known.
+        assert launch(1)
+    assert launch(1499)
+    # The first of them would be kept for ever.
+    assert not launch(0)

@@ -269,3 +269,29 @@ def test_a_group_that_came_or_went_by_hand_is_refused(
     change(optimizer.param_groups)
     with pytest.raises(spmdzero.SpmdZeroUsageError, match="had 1 entries after initialize and has"):
         engine(torch.ones(8, 4))
+
+
+def test_what_an_optimizer_given_to_initialize_has_no_states_for_is_refused() -> None:
+    model = nn.Linear(4, 4)
+    client = torch.optim.AdamW(model.parameters(), lr=0.1)
+    fresh = client.state_dict()
+    schedule = torch.optim.lr_scheduler.LambdaLR(client, lambda step: 0.5**step)
+    engine, optimizer, *_ = spmdzero.initialize(
+        model=model, config=config(None), optimizer=client, lr_scheduler=schedule
+    )
+    engine.backward(engine(torch.ones(16, 4)).mean())
+    before = [parameter.detach().cpu() for parameter in model.parameters()]
+    # Its own update would come on top of the engine's, from states that no plan shards.
+    refusals: dict[str, Callable[[], object]] = {
+        r"engine\.step\(\)": client.step,
+        r"engine\.optimizer\.state_dict\(\)": client.state_dict,
+        r"engine\.optimizer\.load_state_dict\(\.\.\.\)": lambda: client.load_state_dict(fresh),
+    }
+    for instead, refused in refusals.items():
+        with pytest.raises(spmdzero.SpmdZeroUsageError, match=instead):
+            refused()
+    for parameter, value in zip(model.parameters(), before, strict=True):
+        assert torch.equal(parameter.detach().cpu(), value)
+    engine.step()
+    # What both share still reaches both.
+    assert [o.param_groups[0]["lr"] for o in (client, optimizer)] == [0.05, 0.05]

@@ -264,8 +264,15 @@ def test_a_grad_that_is_to_be_differentiated_is_refused(spmd: dict[str, Any]) ->
 
 def test_a_captured_forward_says_that_it_has_no_gradients_of_parameters() -> None:
     engine = start(Critic(), train_micro_batch_size_per_gpu=2)
-    with pytest.raises(SpmdZeroUsageError, match='"capture": false'):
-        torch.autograd.grad(engine(X).square().mean(), [*engine.module.parameters()])
+    parameters = [*engine.module.parameters()]
+    for asked in (parameters, parameters[:1], parameters[1:], parameters[-1:]):
+        for allow_unused in (False, True):
+            loss = engine(X).square().mean()
+            with pytest.raises(SpmdZeroUsageError, match='"capture": false'):
+                torch.autograd.grad(loss, asked, allow_unused=allow_unused)
+    for asked in (parameters[:1], parameters[-1:]):
+        with pytest.raises(SpmdZeroUsageError, match='"capture": false'):
+            engine(X).square().mean().backward(inputs=asked)
 
 
 TRANSFORMS: dict[str, Callable[..., Any]] = {

@@ -1,5 +1,6 @@
 """What a forward writes is kept, in whatever way it is written, as in plain torch."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -158,6 +159,56 @@ def test_every_write_is_kept_in_every_way_to_train(
     )
     found = _train(engine, STYLES[style])
     _assert_same(found, _torchs(initial, accumulation=accumulation))
+
+
+class FromBefore(nn.Module):
+    """Writes a trained, a frozen parameter and a buffer by a list that it made of them at first."""
+
+    def __init__(self, *, read: bool) -> None:
+        super().__init__()
+        self.line, self.read = nn.Linear(SIZE, SIZE), read
+        self.own: list[tuple[str, torch.Tensor]] = []
+        for way in WAYS:
+            trained, frozen = (
+                nn.Parameter(torch.zeros(SIZE), requires_grad=g) for g in (True, False)
+            )
+            self.register_parameter(f"trained_{way}", trained)
+            self.register_parameter(f"frozen_{way}", frozen)
+            self.register_buffer(f"buffer_{way}", buffer := torch.zeros(SIZE))
+            self.own += [(way, trained), (way, frozen), (way, buffer)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.line(x)
+        with torch.no_grad():
+            for way, tensor in self.own:
+                WAYS[way](tensor, x.mean(0))
+        if self.read:
+            y.sum().item()
+        return y.square().mean() + torch.stack([tensor for _, tensor in self.own]).mean()
+
+
+@pytest.mark.parametrize("read", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_global_forward_writes_once_by_a_reference_from_before(read: bool) -> None:
+    torch.manual_seed(0)
+    model = FromBefore(read=read)
+    plain = copy.deepcopy(model)
+    optimizer = torch.optim.SGD([p for p in plain.parameters() if p.requires_grad], lr=LR)
+    engine = start(
+        model,
+        optimizer={"type": "SGD", "params": {"lr": LR}},
+        zero_allow_untested_optimizer=True,
+        gradient_clipping=0.0,
+        spmd=GLOBAL,
+    )
+    for rows in ROWS[:, 0]:
+        optimizer.zero_grad()
+        plain(rows).backward()
+        optimizer.step()
+        one_call(engine, rows)
+    found = {name: tensor.cpu() for name, tensor in engine.module.state_dict().items()}
+    _assert_same(found, plain.state_dict())
+    expected = "reads a value" if read else "writes 'trained_in_place' by a reference"
+    assert expected in engine.capture.reason
 
 
 class Clamped(nn.Module):

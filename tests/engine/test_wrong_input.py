@@ -80,6 +80,10 @@ def test_a_model_that_can_not_be_trained_is_refused_with_the_reason() -> None:
     refused(r"weight is on cuda.*Build it on the CPU", model=away)
     refused("bfloat16, but the config asks for fp32", model=nn.Linear(4, 3).bfloat16())
     refused('float16, .* set "fp16"', model=nn.Linear(4, 3).half())
+    refused(r"float64, .*Call model.float\(\)$", model=nn.Linear(4, 3).double())
+    autocast = config(torch_autocast={"enabled": True})
+    fix = r'Call model.float\(\), .*or turn torch_autocast off and set "bf16"'
+    refused(fix, model=nn.Linear(4, 3).bfloat16(), config=autocast)
     refused("needs a torch.nn.Module, got str", model="gpt2")
     refused("weight has a gradient hook", model=hooked)
     refused("nothing to train", model=nn.Linear(4, 3).requires_grad_(False))

@@ -1,6 +1,7 @@
 """What is written in place, through views and by indices, beside torch on the CPU."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -251,6 +252,44 @@ def test_a_trained_view_is_given_no_other_shape_in_place(mesh: Mesh) -> None:
         (x * 1)[:].t_()
 
 
+# Of `[3, 3]` numbers: uses of a view that autograd takes for another part of what it views.
+STALE: dict[str, Callable[[torch.Tensor], Any]] = {
+    "a row written after a turn": lambda x: after(lambda y: (y[0], y.t_())[0].mul_(2), x * 1),
+    "a row read after a turn": lambda x: (y := x * 1, y[0], y.t_())[1] * 2,
+    "a row of a row": lambda x: (y := x * 1, y[1:], y.t_())[1][0] * 2,
+    "a row written after two turns": lambda x: after(
+        lambda y: (y[0], y.squeeze_(1).transpose_(0, 1))[0].mul_(2), x[:, None] * 1
+    ),
+    "a row that a backward starts from": lambda x: (
+        (y := x * 1, y[0], y.t_())[1].backward(x.detach()[0])
+    ),
+    "a row whose gradient is asked for": lambda x: torch.autograd.grad(
+        (y := x * 1, y[0], y.t_())[1], x, x.detach()[0]
+    ),
+    "a row of zeros that gets what is trained": lambda x: after(
+        lambda y: (y[0], y.t_())[0].copy_(x[0]), torch.zeros(3, 3, device=x.device)
+    ),
+    "a part that is turned and gets what is trained": lambda x: after(
+        lambda y: y[:2, :2].t_().copy_(x[:2, :2]), torch.zeros(3, 3, device=x.device)
+    ),
+    "a part that is given the place of another": lambda x: after(
+        lambda y: after(lambda row: setattr(row, "data", y[1]), y[0]).copy_(x[0]),
+        torch.zeros(3, 3, device=x.device),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STALE)
+def test_a_view_older_than_a_change_of_shape_has_no_gradient(mesh: Mesh, name: str) -> None:
+    x = torch.arange(9.0).reshape(3, 3).to(DEVICE).requires_grad_()
+    with pytest.raises(SpmdZeroRuntimeError, match=r"test_writes.py.*in place.*view again"):
+        STALE[name](x)
+    if "backward" not in name and "gradient" not in name:
+        with torch.no_grad():
+            # Its numbers are torch's.
+            torch.testing.assert_close(STALE[name](x).cpu(), STALE[name](x.cpu()), rtol=0, atol=0)
+
+
 def gradient(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
     x = x.clone().requires_grad_()
     (function(x * 1) ** 2).sum().backward()
@@ -285,6 +324,16 @@ GRADIENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "as real parts": lambda x: after(
         lambda z: torch.view_as_real(z).mul_(2), complex_of(x) * 1
     ).abs(),
+    "a row, then turned and turned back": lambda x: after(
+        lambda y: (y[0], y.t_().t_())[0].mul_(2), x * 1
+    ),
+    "turned, then a row": lambda x: after(lambda y: y.t_()[0].mul_(2), x * 1),
+    "a part of the storage, then turned": lambda x: after(
+        lambda y: (y.as_strided((3,), (2,)), y.t_())[0].mul_(2), x * 1
+    ),
+    "a row that has no gradient, then turned": lambda x: after(
+        lambda y: (y.detach()[0], y.t_()), x * 1
+    ),
 }  # fmt: skip
 
 

@@ -22,17 +22,26 @@ class Cell:
         writes: how often it was written.
         stride: of the storage that torch believes it to be; None for a contiguous one.
         same: whether all hosts must have the same value, as of a parameter.
+        turned: whether a tensor of it was given another shape or place than it was made with.
     """
 
-    __slots__ = ("__weakref__", "_value", "same", "serial", "stride", "writes")
+    __slots__ = ("__weakref__", "_value", "same", "serial", "stride", "turned", "writes")
 
     def __init__(self, value: Value, stride: tuple[int, ...] | None = None) -> None:
         self._value, self.writes, self.stride, self.same = value, 0, stride, False
+        self.turned = False
         self.serial = next(_serial)
         value.holders += 1
         _cells[id(self)] = weakref.ref(self)
 
     def __del__(self) -> None:
+        """Counts itself out.
+
+        Python drops what is raised here: a Ctrl-C that comes just now, outside of `held`, is lost
+        (press again), and the value may keep a holder too many, which costs its memory until it
+        goes: it is not given away to a program. To hold signals would take 3 microseconds for
+        each tensor that goes, ten times what its life takes.
+        """
         self._value.holders -= 1
         _cells.pop(id(self), None)
 

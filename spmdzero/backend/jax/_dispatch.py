@@ -14,7 +14,7 @@ from spmdzero.backend.jax._decompose import decomposed, kernel_of_others, of_dat
 from spmdzero.backend.jax._lowered import made_by, require_lowering
 from spmdzero.backend.jax._meta import on_meta
 from spmdzero.backend.jax._operations import AtenOp, identity
-from spmdzero.backend.jax._tensor import LazyTensor, alias_of, hooks, over
+from spmdzero.backend.jax._tensor import LazyTensor, alias_of, hooks, over, require_own_part
 from spmdzero.backend.jax._trees import found, swapped
 from spmdzero.backend.jax._values import Operation, Space, Value, record
 from spmdzero.backend.jax._views import (
@@ -81,6 +81,8 @@ def value_of(tensor: torch.Tensor) -> Value:
     if not isinstance(tensor, LazyTensor):
         return _host.constant(tensor)
     value = tensor.cell.value
+    if tensor.cell.turned and tensor.requires_grad:
+        require_own_part(tensor)
     for step in tensor.steps:
         value = viewed(step, value)
     return value

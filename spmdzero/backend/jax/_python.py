@@ -10,7 +10,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from spmdzero.backend.jax import _unasked as unasked
 from spmdzero.backend.jax._dispatch import dispatched, read, replace, value_of
-from spmdzero.backend.jax._tensor import DEVICE, LazyTensor, become, hooks
+from spmdzero.backend.jax._tensor import DEVICE, LazyTensor, become, hooks, require_own_part
+from spmdzero.backend.jax._trees import found
 from spmdzero.backend.replica import in_region
 
 _Tensor = torch.Tensor
@@ -197,6 +198,7 @@ def _backward(
     tensor: torch.Tensor, gradient: Any = None, retain_graph: bool | None = None,
     create_graph: bool = False, inputs: Any = None,
 ) -> None:  # fmt: skip
+    _require_own_parts(tensor)
     with torch._C._EnableTorchFunction():
         unasked.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
@@ -204,14 +206,22 @@ def _backward(
 @answer(torch.autograd.backward)
 def _backward_of_several(*args: Any, **kwargs: Any) -> None:
     # A newer torch asks here.
+    _require_own_parts(args[:1], kwargs.get("tensors"))
     with torch._C._EnableTorchFunction():
         unasked.backward(*args, **kwargs)
 
 
 @answer(torch.autograd.grad)
 def _grad(*args: Any, **kwargs: Any) -> Any:
+    _require_own_parts(args[:1], kwargs.get("outputs"))
     with torch._C._EnableTorchFunction():
         return unasked.grad(*args, **kwargs)
+
+
+def _require_own_parts(*roots: Any) -> None:
+    for tensor in found(roots, LazyTensor):
+        if tensor.cell.turned:
+            require_own_part(tensor)
 
 
 @answer(F.scaled_dot_product_attention)

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 
+from spmdzero._user_line import user_line
 from spmdzero.backend._autocast_lists import keys_of
 from spmdzero.backend.jax._cells import Cell
 from spmdzero.backend.jax._values import Value
 from spmdzero.backend.jax._views import ViewStep
 from spmdzero.backend.scan import StandIn
+from spmdzero.errors import SpmdZeroRuntimeError
 
 DEVICE = torch.device("xla", 0)
 _AUTOCAST = keys_of(DEVICE.type)
@@ -152,8 +154,48 @@ def become(tensor: LazyTensor, other: LazyTensor) -> None:
     """Gives `tensor` the shape, strides, dtype and place of `other`, and shares its cell."""
     # torch's own setter, which knows nothing of cells; version counter and gradient stay.
     with torch._C.DisableTorchFunctionSubclass():
+        if _place(tensor) != _place(other):
+            other.cell.turned = True
         torch._C.TensorBase.data.__set__(tensor, other)  # type: ignore[attr-defined]
     tensor.cell, tensor.steps = other.cell, other.steps
+
+
+def require_own_part(tensor: LazyTensor) -> None:
+    """Refuses a view of which autograd's graph would have another part of its base.
+
+    To torch a tensor like this one, which Python dispatches, is what the view's operations make of
+    its base, and it does them once more where the base was written. After a change of shape in
+    place, of the base or of the view, they may make another part. A tensor with memory is known
+    by its place in that.
+
+    Raises:
+        SpmdZeroRuntimeError: autograd is recording, and would have another part.
+    """
+    if not torch.is_grad_enabled():
+        return
+    with torch._C.DisableTorchFunctionSubclass():
+        base = tensor._base
+        if base is None:
+            return
+        # No view reaches beyond it, and the meta device has no memory to run out of.
+        like = torch.empty(1 << 48, dtype=base.dtype, device="meta")
+        like = like.as_strided(base.shape, base.stride(), base.storage_offset())
+        try:
+            same = _place(tensor._view_func_unsafe(like)) == _place(tensor)
+        except (RuntimeError, IndexError):
+            same = False
+    if not same:
+        raise SpmdZeroRuntimeError(
+            f"{user_line()}: a view of shape {list(tensor.shape)} is used, and it or what it views "
+            "was given another shape or place in place since the view was taken (by transpose_, "
+            "squeeze_ or their like, or by .data): autograd would have the gradient of another "
+            "part. Take the view again, or change no shape in place: y = y.transpose(0, 1)"
+        )
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where in its storage its elements are."""
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
 
 
 def alias_of(

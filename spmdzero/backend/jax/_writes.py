@@ -11,7 +11,8 @@ from spmdzero.backend.jax._cells import Cell
 from spmdzero.backend.jax._dispatch import compute, dispatched, read, value_of, viewed
 from spmdzero.backend.jax._functional import functional
 from spmdzero.backend.jax._meta import on_meta
-from spmdzero.backend.jax._tensor import LazyTensor, become, hooks
+from spmdzero.backend.jax._tensor import LazyTensor, become, hooks, require_own_part
+from spmdzero.backend.jax._trees import found
 from spmdzero.backend.jax._values import Value
 from spmdzero.backend.jax._views import (
     UnwritableViewError,
@@ -68,6 +69,7 @@ def answered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if schema.name == "aten::copy_":
         if not isinstance(args[0], LazyTensor):
             return args[0].copy_(read(args[1]))
+        _require_part(args)
         _as_torch_takes_it(func, args, kwargs)
         _require_places(func, args)
         moves = not (isinstance(args[1], LazyTensor) or args[0].cell.same)
@@ -89,6 +91,7 @@ def answered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return args[0]
     metas = _as_torch_takes_it(func, args, kwargs)
     _require_places(func, args)
+    _require_part(args)
     names = [argument.name for argument in schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
     targets = [given[name] for name in form.writes]
@@ -107,6 +110,15 @@ def answered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return targets[0] if len(schema.returns) == 1 else tuple(targets)
     kept = results[: len(results) - len(targets)]
     return tuple(kept) if len(kept) > 1 else kept[0]
+
+
+def _require_part(args: tuple[Any, ...]) -> None:
+    """As `require_own_part`, of what a gradient goes through once it is written."""
+    target = args[0] if args else None
+    if not isinstance(target, LazyTensor) or not target.cell.turned:
+        return
+    if any(tensor.requires_grad for tensor in found(args, torch.Tensor)):
+        require_own_part(target)
 
 
 # They write the same into all places of an element.

@@ -99,6 +99,9 @@ class GlobalForward:
 
         Gradients reach the sink in global space. Random draws take no key: they are those of the
         devices' own generator.
+
+        Raises:
+            ReplicaRegionError: the forward writes the module's own state, which is undone.
         """
         state = {**own.parameters, **own.buffers}
         watch = StateWatch(state, parameters=own.parameters)
@@ -109,7 +112,7 @@ class GlobalForward:
         def module(*args: Any, **kwargs: Any) -> Any:
             return functional_call(self._module, state, args, kwargs)
 
-        with reads_by(Reader(values=own.read, line=user_line)):
+        with self._own_left_alone(), reads_by(Reader(values=own.read, line=user_line)):
             output = self._call(module, args, kwargs)
         _kept(watch, state)
         return Passage(output=output, written=watch.written(state), flags={}, state={})
@@ -121,6 +124,25 @@ class GlobalForward:
         """Wraps the backward of what `trace` returned."""
         with reads_by(Reader(values=read, line=user_line)):
             yield
+
+    @contextlib.contextmanager
+    def _own_left_alone(self) -> Iterator[None]:
+        """Undoes what is written into the module's own state in the block, and raises then."""
+        own = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
+        before = {name: tensor.detach().clone() for name, tensor in own.items()}
+        values = arrays.value_ids(list(own.values()))
+        try:
+            yield
+        finally:
+            pairs = zip(own, values, arrays.value_ids(list(own.values())), strict=True)
+            written = [name for name, was, value in pairs if was != value]
+            for name in written:
+                arrays.set_value(own[name].detach(), before[name])
+        if written:
+            raise ReplicaRegionError(
+                f"the forward writes {written[0]!r} by a reference that was kept from before, such "
+                f"as in a list of parameters: reach it as self.{written[0]}"
+            )
 
     def _call(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         self._rows = set()

@@ -116,8 +116,9 @@ class _Pending:
 
     def replace(self) -> None:
         """Puts zeros in the place of what was computed from stand-ins."""
-        for found in gc.get_objects():
-            if not issubclass(type(found), torch.Tensor) or not _private.needs_placeholder(found):
-                continue
-            if _private.tensor_id(found) > self.since:
+        tensors = [found for found in gc.get_objects() if issubclass(type(found), torch.Tensor)]
+        # C++ may hold one alone, and let go of it while others are looked at.
+        _private.hold(tensors)
+        for found in tensors:
+            if _private.needs_placeholder(found) and _private.tensor_id(found) > self.since:
                 _private.replace(found, torch.zeros_like(found))

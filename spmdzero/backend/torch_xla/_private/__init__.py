@@ -56,6 +56,7 @@ from spmdzero.backend.torch_xla._private.values import (
     buffer_ids,
     compute,
     count_pending,
+    hold,
     lacks_data,
     latest_tensor_id,
     needs_placeholder,

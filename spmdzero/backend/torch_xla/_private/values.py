@@ -61,6 +61,12 @@ def _wait_for_values(tensors: Sequence[torch.Tensor]) -> None:
         _C._xla_wait_device_ops([])
 
 
+def hold(tensors: Sequence[torch.Tensor]) -> None:
+    """Has Python own these, which came from the garbage collector rather than from torch."""
+    for tensor in tensors:
+        tensor._fix_weakref()  # type: ignore[attr-defined]
+
+
 def replace(tensor: torch.Tensor, other: torch.Tensor) -> None:
     """Makes `tensor` hold what `other` holds, whatever wraps it."""
     _C._replace_xla_tensor(tensor, other)
