@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from spmdzero.backend._programs import Counters, Flags, MemoryMaps, Programs
 from spmdzero.backend._runtime import Runtime
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroRuntimeError, SpmdZeroUsageError
 
+_logger = logging.getLogger("spmdzero")
 _VARIABLE = "SPMDZERO_BACKEND"
 _KEY = "spmd.backend"
 _AUTO = "auto"
@@ -59,22 +61,29 @@ def current() -> Backend:
 
 
 def require_processes(environment: Mapping[str, str], *, platform: str) -> None:
-    """Returns unless processes of this environment would take torch_xla, on the CPU.
+    """Returns unless processes of this environment are told to take torch_xla, on the CPU.
 
-    A config that names the other backend is not known here: the variable is to say the same.
+    Where nothing tells them they may be told by their config, which is not known here: a warning.
 
     Args:
         environment: of the processes.
         platform: of their devices, such as ``"CPU"``.
 
     Raises:
-        SpmdZeroUsageError: they would, and could never train one model.
+        SpmdZeroUsageError: they are, and could never train one model.
     """
+    if platform.upper() != "CPU":
+        return
     told = environment.get(_VARIABLE) or _AUTO
-    found = [option for option in _EXTRAS if _is_installed(option)] if told == _AUTO else [told]
-    if platform.upper() == "CPU" and found[:1] == ["torch_xla"]:
-        chosen = "what is installed" if told == _AUTO else f"{_VARIABLE}={told}"
-        raise SpmdZeroUsageError(f"{chosen} gives torch_xla. {alone_on_the_cpu()}")
+    if told == "torch_xla":
+        raise SpmdZeroUsageError(f"{_VARIABLE}={told}: {alone_on_the_cpu()}")
+    if told == _AUTO and _is_installed("torch_xla"):
+        _logger.warning(
+            '%s is not set, and hosts whose config lacks "spmd": {"backend": "jax"} take '
+            "torch_xla, which is installed. %s",
+            _VARIABLE,
+            alone_on_the_cpu(),
+        )
 
 
 def alone_on_the_cpu() -> str:
