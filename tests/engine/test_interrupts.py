@@ -29,6 +29,14 @@ ROWS, ACCUMULATION = 16, 2
 WARM = 5
 
 
+@pytest.fixture(autouse=True)
+def _ctrl_c_is_pythons() -> Iterator[None]:
+    """What a shell starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Regression(nn.Module):
     def __init__(self) -> None:
         super().__init__()
