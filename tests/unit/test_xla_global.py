@@ -1,6 +1,8 @@
 """The forward in global space, where there is no region: torch's numbers, and no gathered batch."""
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from region_harness import ROWS, Apply, assert_same_sums, numbers, torch_gradien
 from torch import nn
 
 from spmdzero.backend import Batch
+from spmdzero.backend.replica import GlobalForward
 from spmdzero.backend.torch_xla import DeviceMesh, global_forward, optimized_hlo
 from spmdzero.state._placed_module import move_module
 
@@ -18,16 +21,23 @@ def place(mesh: DeviceMesh, host: torch.Tensor) -> Batch:
     return Batch(mesh.place(host, mesh.batch_spec(host.dim())), 0)
 
 
+def computing(function: Callable[..., Any], mesh: DeviceMesh) -> GlobalForward:
+    """The forward of a module on the devices that computes `function`."""
+    module = Apply(function)
+    move_module(module, mesh=mesh, dtype=None, source=lambda names: None)
+    return global_forward(mesh=mesh, module=module)
+
+
 def test_a_global_forward_sees_the_whole_batch_and_plain_tensors(mesh: DeviceMesh) -> None:
     x = numbers(ROWS, 4).round()
-    forward = global_forward(mesh=mesh, module=Apply(lambda x, scale: x - scale * x.max()))
+    forward = computing(lambda x, scale: x - scale * x.max(), mesh)
     output = forward((place(mesh, x),), {"scale": mesh.place(torch.tensor(2.0))})
     assert torch.equal(output.cpu(), x - 2 * x.max())
 
 
 def test_an_extreme_over_all_dims_is_one_number(mesh: DeviceMesh) -> None:
     x = numbers(ROWS, 4)
-    forward = global_forward(mesh=mesh, module=Apply(lambda x: (x.amax(), x.amin(keepdim=True))))
+    forward = computing(lambda x: (x.amax(), x.amin(keepdim=True)), mesh)
     highest, lowest = forward((place(mesh, x),), {})
     assert torch.equal(highest.cpu(), x.amax())
     assert torch.equal(lowest.cpu(), x.amin(keepdim=True))
