@@ -94,8 +94,10 @@ def tensor_id(tensor: torch.Tensor) -> int:
 
 def write_stamp(tensor: torch.Tensor) -> tuple[int, int]:
     """Changes whenever `tensor` is written: in place, through a view, or through `.data`."""
-    # Writes through .data leave the version alone, and copy_ leaves the id alone.
-    return _C._xla_get_tensor_id(tensor), tensor._version
+    # Writes through .data leave the version alone, and copy_ leaves the id alone. What is made in
+    # inference mode has no version.
+    version = 0 if tensor.is_inference() else tensor._version
+    return _C._xla_get_tensor_id(tensor), version
 
 
 def buffer_ids(tensor: torch.Tensor) -> tuple[int, int]:
