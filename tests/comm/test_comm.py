@@ -95,7 +95,8 @@ def test_what_one_host_fails_with_before_a_save_is_raised_by_both(
 def test_processes_that_the_device_runtime_does_not_connect_are_refused(both: list[dict]) -> None:
     kind, message = both[0]["not connected"]
     assert kind == "SpmdZeroRuntimeError"
-    assert "2 processes, and the device runtime connects 1" in message
+    assert "2 processes were started. torch_xla's runtime of the CPU connects no" in message
+    assert "set SPMDZERO_BACKEND=jax for all hosts" in message
 
 
 class TestOneProcess:
