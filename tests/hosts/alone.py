@@ -5,6 +5,7 @@
 
 import datetime
 import json
+import signal
 import sys
 
 import spmdzero
@@ -12,6 +13,8 @@ from spmdzero.backend import processes, runtime
 
 
 def main() -> None:
+    # What a shell starts in the background, such as the tests, ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     given = [datetime.timedelta(seconds=float(text)) for text in sys.argv[1:]]
     spmdzero.init_distributed(timeout=(*given, processes.TIMEOUT)[0])
     found = {
