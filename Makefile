@@ -87,8 +87,9 @@ test: lint
 test-all: lint
 	@$(call BOTH,,$(SHARED_ALL))
 
-# What else a processor may have: XLA's instructions, then those of torch's kernels, oneDNN's and
-# MKL's. Without F16C, which comes with AVX, XLA compiles no fp16.
+# What else a processor may have: the instructions of JAX's XLA, then of torch's kernels, oneDNN's and
+# MKL's. torch_xla's has those of tests/support/backends.py on each. Without F16C, which comes with
+# AVX, XLA compiles no fp16.
 PROCESSORS := AVX2-default-SSE41-COMPATIBLE AVX512-avx2-AVX2-AVX2
 
 test-processors: $(PROCESSORS:%=test-processor-%)

@@ -3,7 +3,7 @@
 import importlib.util
 import os
 
-# The instructions that XLA may use, as if of another processor: `make test-processors`.
+# The instructions that JAX's XLA may use, as if of another processor: `make test-processors`.
 _ISA = os.environ.get("TEST_XLA_ISA", "")
 
 # Compiling is what the suite spends its time on. The first flag leaves out LLVM's optimisation of
@@ -13,8 +13,7 @@ _ISA = os.environ.get("TEST_XLA_ISA", "")
 # what is the same bit for bit in a user's run is so here. XLA's own passes, and so the ledgers,
 # stay as they are.
 _TORCH_XLA_FLAGS = (
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-    f" --xla_cpu_max_isa={_ISA or 'AVX'}"
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_max_isa=AVX"
 )
 # The first one's of JAX, whose versions of XLA lack others.
 _JAX_FLAGS = "--xla_backend_optimization_level=0" + (f" --xla_cpu_max_isa={_ISA}" if _ISA else "")
