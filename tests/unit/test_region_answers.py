@@ -227,8 +227,9 @@ DRAWS: dict[str, Draw] = {
     "randn_like": (lambda s, d, v: torch.randn_like(torch.zeros(s, dtype=d, device=v)), -7, 7),
     "randint": (lambda s, d, v: torch.randint(2, 5, s, dtype=d, device=v), 2, 4),
     "randint of one": (lambda s, d, v: torch.randint(0, 1, s, dtype=d, device=v), 0, 0),
+    # 299 is 300 in bfloat16.
     "randint that is too large": (
-        lambda s, d, v: torch.randint(0, 300, s, dtype=d, device=v), 0, 299,
+        lambda s, d, v: torch.randint(0, 300, s, dtype=d, device=v), 0, 300,
     ),
     "randint of none": (lambda s, d, v: torch.randint(5, 5, s, dtype=d, device=v), 0, 0),
     "randint_like": (
