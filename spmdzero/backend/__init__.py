@@ -23,7 +23,7 @@ from spmdzero.backend._current import (
 )
 from spmdzero.backend._interrupts import held, let_in
 from spmdzero.backend._keys import draw_keys
-from spmdzero.backend._mesh import Across, Mesh, PartitionSpec, Reduction
+from spmdzero.backend._mesh import REPLICATED, Across, Mesh, PartitionSpec, Reduction
 from spmdzero.backend._own_rows import keep_same, to_all_rows, to_own_rows
 from spmdzero.backend._programs import AnnotatedProgram, Placeholders, Programs
 from spmdzero.backend._region import (
@@ -37,13 +37,14 @@ from spmdzero.backend._region import (
     refuse_gradient_hooks,
 )
 from spmdzero.backend._seeding import follow_torchs_seed
-from spmdzero.backend._stored import gather, store, stored_zeros
+from spmdzero.backend._stored import gather, relaid, store, stored_zeros
 from spmdzero.backend._torus import Torus, scatter_steps, scatters_whole
 from spmdzero.backend._tree import Batch, Replicated, device_types, map_tensors, replicated
 from spmdzero.backend._uploads import same_on_hosts
 from spmdzero.backend._with_graph import refuse_graph
 
 __all__ = [
+    "REPLICATED",
     "Across",
     "AnnotatedProgram",
     "Arrays",
@@ -90,6 +91,7 @@ __all__ = [
     "programs",
     "refuse_gradient_hooks",
     "refuse_graph",
+    "relaid",
     "replicated",
     "runtime",
     "same_on_hosts",

@@ -101,7 +101,7 @@ class Exports:
         self._accumulation.refuse_inside("save_deepspeed_checkpoint")
         conversion = Conversion(
             to="universal" if universal else "deepspeed",
-            ranks=ranks if ranks is not None else training.mesh.size,
+            ranks=ranks if ranks is not None else training.mesh.replicas,
             stage=training.plan.stage or 1,
         )
         config = {key: value for key, value in training.spmd_config.source.items() if key != "spmd"}

@@ -27,7 +27,7 @@ def plan_of(config: SpmdZeroConfig, model: nn.Module, *, devices: int) -> Shardi
     members = Members(names, renewed={})
     groups = find_groups(config.optimizer, None, None, members, device=torch.device("cpu"))
     mesh = MeshSpec.resolve(config.spmd.mesh, device_count=devices)
-    batch = resolve_batch_sizes(config, dp_world_size=mesh.size)
+    batch = resolve_batch_sizes(config, dp_world_size=mesh.replicas)
     return planned(config, model, groups, batch=batch, mesh=mesh)
 
 

@@ -123,7 +123,7 @@ def start_backend(
     processes.connect(required=dist_init_required)
     require_same_settings(settings)
     spec = MeshSpec.resolve(settings.spmd.mesh, device_count=runtime.device_count())
-    batch = resolve_batch_sizes(settings, dp_world_size=spec.size)
+    batch = resolve_batch_sizes(settings, dp_world_size=spec.replicas)
     tell_sizes(settings, batch)
     new = [key for key in settings.no_meaning if is_new(("without meaning", key))]
     if new:
@@ -211,7 +211,7 @@ def make_training(
         plan=plan,
         mesh=mesh,
         reduction=_reduction(settings, mesh),
-        scaling=GradientScaling.from_config(settings, devices=mesh.size),
+        scaling=GradientScaling.from_config(settings, replicas=mesh.replicas),
         wire=autocast_wire(model, settings.torch_autocast, precision),
     )
     gradients = GradientStore(path, loss_scale=lambda: scaler.used if scaler else 1.0)
@@ -265,7 +265,7 @@ def _forward(
     where["attention"] = settings.spmd.attention
     if settings.spmd.forward == "global":
         return current().global_forward(**where)
-    seed = GradientScaling.from_config(settings, devices=where["mesh"].size).seed
+    seed = GradientScaling.from_config(settings, replicas=where["mesh"].replicas).seed
     where |= {"scan": settings.spmd.scan, "recompute": settings.spmd.recompute}
     return current().region(sink=gradients.add_local, rules=rules, seed=seed, **where)
 

@@ -93,7 +93,7 @@ def floor_elements(plan: ShardingPlan) -> int:
     mesh axes, reducing over one and then over the other comes to the same. Stage 2 reduces each
     sharded gradient once a micro-batch.
     """
-    n = plan.mesh.size
+    n = plan.mesh.replicas
     sent = 0
     for tensor in plan:
         gradient = tensor.placement(Role.GRADIENT)

@@ -1,7 +1,7 @@
 """The sharding plan of a model."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -10,11 +10,15 @@ from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.plan import _json
 from spmdzero.plan._choose import choose_placement
 from spmdzero.plan._dtypes import itemsize
+from spmdzero.plan._layout import Layout
 from spmdzero.plan._memory import MemoryReport, StageComparison, memory_report, paper_formula
 from spmdzero.plan._mesh import MeshSpec
 from spmdzero.plan._placement import Placement
-from spmdzero.plan._roles import Role, placements_at_stage
+from spmdzero.plan._roles import Role, in_use, placements_at_stage
 from spmdzero.plan._tensors import ParamSpec, RoleState, TensorPlan
+
+_ROLES = {role.value for role in Role}
+_EVERYWHERE = Placement(kind="replicate", reason="every device has all of it")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -143,6 +147,48 @@ class ShardingPlan(Shown):
     @cached_property
     def _by_name(self) -> dict[str, TensorPlan]:
         return {tensor.name: tensor for tensor in self.tensors}
+
+    def at_rest(self, state: str) -> Layout:
+        """Where a tensor of the training state lives between steps.
+
+        Args:
+            state: its name: ``parameter/<name>``, ``accumulator/<name>``, ``gradient/<name>``,
+                ``master/<name>``, a slot of the optimizer such as ``exp_avg/<name>``. Any other is
+                whole on every device: buffers, counters, flags, and numbers that an optimizer
+                keeps of each parameter.
+
+        Raises:
+            SpmdZeroUsageError: this plan has no such role of that parameter.
+        """
+        return self._layouts(state)[0]
+
+    def in_use(self, state: str) -> Layout:
+        """Where the step's program computes with that tensor; see `at_rest`."""
+        return self._layouts(state)[1]
+
+    def _layouts(self, state: str) -> tuple[Layout, Layout]:
+        if state not in self._known:
+            role, _, name = state.partition("/")
+            tensor = self._by_name.get(name)
+            found = None if tensor is None else self._role(role, tensor)
+            if tensor is None or found is None:
+                whole = Layout(placement=_EVERYWHERE, shape=(), mesh=self.mesh)
+                self._known[state] = whole, whole
+            else:
+                placement = tensor.require(found)
+                rest = Layout(placement=placement, shape=tensor.shape, mesh=self.mesh)
+                self._known[state] = rest, replace(rest, placement=in_use(found, placement))
+        return self._known[state]
+
+    def _role(self, word: str, tensor: TensorPlan) -> Role | None:
+        if word in tensor.moments(self.moments):
+            return Role.MOMENT
+        return Role(word) if word in _ROLES else None
+
+    @cached_property
+    def _known(self) -> dict[str, tuple[Layout, Layout]]:
+        # They are asked for at each step.
+        return {}
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -24,6 +24,18 @@ class Role(str, Enum):
     __str__ = str.__str__
 
 
+def in_use(role: Role, at_rest: Placement) -> Placement:
+    """The placement in which a step's program computes with what lives as `at_rest` between steps.
+
+    Args:
+        role: what the tensor is; the forward and the backward read a whole PARAMETER, the update
+            computes with shards.
+    """
+    if role is Role.PARAMETER and at_rest.is_sharded:
+        return Placement(kind="replicate", reason="gathered where the forward uses it")
+    return at_rest
+
+
 def placements_at_stage(*, stage: int, shard: Placement, partial: bool) -> dict[Role, Placement]:
     """The placement of every role of a trainable parameter (ZeRO, arXiv 1910.02054, section 5).
 

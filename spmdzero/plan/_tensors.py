@@ -76,14 +76,25 @@ class TensorPlan:
         """Where `role` lives, or None when this parameter has no such role."""
         return next((state.placement for state in self.states if state.role is role), None)
 
+    def require(self, role: Role) -> Placement:
+        """Where `role` lives.
+
+        Raises:
+            SpmdZeroUsageError: this parameter has no such role.
+        """
+        return self._state(role).placement
+
     def dtype(self, role: Role = Role.PARAMETER) -> str:
         """The dtype of `role`.
 
         Raises:
             SpmdZeroUsageError: this parameter has no such role.
         """
+        return self._state(role).dtype
+
+    def _state(self, role: Role) -> RoleState:
         for state in self.states:
             if state.role is role:
-                return state.dtype
+                return state
         roles = ", ".join(state.role for state in self.states)
         raise SpmdZeroUsageError(f"{self.name} has no {role}, only: {roles}")

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from spmdzero.backend import Mesh, arrays, refuse_gradient_hooks, runtime
+from spmdzero.backend import REPLICATED, Mesh, arrays, refuse_gradient_hooks, runtime
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.state._weights import WeightSource, aliases
 
@@ -38,7 +38,9 @@ def move_module(
             cast = cast.to(dtype)
         if mesh.across is not None and arrays.is_mine(cast) and mesh.across.is_own(cast):
             cast = arrays.read(cast)
-        placed = mesh.place(cast) if cast.device.type == "cpu" else mesh.mark(cast.clone())
+        placed = (
+            mesh.place(cast) if cast.device.type == "cpu" else mesh.mark(cast.clone(), REPLICATED)
+        )
         if is_parameter:
             placed = nn.Parameter(placed, requires_grad=tensor.requires_grad)
         # Attributes such as `no_decay`, by which people group parameters.

@@ -254,3 +254,27 @@ MOMENT_PLACEMENT = ("plan", "tensors", 0, "states", 4, "placement")
 def test_json_that_is_no_plan_is_refused_with_the_place(text, says):
     with pytest.raises(SpmdZeroError, match=says):
         ShardingPlan.from_json(text)
+
+
+# -- layouts ---------------------------------------------------------------------------------
+
+
+def test_the_plan_says_of_each_state_where_it_rests():
+    plan = build(param(shape=(64, 61)), param("odd", shape=(61, 37)))
+    assert plan.at_rest("parameter/w").spec == (None, None)
+    for state in ("accumulator/w", "gradient/w", "master/w", "exp_avg/w"):
+        assert plan.at_rest(state).spec == ("fsdp", None)
+        assert plan.in_use(state) == plan.at_rest(state)
+    flat = plan.at_rest("exp_avg/odd")
+    assert (flat.spec, flat.stored, flat.local) == (("fsdp",), (2264,), (283,))
+
+
+@pytest.mark.parametrize("state", ["buffer/running_mean", "counter/applied", "norm", "mu/w"])
+def test_what_the_plan_does_not_split_is_whole_on_every_device(state):
+    assert build(param()).at_rest(state).spec == ()
+
+
+def test_a_state_that_a_parameter_has_not_is_an_error():
+    plan = build(param(trainable=False))
+    with pytest.raises(SpmdZeroUsageError, match="w has no gradient, only: parameter"):
+        plan.at_rest("gradient/w")

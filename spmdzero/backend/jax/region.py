@@ -1,10 +1,12 @@
 """The replica region and the global forward, on JAX."""
 
+import functools
 from typing import Any
 
 import torch
 from torch import nn
 
+from spmdzero.backend._mesh import REPLICATED
 from spmdzero.backend._region import (
     AttentionChoice,
     GradientSink,
@@ -48,5 +50,5 @@ def global_forward(
 ) -> GlobalForward:
     """A `GlobalForward`; autocast and attention as in `JaxAround`."""
     watch_reads(mesh)
-    made = JaxAround(module, mark=mesh.mark, **around)
+    made = JaxAround(module, mark=functools.partial(mesh.mark, spec=REPLICATED), **around)
     return GlobalForward(mesh=mesh, module=module, around=made, wrote=wrote)

@@ -48,7 +48,7 @@ def enter(
             unshared.append(tensor)
             return enter_whole(tensor.tensor, mesh, seed)
         whole, dim, joined = tensor.tensor, tensor.dim, tensor.joined
-        own_rows = whole.shape[dim] // mesh.size
+        own_rows = whole.shape[dim] // mesh.replicas
         # A model that pairs the rows of two batches returns as many as one of them has.
         rows.update({own_rows // joined: 1, own_rows: joined})
         return enter_batch(whole, dim, mesh, seed, joined=joined)

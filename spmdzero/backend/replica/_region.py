@@ -16,7 +16,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from spmdzero._logging import log_once
 from spmdzero.backend._current import runtime
 from spmdzero.backend._interrupts import let_in
-from spmdzero.backend._mesh import Mesh
+from spmdzero.backend._mesh import REPLICATED, Mesh
 from spmdzero.backend._region import (
     AttentionCall,
     GradientSink,
@@ -195,11 +195,11 @@ class ReplicaRegion:
             own = self._own_state()
             with torch.no_grad():
                 for name, value in written.items():
-                    self._mesh.commit(own[name], value)
+                    self._mesh.commit(own[name], value, REPLICATED)
             self._wrote(written.keys())
         for label, flag in flags.items():
             known = self.disagreements[label] if label in self.disagreements else self._agreement()
-            self.disagreements[label] = self._mesh.mark(known | flag)
+            self.disagreements[label] = self._mesh.mark(known | flag, REPLICATED)
 
     @property
     def awaits_backward(self) -> bool:

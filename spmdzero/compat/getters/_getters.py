@@ -75,7 +75,7 @@ class ConfigGetters:
     @property
     def dp_world_size(self) -> int:
         """Devices that each train on their own rows: the factor of the batch triangle."""
-        return self._plan.mesh.size
+        return self._plan.mesh.replicas
 
     @property
     def seq_dp_world_size(self) -> int:
