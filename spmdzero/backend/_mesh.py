@@ -91,6 +91,9 @@ class Mesh(Protocol):
     def all_reduce(self, local: torch.Tensor, *, axis: str) -> torch.Tensor:
         """The sum over an axis, in replica space."""
 
+    def all_gather(self, local: torch.Tensor, *, axis: str, dim: int) -> torch.Tensor:
+        """What the devices of an axis have, joined along `dim`; in replica space."""
+
     def sum_partial(self, partial: torch.Tensor) -> torch.Tensor:
         """The sum over dim 0 of a Partial `[n, *shape]`, in its dtype, which crosses the wire."""
 
@@ -99,6 +102,9 @@ class Mesh(Protocol):
 
         With several hosts a tensor that is split holds this host's part only.
         """
+
+    def place_part(self, host: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
+        """As `place`, of a tensor that every host has all of: each device receives its shard."""
 
     def place_all(self, hosts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Uploads CPU tensors to every device whole."""

@@ -31,6 +31,7 @@ from spmdzero.data._inputs import InputPlacer
 from spmdzero.engine._clients_optimizer import take_over
 from spmdzero.engine._elastic import tell_sizes
 from spmdzero.engine._groups import Groups, Members, find_groups
+from spmdzero.engine._plan_of import parameter_layouts
 from spmdzero.engine._schedule import make_schedule
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError, UsageAssertionError
 from spmdzero.nn._causal_lm import fuse_causal_lm_losses
@@ -117,6 +118,8 @@ def start_backend(
             devices can't be split so.
     """
     choose(settings.spmd.backend)
+    if settings.zero_optimization.stage == 3:
+        _require_stage_3(settings)
     flags.apply(settings.spmd.xla_flags)
     flags.use_cache(settings.spmd.compile_cache)
     processes.watch_with(timeout=settings.spmd.timeout)
@@ -133,6 +136,36 @@ def start_backend(
     mesh = current().mesh(spec)
     follow_torchs_seed(runtime.seed)
     return mesh, batch
+
+
+def _require_stage_3(settings: SpmdZeroConfig) -> None:
+    """Returns if parameters can be gathered where the forward uses them.
+
+    Raises:
+        SpmdZeroConfigError: this backend, or this way of running the forward, can't.
+    """
+    spmd, fix = settings.spmd, 'Leave it out, or use "stage": 2.'
+    if current().name != "jax":
+        raise SpmdZeroConfigError(
+            key="zero_optimization.stage",
+            value=3,
+            reason=f"the backend {current().name} keeps every parameter whole: that is stage 2",
+            fix='Write "spmd": {"backend": "jax"}, or use stage 2.',
+        )
+    if spmd.forward == "global":
+        raise SpmdZeroConfigError(
+            key="spmd.forward",
+            value=spmd.forward,
+            reason="at stage 3 parameters are gathered where the replica region uses them",
+            fix=fix,
+        )
+    if spmd.scan != "off":
+        raise SpmdZeroConfigError(
+            key="spmd.scan",
+            value=spmd.scan,
+            reason="a loop over blocks takes their weights whole, which is no stage 3",
+            fix=fix,
+        )
 
 
 def place_module(
@@ -162,7 +195,8 @@ def place_module(
         take_first_hosts_values(model, known)
     require_same_values(model, known)
     with open_weights(weights, model) as source:
-        renewed = move_module(model, mesh=mesh, dtype=dtype, source=source)
+        layouts = parameter_layouts(settings, model, mesh=mesh.spec)
+        renewed = move_module(model, mesh=mesh, dtype=dtype, source=source, layouts=layouts)
     require_same_values(model, {name for name, _ in model.named_parameters()} - known)
     names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
     members = Members(names, renewed)
@@ -244,7 +278,7 @@ def make_training(
         plan=plan,
         mesh=mesh,
         placer=InputPlacer(mesh=mesh, module=model, rules=rules, micro_batch=batch.micro),
-        forward=_forward(settings, gradients, rules, optimizer, module=model, mesh=mesh),
+        forward=_forward(settings, gradients, rules, optimizer, plan, module=model, mesh=mesh),
         gradients=gradients,
         optimizer=optimizer,
         lr_scheduler=schedule,
@@ -257,6 +291,7 @@ def _forward(
     gradients: GradientStore,
     rules: RegionRules,
     optimizer: ZeroOptimizer | None,
+    plan: ShardingPlan,
     **where: Any,
 ) -> Region | Forward:
     if optimizer is not None:
@@ -267,6 +302,9 @@ def _forward(
         return current().global_forward(**where)
     seed = GradientScaling.from_config(settings, replicas=where["mesh"].replicas).seed
     where |= {"scan": settings.spmd.scan, "recompute": settings.spmd.recompute}
+    resting = {name: plan.at_rest(f"parameter/{name}") for name in plan.names}
+    if shards := {name: layout for name, layout in resting.items() if layout.is_sharded}:
+        where["layouts"] = shards
     return current().region(sink=gradients.add_local, rules=rules, seed=seed, **where)
 
 

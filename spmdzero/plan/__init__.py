@@ -8,7 +8,7 @@ from spmdzero.plan._memory import MemoryReport, StageComparison
 from spmdzero.plan._mesh import MeshSpec
 from spmdzero.plan._placement import Placement
 from spmdzero.plan._plan import ShardingPlan
-from spmdzero.plan._roles import Role
+from spmdzero.plan._roles import Role, parameter_at_rest
 from spmdzero.plan._tensors import ParamSpec, RoleState, TensorPlan
 
 __all__ = [
@@ -25,4 +25,5 @@ __all__ = [
     "choose_placement",
     "estimate_zero2_model_states_mem_needs",
     "itemsize",
+    "parameter_at_rest",
 ]

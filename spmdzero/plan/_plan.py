@@ -14,7 +14,7 @@ from spmdzero.plan._layout import Layout
 from spmdzero.plan._memory import MemoryReport, StageComparison, memory_report, paper_formula
 from spmdzero.plan._mesh import MeshSpec
 from spmdzero.plan._placement import Placement
-from spmdzero.plan._roles import Role, in_use, placements_at_stage
+from spmdzero.plan._roles import Role, in_use, parameter_at_rest, placements_at_stage
 from spmdzero.plan._tensors import ParamSpec, RoleState, TensorPlan
 
 _ROLES = {role.value for role in Role}
@@ -28,7 +28,7 @@ class ShardingPlan(Shown):
     Make one with `build`. Two plans are equal when every setting and placement is.
 
     Attributes:
-        stage: ZeRO stage, 0, 1 or 2.
+        stage: ZeRO stage, 0 to 3.
         mesh: the mesh that the placements refer to.
         min_shard_elements: tensors with fewer elements keep replicated states.
         master: whether parameters in another dtype than `master_dtype` have master weights.
@@ -57,12 +57,12 @@ class ShardingPlan(Shown):
     def __post_init__(self) -> None:
         _check_at_least(self.min_shard_elements, 0, key="spmd.min_shard_elements")
         _check_at_least(self.accumulation_steps, 1, key="gradient_accumulation_steps")
-        if self.stage not in (0, 1, 2):
+        if self.stage not in range(4):
             raise SpmdZeroConfigError(
                 key="zero_optimization.stage",
                 value=self.stage,
-                reason="a plan knows the ZeRO stages 0, 1 and 2",
-                fix="Use stage 2, which shards everything but the parameters.",
+                reason="a plan knows the ZeRO stages 0 to 3",
+                fix="Use stage 3, which shards everything.",
             )
         itemsize(self.master_dtype)
         itemsize(self.moment_dtype)
@@ -91,13 +91,18 @@ class ShardingPlan(Shown):
         """The plan for `params`; the arguments are the attributes of the class.
 
         Raises:
-            SpmdZeroConfigError: a stage other than 0, 1, 2, or a count that is too small.
+            SpmdZeroConfigError: a stage other than 0 to 3, or a count that is too small.
             SpmdZeroUsageError: an unknown dtype, or two parameters of one name.
         """
 
         def states(param: ParamSpec) -> Iterator[RoleState]:
+            shard = choose_placement(param.shape, mesh=mesh, min_shard_elements=min_shard_elements)
             if not param.trainable:
                 frozen = Placement(kind="replicate", reason="frozen: no gradient, no state")
+                if stage == 3:
+                    frozen = parameter_at_rest(
+                        stage=stage, shard=shard, persistent=param.persistent
+                    )
                 yield RoleState(role=Role.PARAMETER, placement=frozen, dtype=param.dtype)
                 return
             gradient_dtype = accumulator_dtype or param.dtype
@@ -108,8 +113,9 @@ class ShardingPlan(Shown):
                 dtypes[Role.MASTER] = master_dtype
             if moments if param.moments is None else param.moments:
                 dtypes[Role.MOMENT] = moment_dtype
-            shard = choose_placement(param.shape, mesh=mesh, min_shard_elements=min_shard_elements)
-            placements = placements_at_stage(stage=stage, shard=shard, partial=partial)
+            placements = placements_at_stage(
+                stage=stage, shard=shard, partial=partial, persistent=param.persistent
+            )
             for role in Role:
                 if role in dtypes:
                     yield RoleState(role=role, placement=placements[role], dtype=dtypes[role])

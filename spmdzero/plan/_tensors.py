@@ -18,6 +18,7 @@ class ParamSpec:
         dtype: the name of its dtype, e.g. ``"bfloat16"``.
         trainable: whether it has a gradient and optimizer states.
         moments: its own optimizer slots, where they are not the plan's; None where they are.
+        persistent: whether stage 3 keeps it whole between steps, for its size.
     """
 
     name: str
@@ -25,6 +26,7 @@ class ParamSpec:
     dtype: str
     trainable: bool
     moments: tuple[str, ...] | None = None
+    persistent: bool = False
 
     def __post_init__(self) -> None:
         itemsize(self.dtype)

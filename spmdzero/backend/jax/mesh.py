@@ -184,6 +184,19 @@ class DeviceMesh:
         op = MeshOp(key, summed, Space.REPLICA, mesh=self.devices)
         return over(record(op, (own_value(local),), {}, [(tuple(local.shape), local.dtype)])[0])
 
+    def all_gather(self, local: torch.Tensor, *, axis: str, dim: int) -> torch.Tensor:
+        """What the devices of an axis have, joined along `dim`; in replica space."""
+        shape = list(local.shape)
+        shape[dim] *= self._parts(axis)
+
+        def gathered(array: jax.Array) -> jax.Array:
+            return jax.lax.all_gather(array, axis, axis=dim, tiled=True)
+
+        op = MeshOp(
+            ("all_gather", axis, dim, *self._key), gathered, Space.REPLICA, mesh=self.devices
+        )
+        return over(record(op, (own_value(local),), {}, [(shape, local.dtype)])[0])
+
     def sum_partial(self, partial: torch.Tensor) -> torch.Tensor:
         """The sum over dim 0 of a Partial `[n, *shape]`, in its dtype, which crosses the wire.
 
@@ -200,6 +213,17 @@ class DeviceMesh:
         """
         spec = spec or (None,) * host.dim()
         return self._placed(host, self._put(_host.to_numpy(host), spec))
+
+    def place_part(self, host: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
+        """As `place`, of a tensor that every host has all of: each device receives its shard."""
+        if jax.process_count() == 1 or not any(spec):
+            return self.place(host, spec)
+        array = _host.to_numpy(host)
+        with wide_numbers():
+            parts = jax.make_array_from_callback(
+                array.shape, self.sharding(spec), array.__getitem__
+            )
+        return self._placed(host, parts)
 
     def _placed(self, host: torch.Tensor, array: jax.Array) -> torch.Tensor:
         value = Value(array.shape, host.dtype, Space.GLOBAL, array=array)

@@ -1,6 +1,7 @@
 """The replica region and the global forward, on JAX."""
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from spmdzero.backend.jax._reads import watch_reads
 from spmdzero.backend.jax.mesh import DeviceMesh
 from spmdzero.backend.replica import GlobalForward, ReplicaRegion
 from spmdzero.backend.scan import Scan
+from spmdzero.plan import Layout
 
 
 def replica_region(
@@ -34,6 +36,7 @@ def replica_region(
     scan: Scan = "off",
     recompute: Recompute = "nothing",
     wrote: Wrote = ignore_writes,
+    layouts: Mapping[str, Layout] | None = None,
 ) -> ReplicaRegion:
     """A `ReplicaRegion`; autocast, attention, scan and recompute as in `JaxAround`."""
     watch_reads(mesh)
@@ -41,8 +44,9 @@ def replica_region(
         module, autocast=autocast, attention=attention, scan=scan, recompute=recompute
     )
     return ReplicaRegion(
-        mesh=mesh, module=module, sink=sink, rules=rules, around=around, seed=seed, wrote=wrote
-    )
+        mesh=mesh, module=module, sink=sink, rules=rules, around=around, seed=seed, wrote=wrote,
+        layouts=layouts,
+    )  # fmt: skip
 
 
 def global_forward(

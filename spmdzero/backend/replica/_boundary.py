@@ -105,15 +105,17 @@ def enter_parameter(
     mesh: Mesh,
     seed: int,
     sink: Callable[[str, torch.Tensor], None],
+    *,
+    there: Way,
 ) -> torch.Tensor:
-    """A parameter's copy on this replica; its gradient goes to `sink`, not to autograd.
+    """A parameter on this replica, by the way `there`; its gradient goes to `sink`.
 
     Where `torch.autograd.grad` is asked for it, it is that of `enter_whole`.
 
     Raises SpmdZeroUsageError in a `backward(create_graph=True)`.
     """
     entered = _EnteringParameter.apply(
-        parameter, *_whole(mesh, seed), functools.partial(sink, name)
+        parameter, there, _whole(mesh, seed)[1], functools.partial(sink, name)
     )
     return cast(torch.Tensor, entered)
 

@@ -99,6 +99,14 @@ class DeviceMesh:
         (groups,) = self.groups(axis)
         return _private.all_reduce(local, groups=groups)
 
+    def all_gather(self, local: torch.Tensor, *, axis: str, dim: int) -> torch.Tensor:
+        """What the devices of an axis have, joined along `dim`; in replica space."""
+        shape = list(local.shape)
+        shape[dim] *= self.spec.shape[self.spec.names.index(axis)]
+        spec = tuple(axis if place == dim else None for place in range(local.dim()))
+        # torch_xla has no call for it: what leaves split and enters whole is gathered between.
+        return self.enter(self.leave(local, spec, tuple(shape)), (None,) * local.dim())
+
     def sum_partial(self, partial: torch.Tensor) -> torch.Tensor:
         """The sum over dim 0 of a Partial `[n, *shape]`, in its dtype, which crosses the wire."""
         return partial.sum(0)
@@ -116,6 +124,10 @@ class DeviceMesh:
         )
         note_upload(uploaded[0])
         return uploaded[0]
+
+    def place_part(self, host: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
+        """As `place`, of a tensor that every host has all of; it is then marked."""
+        return self.mark(self.place(host), spec) if any(spec) else self.place(host)
 
     def place_all(self, hosts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Uploads CPU tensors to every device whole, those of one rank in one call."""
