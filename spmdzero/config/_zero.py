@@ -14,7 +14,11 @@ class ZeroConfig(DeepSpeedSection):
 
     Attributes:
         stage: 0 shards nothing, 1 the optimizer state, 2 the gradient between micro-batches too, 3
-            the parameters.
+            the parameters, on the JAX backend.
+        stage3_param_persistence_threshold: at stage 3 a parameter of at most so many elements stays
+            whole.
+        stage3_model_persistence_threshold: at stage 3 no more elements than these stay whole, of
+            the parameters in the module's order.
     """
 
     stage: Natural = 0

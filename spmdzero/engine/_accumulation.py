@@ -101,13 +101,13 @@ class Accumulation:
         its own, the same from the second on, however many there are.
 
         Raises:
-            UsageAssertionError: at stage 2, whose gradients are shards, as in DeepSpeed; nested; or
-                `step()` inside.
+            UsageAssertionError: at stages 2 and 3, whose gradients are shards, as in DeepSpeed;
+                nested; or `step()` inside.
         """
-        if self._training.plan.stage == 2:
+        if self._training.plan.stage >= 2:
             raise UsageAssertionError(
-                "no_sync is incompatible with gradient partitioning logic of ZeRO stage 2. Use "
-                "stage 1, or engine.coalesce_grad_reduction()"
+                "no_sync is incompatible with gradient partitioning logic of ZeRO stage "
+                f"{self._training.plan.stage}. Use stage 1, or engine.coalesce_grad_reduction()"
             )
         with self._without_reduction("no_sync"):
             yield

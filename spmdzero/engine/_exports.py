@@ -102,7 +102,8 @@ class Exports:
         conversion = Conversion(
             to="universal" if universal else "deepspeed",
             ranks=ranks if ranks is not None else training.mesh.replicas,
-            stage=training.plan.stage or 1,
+            # DeepSpeed's files of stage 2 hold whole parameters, from which its stage 3 starts too.
+            stage=min(training.plan.stage or 1, 2),
         )
         config = {key: value for key, value in training.spmd_config.source.items() if key != "spmd"}
         step = training.counters.global_steps

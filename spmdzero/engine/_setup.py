@@ -26,6 +26,7 @@ from spmdzero.config import (
     SpmdZeroConfig,
     load_config,
     resolve_batch_sizes,
+    stage_3_on,
 )
 from spmdzero.data._inputs import InputPlacer
 from spmdzero.engine._clients_optimizer import take_over
@@ -118,8 +119,8 @@ def start_backend(
             devices can't be split so.
     """
     choose(settings.spmd.backend)
-    if settings.zero_optimization.stage == 3:
-        _require_stage_3(settings)
+    if settings.zero_optimization.stage == 3 and current().name != "jax":
+        raise stage_3_on(current().name)
     flags.apply(settings.spmd.xla_flags)
     flags.use_cache(settings.spmd.compile_cache)
     processes.watch_with(timeout=settings.spmd.timeout)
@@ -136,36 +137,6 @@ def start_backend(
     mesh = current().mesh(spec)
     follow_torchs_seed(runtime.seed)
     return mesh, batch
-
-
-def _require_stage_3(settings: SpmdZeroConfig) -> None:
-    """Returns if parameters can be gathered where the forward uses them.
-
-    Raises:
-        SpmdZeroConfigError: this backend, or this way of running the forward, can't.
-    """
-    spmd, fix = settings.spmd, 'Leave it out, or use "stage": 2.'
-    if current().name != "jax":
-        raise SpmdZeroConfigError(
-            key="zero_optimization.stage",
-            value=3,
-            reason=f"the backend {current().name} keeps every parameter whole: that is stage 2",
-            fix='Write "spmd": {"backend": "jax"}, or use stage 2.',
-        )
-    if spmd.forward == "global":
-        raise SpmdZeroConfigError(
-            key="spmd.forward",
-            value=spmd.forward,
-            reason="at stage 3 parameters are gathered where the replica region uses them",
-            fix=fix,
-        )
-    if spmd.scan != "off":
-        raise SpmdZeroConfigError(
-            key="spmd.scan",
-            value=spmd.scan,
-            reason="a loop over blocks takes their weights whole, which is no stage 3",
-            fix=fix,
-        )
 
 
 def place_module(

@@ -215,10 +215,10 @@ class ShardingPlan(Shown):
         return memory_report(self.tensors, self.mesh, moments=self.moments)
 
     def compare(self) -> StageComparison:
-        """Bytes per device at the stages 0, 1 and 2, beside the ZeRO paper's formula."""
-        first, second, third = (self.at_stage(stage).memory() for stage in (0, 1, 2))
+        """Bytes per device at the stages 0 to 3, beside the ZeRO paper's formula."""
+        stages = tuple(self.at_stage(stage).memory() for stage in range(4))
         paper, note = paper_formula(self.tensors, self.mesh, moments=self.moments)
-        return StageComparison(stages=(first, second, third), paper=paper, paper_note=note)
+        return StageComparison(stages=stages, paper=paper, paper_note=note)
 
     def to_json(self) -> str:
         """The plan as JSON text that `from_json` reads."""
