@@ -149,6 +149,7 @@ soak-hosts: .venv/installed
 
 notebooks: .venv/installed
 	$(BIN)/python -m tests.notebooks.execute
+	$(BIN)/python -m tests.notebooks.picture
 
 docs: .venv/installed
 	$(BIN)/sphinx-build -q -W --keep-going -c docs . out/site
