@@ -71,6 +71,7 @@ def initialize(
         engine_class: spmdzero's own: a class of engines that adapts them to who drives them.
 
     Returns engine, its optimizer, the loader (None without `training_data`) and the schedule.
+
     Raises:
         SpmdZeroConfigError: the config can't be honoured.
         SpmdZeroUsageError: an argument can't be used.
