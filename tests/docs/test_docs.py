@@ -164,6 +164,15 @@ def test_a_page_starts_with_what_the_reader_can_do_after_it():
     assert [page for page, text in openings.items() if not opening.search(text)] == []
 
 
+def test_pages_and_notebooks_import_what_is_public():
+    notebooks = (ROOT / "notebooks").glob("*.ipynb")
+    for page in [*PAGES, *notebooks]:
+        imported = re.findall(r"\b(?:from|import) (spmdzero\S*)(?: import (.*))?", page.read_text())
+        names = [f"{module}.{name}" for module, name in imported]
+        private = [name for name in names if re.search(r"\bspmdzero\.backend\b|\b_", name)]
+        assert private == [], f"{named(page)} imports what isn't public"
+
+
 def test_a_link_leads_to_a_page_and_a_heading_that_exist():
     for page in PAGES:
         for path, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text()):

@@ -57,6 +57,12 @@ def test_the_api_reference_has_each_public_name_that_is_not_deepspeeds(site: Pat
     assert {"initialize", "Engine"} <= documented
 
 
+def test_no_section_of_a_docstring_stands_raw_in_the_api_reference(site: Path) -> None:
+    # Napoleon's own words, where no blank line before "Raises:" ends the paragraph above it.
+    page = (site / "docs" / "api.html").read_text()
+    assert re.findall(r":(?:raises?|param|returns?|type|rtype|ivar)\b[^:<]*:.*", page) == []
+
+
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=named)
 def test_a_notebooks_figures_are_on_its_page(site: Path, notebook: Path) -> None:
     assert '<img alt="' in (site / named(notebook.with_suffix(".html"))).read_text()
