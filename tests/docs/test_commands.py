@@ -51,12 +51,13 @@ def exists(words: list[str]) -> bool:
         return arguments[0] in targets
     if program == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-        asked = re.search(r"\[([\w,]+)\]", arguments[-1])
         known = extras["optional-dependencies"]
+        ours = (re.fullmatch(r"(?:\.|spmdzero)\[([\w,]+)\]", word) for word in arguments)
+        asked = [name for found in ours if found for name in found[1].split(",")]
         folders = [word for word in arguments if word.startswith(".") and "[" not in word]
         return (
             arguments[0] == "install"
-            and all(name in known for name in (asked[1].split(",") if asked else ()))
+            and all(name in known for name in asked)
             and all((ROOT / folder / "pyproject.toml").is_file() for folder in folders)
         )
     if program == "spmdzero":
@@ -75,7 +76,7 @@ def exists(words: list[str]) -> bool:
 
 def run(line: str, folder: Path) -> str:
     """What a command prints; nothing for one that only has to exist."""
-    words = shlex.split(line)
+    words = shlex.split(line, comments=True)
     given = {}
     while "=" in words[0]:
         name, _, value = words.pop(0).partition("=")
@@ -131,6 +132,7 @@ def test_a_command_that_names_nothing_is_found_out():
         "make tset",
         "spmdzero launch --hostfiles hosts train.py",
         "pip install '.[nothing]'",
+        "pip install '.[nothing]' 'jax[tpu]'",
         "python -m pytest tests/engin",
         "pip install ./nothing",
         "python -m tests.nothing",
