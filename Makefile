@@ -53,7 +53,7 @@ SHARED := $(addprefix tests/unit/test_,attention_kernels.py autocast.py fuzzed_f
 	$(addprefix tests/engine/test_,attention.py first_import.py interrupts.py labels.py \
 	optimizers.py reads.py second_derivatives.py seeding.py writes.py wrong_input.py) \
 	tests/explain/test_explain.py \
-	tests/comm tests/notebooks $(addprefix tests/integrations/test_,client_engine.py \
+	tests/comm tests/docs/test_docs.py tests/notebooks $(addprefix tests/integrations/test_,client_engine.py \
 	client_schedule.py deferred.py experts.py trainers_loss.py transformers.py)
 # What takes longer there.
 SHARED_ALL := $(SHARED) tests/audit tests/checkpoint tests/cli tests/interchange tests/oracle \

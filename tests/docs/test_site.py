@@ -58,6 +58,12 @@ def test_the_api_reference_has_each_public_name_that_is_not_deepspeeds(site: Pat
     assert {"initialize", "Engine"} <= documented
 
 
+def test_no_section_of_a_docstring_stands_raw_in_the_api_reference(site: Path) -> None:
+    # Napoleon's own words, where no blank line before "Raises:" ends the paragraph above it.
+    page = (site / "docs" / "api.html").read_text()
+    assert re.findall(r":(?:raises?|param|returns?|type|rtype|ivar)\b[^:<]*:.*", page) == []
+
+
 def test_a_long_key_in_a_table_may_break_and_leaves_room_for_its_meaning(site: Path) -> None:
     page = (site / "docs/config.html").read_text()
     assert "train_<wbr>micro_<wbr>batch_<wbr>size_<wbr>per_<wbr>gpu" in page
