@@ -13,7 +13,7 @@ NEWEST ?= $(shell for python in $(NEWEST_PYTHONS); do \
 	$$there -c '' 2>/dev/null && echo $$there && exit; done; done)
 NEWEST_BIN := .venv-newest/bin
 
-.PHONY: help demo test test-all test-processors test-pythons test-newest lint bench soak soak-hosts docs goldens notebooks clean bench-gpu
+.PHONY: help demo test test-all test-processors test-pythons test-first-hour first-hour-jax first-hour-xla first-hour-notebooks newest-python test-newest lint bench soak soak-hosts docs goldens notebooks clean bench-gpu
 .DEFAULT_GOAL := help
 
 help:
@@ -21,7 +21,8 @@ help:
 	@echo "make test    lint, types, tests"
 	@echo "make test-all    those, and what takes long: all models, configs and topologies, an hour"
 	@echo "make test-processors    the tests of make test as on processors with other instructions, twice 16 minutes"
-	@echo "make test-pythons    install it as a user does, with torch_xla, into a fresh 3.10 and 3.13, run the README there"
+	@echo "make test-first-hour    fresh environments (JAX, torch_xla, notebooks): what README and the first pages have a reader run"
+	@echo "make test-pythons    the same of the README with torch_xla on 3.10 and 3.13"
 	@echo "make test-newest    tests of JAX's backend with the newest Python, torch and JAX that are to be had"
 	@echo "make lint    ruff and pyrefly"
 	@echo "make goldens     compile the recorded models for TPUs again, write their ledgers anew"
@@ -48,12 +49,12 @@ PYTEST := $(BIN)/pytest -n 3 --dist loadfile
 
 # Tests of both backends, which run once more on JAX: a process has one backend.
 SHARED := $(addprefix tests/unit/test_,attention_kernels.py autocast.py fuzzed_functions.py \
-	random.py region_answers.py region_buffers.py region_checkpointing.py region_gradients.py \
+	placed.py random.py region_answers.py region_buffers.py region_checkpointing.py region_gradients.py \
 	region_outputs.py region_reads.py region_reduction.py region_transformers.py region_writes.py) \
 	$(addprefix tests/engine/test_,attention.py first_import.py interrupts.py labels.py \
 	optimizers.py reads.py second_derivatives.py seeding.py writes.py wrong_input.py) \
 	tests/explain/test_explain.py \
-	tests/comm tests/notebooks $(addprefix tests/integrations/test_,client_engine.py \
+	tests/comm tests/docs/test_docs.py tests/notebooks $(addprefix tests/integrations/test_,client_engine.py \
 	client_schedule.py deferred.py experts.py trainers_loss.py transformers.py)
 # What takes longer there.
 SHARED_ALL := $(SHARED) tests/audit tests/checkpoint tests/cli tests/interchange tests/oracle \
@@ -98,30 +99,63 @@ test-processor-%: .venv/installed
 	@set -- $(subst -, ,$*); export TEST_XLA_ISA=$$1 ATEN_CPU_CAPABILITY=$$2 \
 	ONEDNN_MAX_CPU_ISA=$$3 MKL_CBWR=$$4; $(call BOTH,-m "not slow",$(SHARED))
 
-# Not part of `make test`: torch is a download of minutes for each Python. Nothing but spmdzero and
-# pytest is installed, and what is tested is the installed copy: --import-mode=append.
+# $(call FRESH,name,python,torch): an environment .venv-name with torch and $(WITH), made anew as
+# README says. torch's own index has it without gigabytes of CUDA, where that is reached.
+TORCH_CPU := --index-url https://download.pytorch.org/whl/cpu
+PIP_OF = $(PIP_INSTALL:$(BIN)%=.venv-$(1)/bin%)
+FRESH = rm -rf .venv-$(1) build && $(2) -m venv .venv-$(1) && \
+	echo "$(1): $$(.venv-$(1)/bin/python --version), pip install $(3)" $(WITH) && \
+	{ $(PIP_OF) '$(3)' $(TORCH_CPU) 2>/dev/null || echo "torch's own index isn't reached: its wheel comes from PyPI"; } && \
+	$(PIP_OF) '$(3)' $(WITH) && .venv-$(1)/bin/spmdzero --version
+# What is tested is the installed copy.
+INSTALLED_PYTEST = .venv-$(1)/bin/pytest --import-mode=append
+
+# Not part of `make test`: torch is a download of minutes for each environment.
+test-first-hour: first-hour-jax first-hour-xla first-hour-notebooks
+
+# Each command and each example of these pages in their order; hosts.md asks for JAX, which the
+# extra tpu brings beside torch_xla.
+FIRST_HOUR := tests/docs/test_commands.py tests/docs/test_docs.py \
+	-k "README or quickstart or huggingface or hosts"
+CLIENT := transformers accelerate pytest
+
+first-hour-jax: WITH = '.[jax]' 'jax[tpu]' $(CLIENT)
+first-hour-jax: newest-python
+	@$(call FRESH,$@,$(NEWEST),torch)
+	SPMDZERO_BACKEND=jax $(call INSTALLED_PYTEST,$@) $(FIRST_HOUR)
+
+first-hour-xla: WITH = '.[xla,tpu]' $(CLIENT)
+first-hour-xla:
+	@$(call FRESH,$@,python3.11,torch==2.9.0)
+	$(call INSTALLED_PYTEST,$@) $(FIRST_HOUR)
+
+# What newer compilers print in them may differ.
+first-hour-notebooks: WITH = '.[jax,notebooks]'
+first-hour-notebooks: newest-python
+	@$(call FRESH,$@,$(NEWEST),torch)
+	@mkdir -p out/$@
+	for notebook in 01_zero_is_a_table 05_the_same_in_jax; do .venv-$@/bin/python \
+		-m tests.notebooks.execute notebooks/$$notebook.ipynb out/$@/$$notebook.ipynb || exit 1; done
+
+# The other Pythons that torch_xla has: README's commands, and a part of what each layer does.
 test-pythons: $(PYTHONS:%=test-python-%)
 
+test-python-%: WITH = '.[xla]' pytest
 test-python-%:
-	@test -x .venv-$*/bin/python || python$* -m venv .venv-$*
-	@echo "Python $*: pip install .[xla] (torch and what it needs: 7 GB, 10 minutes) and pytest"
-	@rm -rf build
-	@$(PIP_INSTALL:$(BIN)%=.venv-$*/bin%) '.[xla]' pytest
-	.venv-$*/bin/pytest --import-mode=append -k "README or not docs" $(FRESH_TESTS)
+	@$(call FRESH,$*,python$*,torch==2.9.0)
+	$(call INSTALLED_PYTEST,$*) -k "README or not docs" $(FRESH_TESTS)
 
-# Installs anew each time: what is newest changes, pyproject.toml doesn't. The notebooks have to run
-# there; what newer compilers print in them may differ.
-test-newest:
-	@test -x $(NEWEST_BIN)/python || test -n "$(NEWEST)" || \
-		{ echo "no $(NEWEST_PYTHONS) here: name one, make test-newest NEWEST=/path/of/python"; exit 1; }
+newest-python:
+	@test -n "$(NEWEST)" || \
+		{ echo "no $(NEWEST_PYTHONS) here: name one, make NEWEST=/path/of/python ..."; exit 1; }
+
+# Installs anew each time: what is newest changes, pyproject.toml doesn't.
+test-newest: newest-python
 	@test -x $(NEWEST_BIN)/python || $(NEWEST) -m venv .venv-newest
 	@echo "Installing spmdzero with the newest torch and JAX into .venv-newest: 6 GB, 10 minutes, the first time"
-	@$(PIP_INSTALL:$(BIN)%=$(NEWEST_BIN)%) --upgrade -e '.[jax,notebooks]' torch 'jax[tpu]' pytest pytest-xdist hypothesis expecttest
+	@$(PIP_INSTALL:$(BIN)%=$(NEWEST_BIN)%) --upgrade -e '.[jax]' torch 'jax[tpu]' pytest pytest-xdist hypothesis expecttest
 	@$(NEWEST_BIN)/python -c 'import sys, torch, jax; print("Python", sys.version.split()[0], "torch", torch.__version__, "jax", jax.__version__)'
 	SPMDZERO_BACKEND=jax $(NEWEST_BIN)/pytest -n 2 --dist loadfile -m "not slow" tests/jax_backend $(SHARED_NEWEST)
-	@mkdir -p out/newest
-	for notebook in 01_zero_is_a_table 05_the_same_in_jax; do SPMDZERO_BACKEND=jax $(NEWEST_BIN)/python \
-		-m tests.notebooks.execute notebooks/$$notebook.ipynb out/newest/$$notebook.ipynb || exit 1; done
 
 lint: .venv/installed
 	$(BIN)/ruff check
@@ -149,6 +183,7 @@ soak-hosts: .venv/installed
 
 notebooks: .venv/installed
 	$(BIN)/python -m tests.notebooks.execute
+	$(BIN)/python -m tests.notebooks.picture
 
 docs: .venv/installed
 	$(BIN)/sphinx-build -q -W --keep-going -c docs . out/site

@@ -4,6 +4,7 @@ import re
 from importlib.metadata import version as version_of
 from typing import Any
 
+from docutils import nodes
 from sphinx.application import Sphinx
 
 project = "spmdzero"
@@ -14,11 +15,13 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 # The source is the whole checkout, so that a link works here as it does in the repository.
 root_doc = "docs/index"
 include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**", "notebooks/**"]
-exclude_patterns = [".*", "out", "build", "docs/root"]
+exclude_patterns = [".*", "out", "build", "docs/root", "docs/theme"]
 
 html_theme = "furo"
 html_title = f"spmdzero {version}"
 html_extra_path = ["root"]
+html_static_path = ["theme"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 
@@ -56,7 +59,30 @@ def _is_refused(app: Sphinx, kind: str, name: str, member: Any, *rest: Any) -> b
     return (member.__doc__ or "").startswith("Refused:") or None
 
 
+def _mark_printed_tables(app: Sphinx, page: nodes.document, name: str) -> None:
+    # site.css wraps long lines, which would tear the columns of these apart.
+    for block in page.findall(nodes.literal_block):
+        if "─" in block.astext():
+            block["classes"].append("lined")
+
+
+def _let_keys_break(
+    app: Sphinx, name: str, template: str, context: dict[str, Any], *rest: Any
+) -> None:
+    # A key of the JSON has no space. Without a place to break it takes the room of its meaning.
+    def in_code(code: re.Match[str]) -> str:
+        return re.sub(r"(?<=\w)([._=/])(?=\w)", r"\1<wbr>", code[0])
+
+    def in_cell(cell: re.Match[str]) -> str:
+        return re.sub(r'(?<=<span class="pre">)[^<]{12,}(?=</span>)', in_code, cell[0])
+
+    if "body" in context:
+        context["body"] = re.sub(r"<td>.*?</td>", in_cell, context["body"], flags=re.DOTALL)
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    app.connect("doctree-resolved", _mark_printed_tables)
+    app.connect("html-page-context", _let_keys_break)
     app.connect("autodoc-process-docstring", _one_name_a_line, priority=400)
     app.connect("autodoc-skip-member", _is_refused)

@@ -21,6 +21,7 @@ from spmdzero.backend._current import (
     programs,
     runtime,
 )
+from spmdzero.backend._flag_sets import FLAG_SETS
 from spmdzero.backend._interrupts import held, let_in
 from spmdzero.backend._keys import draw_keys
 from spmdzero.backend._mesh import REPLICATED, Across, Mesh, PartitionSpec, Reduction
@@ -44,6 +45,7 @@ from spmdzero.backend._uploads import same_on_hosts
 from spmdzero.backend._with_graph import refuse_graph
 
 __all__ = [
+    "FLAG_SETS",
     "REPLICATED",
     "Across",
     "AnnotatedProgram",

@@ -162,10 +162,10 @@ class MemoryMaps(Protocol):
     """Memory maps of this process: each program that is compiled for the CPU takes some."""
 
     def limit(self) -> int | None:
-        """How many it may have; None where there is no such limit."""
+        """Memory maps that Linux lets it have; None where there is no such limit."""
 
     def count(self) -> int:
-        """How many it has."""
+        """Memory maps in use."""
 
     def make_room(self) -> int:
         """Lets go of programs when they run out; how many others that compiled."""

@@ -11,13 +11,13 @@ from spmdzero.backend._compiler import StandInKeptError
 
 
 class Kept(Protocol):
-    """What lives of a trace."""
+    """The tensors of a trace that are alive."""
 
     def is_any(self) -> bool:
-        """Whether anything does."""
+        """Whether any traced tensor is alive."""
 
     def replace(self) -> None:
-        """Puts values in the place of all of it."""
+        """Puts values in the place of all of them."""
 
 
 @contextlib.contextmanager

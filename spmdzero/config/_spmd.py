@@ -58,7 +58,7 @@ class SpmdConfig(Section):
         scan: whether four or more equal blocks of a ModuleList or Sequential are compiled once, as
             a loop: "auto" does so in programs for TPUs, "on" on any device.
         broadcast: whether the first host's parameters and buffers become those of all; else hosts
-            whose values differ are refused.
+            that hold different values are refused.
         timeout: seconds in which each host must give a sign of life; the others end without it.
     """
 

@@ -64,13 +64,13 @@ def initialize(
         mpu, mesh_param: refused, tensor parallelism is not ZeRO-1/2.
         collate_fn: samples -> batch, for the loader.
         config: path of a DeepSpeed JSON, or its dict. `config_params` is the old name.
-        weights: spmdzero's own: a safetensors file, its index, or a folder with either; or a
-            function from a tensor's name to its value on the CPU. Every parameter and buffer
-            takes its value from there, one tensor at a time, cast to the model's dtype. Buffers
-            with ``persistent=False`` that have a value keep it where a file lacks them.
+        weights: spmdzero's own: a safetensors file, its index, a folder with either, or a function
+            from a tensor's name to its value on the CPU. Parameters and buffers are filled one at
+            a time, in the model's dtype; those with ``persistent=False`` may be missing there.
         engine_class: spmdzero's own: a class of engines that adapts them to who drives them.
 
     Returns engine, its optimizer, the loader (None without `training_data`) and the schedule.
+
     Raises:
         SpmdZeroConfigError: the config can't be honoured.
         SpmdZeroUsageError: an argument can't be used.

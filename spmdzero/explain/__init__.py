@@ -1,5 +1,6 @@
 """What the compilers, the TPU's included, make of a training step: memory, traffic, limits."""
 
+from spmdzero.backend import FLAG_SETS
 from spmdzero.explain._aot import (
     Compiled,
     CompilerMemory,
@@ -22,6 +23,7 @@ from spmdzero.explain._without_data import made_up
 
 __all__ = [
     "CHIPS",
+    "FLAG_SETS",
     "AttentionUse",
     "Change",
     "Chip",

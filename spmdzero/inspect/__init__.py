@@ -9,6 +9,7 @@ from spmdzero.hlo import (
 )
 from spmdzero.inspect._ledger import CollectiveLedger, LedgerDetails
 from spmdzero.inspect._measure import measure
+from spmdzero.inspect._placed import backend_name, place, propagated
 from spmdzero.inspect._record import StepLedgers, record_ledgers
 from spmdzero.inspect._shards import Shard, ShardView, local_shards, shards
 
@@ -20,10 +21,13 @@ __all__ = [
     "Shard",
     "ShardView",
     "StepLedgers",
+    "backend_name",
     "entry_argument_bytes",
     "local_shards",
     "measure",
     "peak_temporary_bytes",
+    "place",
+    "propagated",
     "read_matmuls",
     "record_ledgers",
     "shards",

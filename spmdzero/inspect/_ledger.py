@@ -127,7 +127,7 @@ class CollectiveLedger(Shown):
         return (
             f"collectives: {len(self.collectives)}, {self.bytes:,} bytes, "
             f"{self.wire_bytes:,} on the wire, per device;{over} "
-            f"{donated} of {self.parameters} inputs donated"
+            f"donated inputs: {donated}"
         )
 
     def details(self) -> str:

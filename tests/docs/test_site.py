@@ -13,6 +13,7 @@ from pages import PAGES, ROOT, named
 from sphinx.util.inventory import InventoryFile
 
 import spmdzero
+from tests.notebooks.picture import PICTURE, drawn
 from tests.support.processes import environment
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -55,6 +56,34 @@ def test_the_api_reference_has_each_public_name_that_is_not_deepspeeds(site: Pat
     ours = {n for n, found in public.items() if inspect.isfunction(found) or inspect.isclass(found)}
     assert ours - from_deepspeed - documented == set()
     assert {"initialize", "Engine"} <= documented
+
+
+def test_no_section_of_a_docstring_stands_raw_in_the_api_reference(site: Path) -> None:
+    # Napoleon's own words, where no blank line before "Raises:" ends the paragraph above it.
+    page = (site / "docs" / "api.html").read_text()
+    assert re.findall(r":(?:raises?|param|returns?|type|rtype|ivar)\b[^:<]*:.*", page) == []
+
+
+def test_a_long_key_in_a_table_may_break_and_leaves_room_for_its_meaning(site: Path) -> None:
+    page = (site / "docs/config.html").read_text()
+    assert "train_<wbr>micro_<wbr>batch_<wbr>size_<wbr>per_<wbr>gpu" in page
+    assert "_static/site.css" in page
+    assert (site / "_static/site.css").is_file()
+
+
+def test_printed_tables_keep_their_columns_and_other_printed_lines_wrap(site: Path) -> None:
+    printed = (
+        r'<div class="([^"]*)highlight-text notranslate"><div class="highlight"><pre>.*?</pre>'
+    )
+    for page in ("docs/ledger.html", "docs/config.html"):
+        for block in re.finditer(printed, (site / page).read_text(), re.DOTALL):
+            assert ("lined" in block[1]) == ("─" in block[0]), block[0]
+    assert "lined highlight-text" in (site / "docs/ledger.html").read_text()
+
+
+def test_the_landing_pages_picture_is_the_notebooks() -> None:
+    # `make notebooks` writes both.
+    assert PICTURE.read_bytes() == drawn()
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=named)

@@ -14,8 +14,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "api_surface.md"
 OPENING = """\
 # DeepSpeed's names
 
-After reading this page you know which names of DeepSpeed 0.19.8 work under
-`import spmdzero as deepspeed`, and what to use in place of those that don't.
+Check which names of DeepSpeed 0.19.8 work under `import spmdzero as deepspeed`, and what to use in
+place of those that don't.
 
 A name that is here has DeepSpeed's parameters, in its order and with its defaults. A name that is
 refused can be imported and asked about (`isinstance` works); calling it raises

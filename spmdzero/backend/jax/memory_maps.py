@@ -7,12 +7,12 @@ _OWN = Path("/proc/self/maps")
 
 
 def limit() -> int | None:
-    """How many it may have; None where there is no such limit."""
+    """Memory maps that Linux lets it have; None where there is no such limit."""
     return int(_LIMIT.read_text()) if _LIMIT.exists() else None
 
 
 def count() -> int:
-    """How many it has."""
+    """Memory maps in use."""
     return _OWN.read_bytes().count(b"\n")
 
 
