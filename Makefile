@@ -122,7 +122,7 @@ CLIENT := transformers accelerate pytest
 first-hour-jax: WITH = '.[jax]' 'jax[tpu]' $(CLIENT)
 first-hour-jax: newest-python
 	@$(call FRESH,$@,$(NEWEST),torch)
-	SPMDZERO_BACKEND=jax $(call INSTALLED_PYTEST,$@) $(FIRST_HOUR)
+	$(call INSTALLED_PYTEST,$@) $(FIRST_HOUR)
 
 first-hour-xla: WITH = '.[xla,tpu]' $(CLIENT)
 first-hour-xla:
