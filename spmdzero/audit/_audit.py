@@ -99,9 +99,9 @@ class Audit:
         since = [c for c in engine.programs.compilations if id(c) not in earlier]
         findings += recompilations(since, before=self._before)
         findings += self.watch.findings(steps=steps)
-        if engine.mesh.size > 1:
-            findings += loss_scale(self._rows, devices=engine.mesh.size)
-            findings += summed_outside(self._summed, devices=engine.mesh.size)
+        if engine.mesh.replicas > 1:
+            findings += loss_scale(self._rows, devices=engine.mesh.replicas)
+            findings += summed_outside(self._summed, devices=engine.mesh.replicas)
         self._report = AuditReport(
             findings=sorted_findings(findings), steps=steps, programs=tuple(self._texts)
         )

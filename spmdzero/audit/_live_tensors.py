@@ -51,9 +51,10 @@ def replicated_states(engine: Engine) -> Iterator[Finding]:
 
 
 def drifted_parameters(engine: Engine) -> Iterator[Finding]:
-    """Parameters of which a device holds only a part."""
+    """Parameters that the plan has whole, of which a device holds only a part."""
     for name, parameter in engine.module.named_parameters():
-        if not _is_whole(parameter):
+        planned = engine.plan.at_rest(f"parameter/{name}").is_sharded
+        if not planned and not _is_whole(parameter):
             yield Finding(
                 name="parameter-drift",
                 severity="error",

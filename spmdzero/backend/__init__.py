@@ -24,7 +24,7 @@ from spmdzero.backend._current import (
 from spmdzero.backend._flag_sets import FLAG_SETS
 from spmdzero.backend._interrupts import held, let_in
 from spmdzero.backend._keys import draw_keys
-from spmdzero.backend._mesh import Across, Mesh, PartitionSpec, Reduction
+from spmdzero.backend._mesh import REPLICATED, Across, Mesh, PartitionSpec, Reduction
 from spmdzero.backend._own_rows import keep_same, to_all_rows, to_own_rows
 from spmdzero.backend._programs import AnnotatedProgram, Placeholders, Programs
 from spmdzero.backend._region import (
@@ -38,7 +38,7 @@ from spmdzero.backend._region import (
     refuse_gradient_hooks,
 )
 from spmdzero.backend._seeding import follow_torchs_seed
-from spmdzero.backend._stored import gather, store, stored_zeros
+from spmdzero.backend._stored import gather, relaid, store, stored_zeros
 from spmdzero.backend._torus import Torus, scatter_steps, scatters_whole
 from spmdzero.backend._tree import Batch, Replicated, device_types, map_tensors, replicated
 from spmdzero.backend._uploads import same_on_hosts
@@ -46,6 +46,7 @@ from spmdzero.backend._with_graph import refuse_graph
 
 __all__ = [
     "FLAG_SETS",
+    "REPLICATED",
     "Across",
     "AnnotatedProgram",
     "Arrays",
@@ -92,6 +93,7 @@ __all__ = [
     "programs",
     "refuse_gradient_hooks",
     "refuse_graph",
+    "relaid",
     "replicated",
     "runtime",
     "same_on_hosts",

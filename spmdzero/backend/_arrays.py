@@ -59,6 +59,19 @@ class Arrays(Protocol):
         when a pending tensor is computed.
         """
 
+    def source_of(self, tensor: Any) -> Any:
+        """What tells the value that `tensor` is, or views, from others as long as it lives.
+
+        It is hashed by identity and may be weakly referred to. None for what has no such value:
+        what is not on the devices, and anything where views can't be told.
+        """
+
+    def is_whole(self, tensor: torch.Tensor) -> bool:
+        """Whether it is all of its source as it is, rather than a view of it."""
+
+    def viewed_as(self, tensor: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        """Of `whole`, what `tensor` is of its source."""
+
     def set_value(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Makes `tensor`, what is detached from it and its views hold what `value` holds."""
 

@@ -1,14 +1,17 @@
-"""Tensors with a placement: making, annotating and reducing them."""
+"""Tensors with a layout: making, annotating and reducing them."""
 
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
 import torch
 
-from spmdzero.plan import MeshSpec, Placement
+from spmdzero.plan import Layout, MeshSpec
 
 # For each dim of a tensor the mesh axis, or axes, that it is split over; None for none.
 PartitionSpec: TypeAlias = tuple[str | tuple[str, ...] | None, ...]
+
+REPLICATED: PartitionSpec = ()
+"""Every device has all of the tensor, however many dims it has."""
 
 
 class Across(Protocol):
@@ -55,15 +58,17 @@ class Mesh(Protocol):
     def size(self) -> int:
         """Devices in the mesh."""
 
+    @property
+    def replicas(self) -> int:
+        """Data-parallel replicas: each runs the model on rows of its own."""
+
     def batch_spec(self, ndim: int, dim: int = 0) -> PartitionSpec:
         """`dim` of an `ndim`-dimensional tensor split over all axes."""
 
-    def mark(self, tensor: torch.Tensor, spec: PartitionSpec | None = None) -> torch.Tensor:
-        """Constrains `tensor` to `spec` (replicated by default): go on with what this returns."""
+    def mark(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
+        """Constrains `tensor` to `spec`: go on with what this returns."""
 
-    def commit(
-        self, old: torch.Tensor, new: torch.Tensor, spec: PartitionSpec | None = None
-    ) -> None:
+    def commit(self, old: torch.Tensor, new: torch.Tensor, spec: PartitionSpec) -> None:
         """Makes `old` hold `new`, constrained to `spec`, so that it takes its memory (donation)."""
 
     def enter(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
@@ -86,14 +91,20 @@ class Mesh(Protocol):
     def all_reduce(self, local: torch.Tensor, *, axis: str) -> torch.Tensor:
         """The sum over an axis, in replica space."""
 
+    def all_gather(self, local: torch.Tensor, *, axis: str, dim: int) -> torch.Tensor:
+        """What the devices of an axis have, joined along `dim`; in replica space."""
+
     def sum_partial(self, partial: torch.Tensor) -> torch.Tensor:
         """The sum over dim 0 of a Partial `[n, *shape]`, in its dtype, which crosses the wire."""
 
-    def place(self, host: torch.Tensor, spec: PartitionSpec | None = None) -> torch.Tensor:
+    def place(self, host: torch.Tensor, spec: PartitionSpec = REPLICATED) -> torch.Tensor:
         """Uploads a CPU tensor: each device receives only its own shard.
 
         With several hosts a tensor that is split holds this host's part only.
         """
+
+    def place_part(self, host: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
+        """As `place`, of a tensor that every host has all of: each device receives its shard."""
 
     def place_all(self, hosts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Uploads CPU tensors to every device whole."""
@@ -120,7 +131,7 @@ class Reduction(Protocol):
         """`[n, *shape]` in global space, row i being device i's own gradient: nothing moves."""
 
     def reduce_local(
-        self, local: torch.Tensor, placement: Placement, *, dtype: torch.dtype | None = None
+        self, local: torch.Tensor, layout: Layout, *, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         """The sum over replicas of each device's `local` gradient, stored as planned.
 
@@ -130,9 +141,9 @@ class Reduction(Protocol):
         """
 
     def reduce_partial(
-        self, partial: torch.Tensor, placement: Placement, *, dtype: torch.dtype | None = None
+        self, partial: torch.Tensor, layout: Layout, *, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         """The sum over dim 0 of a Partial `[n, *shape]`, stored as planned."""
 
-    def let_go_of_whole(self, gradient: torch.Tensor, placement: Placement) -> torch.Tensor:
+    def let_go_of_whole(self, gradient: torch.Tensor, layout: Layout) -> torch.Tensor:
         """A reduced gradient, number for number, of which devices keep their shards only."""

@@ -1,4 +1,4 @@
-"""Tensors in the form in which a placement stores them: whole, a shard of a dim, or flat."""
+"""Tensors in the form in which a layout stores them: whole, a shard of a dim, or flat."""
 
 import math
 
@@ -6,32 +6,35 @@ import torch
 import torch.nn.functional as F
 
 from spmdzero.backend._current import arrays
-from spmdzero.backend._mesh import Mesh
-from spmdzero.plan import Placement
+from spmdzero.backend._mesh import REPLICATED, Mesh
+from spmdzero.plan import Layout
 
 
-def store(mesh: Mesh, tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
-    """A copy of a whole tensor in the form that `placement` stores: padded flat, or a shard."""
-    shape = tuple(tensor.shape)
-    stored = placement.stored_shape(shape, mesh.spec)
-    if placement.kind == "flat":
-        tensor = F.pad(tensor.reshape(-1), (0, stored[0] - tensor.numel()))
+def store(mesh: Mesh, tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """A copy of a whole tensor in the form that `layout` stores: padded flat, or a shard."""
+    if layout.kind == "flat":
+        tensor = F.pad(tensor.reshape(-1), (0, layout.stored[0] - tensor.numel()))
     else:
         tensor = arrays.fresh(tensor)
-    return mesh.mark(tensor, placement.partition_spec(shape, mesh.spec))
+    return mesh.mark(tensor, layout.spec)
 
 
-def gather(
-    mesh: Mesh, stored: torch.Tensor, placement: Placement, shape: tuple[int, ...]
-) -> torch.Tensor:
-    """The whole tensor of `shape` that `store` made `stored` from, replicated."""
-    whole = mesh.mark(arrays.fresh(stored))
-    return whole[: math.prod(shape)].reshape(shape) if placement.kind == "flat" else whole
+def gather(mesh: Mesh, stored: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """The whole tensor that `store` made `stored` from, replicated."""
+    whole = mesh.mark(arrays.fresh(stored), REPLICATED)
+    if layout.kind != "flat":
+        return whole
+    return whole[: math.prod(layout.shape)].reshape(layout.shape)
 
 
-def stored_zeros(
-    mesh: Mesh, shape: tuple[int, ...], placement: Placement, dtype: torch.dtype
-) -> torch.Tensor:
-    """Zeros in the form in which `placement` stores a tensor of `shape`."""
-    stored = placement.stored_shape(shape, mesh.spec)
-    return mesh.zeros(stored, dtype, placement.partition_spec(shape, mesh.spec))
+def relaid(mesh: Mesh, stored: torch.Tensor, *, now: Layout, to: Layout) -> torch.Tensor:
+    """A copy of what is stored as `now` says, in the form that `to` stores."""
+    if (to.kind, to.placement.dim) == (now.kind, now.placement.dim):
+        return mesh.mark(arrays.fresh(stored), to.spec)
+    whole = gather(mesh, stored, now) if now.is_sharded else stored
+    return store(mesh, whole, to) if to.is_sharded else whole
+
+
+def stored_zeros(mesh: Mesh, layout: Layout, dtype: torch.dtype) -> torch.Tensor:
+    """Zeros in the form in which `layout` stores a tensor."""
+    return mesh.zeros(layout.stored, dtype, layout.spec)

@@ -1,4 +1,4 @@
-"""What DeepSpeed refuses of keys that are each right alone."""
+"""What is refused of keys that are each right alone."""
 
 from spmdzero.config._models import SpmdZeroConfig
 from spmdzero.errors import SpmdZeroConfigError
@@ -9,13 +9,15 @@ def check_combinations(config: SpmdZeroConfig) -> None:
 
     Raises:
         SpmdZeroConfigError: two keys contradict each other, as in DeepSpeed's runtime/config.py
-            (``_do_error_check``), runtime/engine.py and zero/stage_1_and_2.py.
+            (``_do_error_check``), runtime/engine.py and zero/stage_1_and_2.py; or the stage is 3,
+            and parameters would have to be whole.
     """
     _one_precision(config)
     _autocast_dtype(config)
     _parameter_dtype(config)
     _low_masters_need_zero(config)
     _scaling_before_reduction(config)
+    _stage_3(config)
 
 
 def _one_precision(config: SpmdZeroConfig) -> None:
@@ -87,4 +89,34 @@ def _scaling_before_reduction(config: SpmdZeroConfig) -> None:
                 value=value,
                 reason="DeepSpeed refuses it at stage 2 while reduce_scatter is on",
                 fix=fix,
+            )
+
+
+def stage_3_on(backend: str) -> SpmdZeroConfigError:
+    """What says that a backend has no stage 3."""
+    return SpmdZeroConfigError(
+        key="zero_optimization.stage",
+        value=3,
+        reason=f"on the backend {backend} every device keeps all parameters whole",
+        fix='Write "spmd": {"backend": "jax"}, or use stage 2.',
+    )
+
+
+def _stage_3(config: SpmdZeroConfig) -> None:
+    if config.zero_optimization.stage < 3:
+        return
+    spmd = config.spmd
+    if spmd.backend == "torch_xla":
+        raise stage_3_on(spmd.backend)
+    whole = {
+        "forward": ("region", "parameters are gathered where the replica region uses them"),
+        "scan": ("off", "a loop over blocks takes the weights of all of them whole"),
+    }
+    for key, (needed, reason) in whole.items():
+        if getattr(spmd, key) != needed:
+            raise SpmdZeroConfigError(
+                key=f"spmd.{key}",
+                value=getattr(spmd, key),
+                reason=f"at stage 3 {reason}",
+                fix=f'Write "{needed}", or use stage 2.',
             )

@@ -42,13 +42,15 @@ _REASONS = {
     "it steers DeepSpeed's own checkpoint files": (
         "zero_optimization: elastic_checkpoint pipeline_loading_checkpoint"
     ),
-    "a tuning of stage 3; at stages 0 to 2 parameters stay replicated": """
+    "a tuning of DeepSpeed's stage 3, which hooks modules": """
         zero_optimization: enable_sanity_checks leaf_module log_trace_cache_warnings
         memory_efficient_linear override_module_apply save_muon_momentum_buffer_in_memory
-        stage3_allgather_sequential stage3_max_live_parameters stage3_max_reuse_distance
-        stage3_model_persistence_threshold stage3_module_granularity_threshold
-        stage3_param_persistence_threshold stage3_prefetch_bucket_size
-        stage3_use_all_reduce_for_fetch_params sub_group_size
+        stage3_module_granularity_threshold sub_group_size
+    """,
+    "a parameter is gathered for each use and let go; the compiler says when it starts": """
+        zero_optimization: stage3_allgather_sequential stage3_max_live_parameters
+        stage3_max_reuse_distance stage3_prefetch_bucket_size
+        stage3_use_all_reduce_for_fetch_params
     """,
     "DeepSpeed reads it only while it offloads": "zero_optimization: ignore_unused_parameters",
     "masters are always loaded in fp32": "zero_optimization: load_from_fp32_weights",
@@ -61,7 +63,7 @@ _REASONS = {
         "false only permits prescaling at stage 2"
     ): ("zero_optimization: reduce_scatter"),
     "it spreads copies to the host, of which none are": "zero_optimization: round_robin_gradients",
-    "parameters stay replicated, so a saved model is whole without a gather": (
+    "a saved model is always whole: it is read from the shards": (
         "zero_optimization: stage3_gather_16bit_weights_on_model_save"
     ),
 }

@@ -13,7 +13,12 @@ class ZeroConfig(DeepSpeedSection):
     """What ZeRO shards; every other key belongs to a hand-written communication engine.
 
     Attributes:
-        stage: 0 shards nothing, 1 the optimizer state, 2 the gradient between micro-batches too.
+        stage: 0 shards nothing, 1 the optimizer state, 2 the gradient between micro-batches too, 3
+            the parameters, on the JAX backend.
+        stage3_param_persistence_threshold: at stage 3 a parameter of at most so many elements stays
+            whole.
+        stage3_model_persistence_threshold: at stage 3 no more elements than these stay whole, of
+            the parameters in the module's order.
     """
 
     stage: Natural = 0
@@ -51,11 +56,6 @@ class ZeroConfig(DeepSpeedSection):
     @field_validator("stage")
     @classmethod
     def _has_a_plan(cls, stage: int) -> int:
-        if stage == 3:
-            raise RefusedValueError(
-                "spmdzero is ZeRO-1 and ZeRO-2, parameters stay replicated",
-                fix="Use stage 2, or for stage 3 torch_xla's FSDPv2 or DeepSpeed.",
-            )
         if stage > 3:
-            raise RefusedValueError("there is no such ZeRO stage", fix="Use stage 0, 1 or 2.")
+            raise RefusedValueError("there is no such ZeRO stage", fix="Use stage 0, 1, 2 or 3.")
         return stage

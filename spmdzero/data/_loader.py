@@ -63,7 +63,7 @@ class ZeroDataLoader:
             self.sampler = ReplicaBatchSampler(
                 length=_length(dataset),
                 micro_batch=placer.rows.micro_batch,
-                replicas=mesh.size,
+                replicas=mesh.replicas,
                 local_replicas=range(first, first + runtime.local_device_count()),
                 shuffle=shuffle,
                 drop_last=drop_last,
@@ -74,7 +74,7 @@ class ZeroDataLoader:
         self._generator = torch.Generator()
         self._loader = DataLoader(dataset, generator=self._generator, **options)
         # The placer's micro-batch may change, this loader's may not.
-        self._all_rows = placer.rows.micro_batch * mesh.size
+        self._all_rows = placer.rows.micro_batch * mesh.replicas
         self._position = LoaderPosition(rows=self._all_rows, steps=steps)
         self._passes, self._said_short = 0, False
 

@@ -101,13 +101,13 @@ class Accumulation:
         its own, the same from the second on, however many there are.
 
         Raises:
-            UsageAssertionError: at stage 2, whose gradients are shards, as in DeepSpeed; nested; or
-                `step()` inside.
+            UsageAssertionError: at stages 2 and 3, whose gradients are shards, as in DeepSpeed;
+                nested; or `step()` inside.
         """
-        if self._training.plan.stage == 2:
+        if self._training.plan.stage >= 2:
             raise UsageAssertionError(
-                "no_sync is incompatible with gradient partitioning logic of ZeRO stage 2. Use "
-                "stage 1, or engine.coalesce_grad_reduction()"
+                "no_sync is incompatible with gradient partitioning logic of ZeRO stage "
+                f"{self._training.plan.stage}. Use stage 1, or engine.coalesce_grad_reduction()"
             )
         with self._without_reduction("no_sync"):
             yield
@@ -168,7 +168,7 @@ class Accumulation:
             UsageValueError: not a multiple of a micro-batch on all devices.
             SpmdZeroUsageError: in the middle of an accumulation.
         """
-        micro, devices = self._training.batch.micro, self._training.mesh.size
+        micro, devices = self._training.batch.micro, self._training.mesh.replicas
         steps, rest = divmod(train_batch_size, micro * devices)
         if train_batch_size < 1 or rest:
             raise UsageValueError(
@@ -195,7 +195,7 @@ class Accumulation:
                 "the batch size can't change in the middle of a gradient accumulation: finish the "
                 "micro-batches with backward and step first"
             )
-        train = micro * steps * training.mesh.size
+        train = micro * steps * training.mesh.replicas
         batch = BatchSizes(train=train, micro=micro, accumulation=steps)
         if steps != training.batch.accumulation:
             # DeepSpeed's count goes on, which can make the first step after the change a short one.

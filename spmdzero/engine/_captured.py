@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import ProgramLostError, compiler, current
+from spmdzero.backend import REPLICATED, ProgramLostError, compiler, current
 from spmdzero.engine._folded_call import keep_waiting
 from spmdzero.engine._following import Following
 from spmdzero.engine._input_form import InputForm, UnknownInputError
@@ -246,7 +246,7 @@ class CapturedSteps:
         assert before is not None
         # It lives until the program has started: JAX's backend would have it give its memory away
         # from the second micro-batch on, which would be another program than the first one's.
-        training.total = training.mesh.mark(before + share)
+        training.total = training.mesh.mark(before + share, REPLICATED)
         # If they were alive, they would be outputs of the program.
         del loss, share
         if ends:

@@ -45,6 +45,6 @@ def tell_sizes(settings: SpmdZeroConfig, batch: BatchSizes) -> None:
 def _holds(settings: SpmdZeroConfig, devices: int) -> bool:
     try:
         spec = MeshSpec.resolve(settings.spmd.mesh, device_count=devices)
-        return resolve_batch_sizes(settings, dp_world_size=spec.size).micro > 0
+        return resolve_batch_sizes(settings, dp_world_size=spec.replicas).micro > 0
     except SpmdZeroConfigError:
         return False

@@ -101,8 +101,9 @@ class Exports:
         self._accumulation.refuse_inside("save_deepspeed_checkpoint")
         conversion = Conversion(
             to="universal" if universal else "deepspeed",
-            ranks=ranks if ranks is not None else training.mesh.size,
-            stage=training.plan.stage or 1,
+            ranks=ranks if ranks is not None else training.mesh.replicas,
+            # DeepSpeed's files of stage 2 hold whole parameters, from which its stage 3 starts too.
+            stage=min(training.plan.stage or 1, 2),
         )
         config = {key: value for key, value in training.spmd_config.source.items() if key != "spmd"}
         step = training.counters.global_steps

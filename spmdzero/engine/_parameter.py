@@ -9,10 +9,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from spmdzero.backend import arrays, gather, runtime, same_on_hosts, store
+from spmdzero.backend import REPLICATED, arrays, gather, runtime, same_on_hosts, store
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.plan import Placement, Role
+from spmdzero.plan import Layout
 from spmdzero.state._placed_module import take_off_devices
 from spmdzero.state._training import Training
 from spmdzero.step._autograd import autograd_grad, set_autograd_grad
@@ -54,8 +54,8 @@ class TrainedParameter:
         parameter, optimizer = self._trained()
         master = optimizer.state[parameter].get("master")
         if master is None:
-            return arrays.fresh(parameter.detach()).float()
-        return self._whole(master, Role.MASTER)
+            return self._whole(parameter.detach(), "parameter").float()
+        return self._whole(master, "master")
 
     @torch.no_grad()
     def write_master(self, value: torch.Tensor) -> None:
@@ -64,9 +64,8 @@ class TrainedParameter:
         value = self._like(value, self._shape).float()
         master = optimizer.state[parameter].get("master")
         if master is not None:
-            self._store(master, value, Role.MASTER)
-        parameter.copy_(value)
-        self.training.mesh.mark(parameter)
+            self._store(master, value, "master")
+        self._store(parameter, value, "parameter")
         # A write that is pending would make the next step another program.
         runtime.sync()
 
@@ -78,7 +77,7 @@ class TrainedParameter:
             SpmdZeroUsageError: the optimizer keeps no state `slot`.
         """
         stored = self._state(slot)
-        whole = self._whole(stored, Role.MOMENT) if stored.dim() else arrays.fresh(stored)
+        whole = self._whole(stored, slot) if stored.dim() else arrays.fresh(stored)
         return whole.float()
 
     @torch.no_grad()
@@ -92,9 +91,9 @@ class TrainedParameter:
         shape = self._shape if stored.dim() else ()
         value = self._like(value, shape, f".{slot}").to(stored.dtype)
         if stored.dim():
-            self._store(stored, value, Role.MOMENT)
+            self._store(stored, value, slot)
         else:
-            self.training.mesh.mark(stored.copy_(value))
+            self.training.mesh.mark(stored.copy_(value), REPLICATED)
         runtime.sync()
 
     def _trained(self) -> tuple[nn.Parameter, ZeroOptimizer]:
@@ -116,19 +115,17 @@ class TrainedParameter:
             )
         return states[slot]
 
-    def _placement(self, role: Role) -> Placement:
-        placement = self.training.plan[self.name].placement(role)
-        assert placement is not None
-        return placement
+    def _layout(self, role: str) -> Layout:
+        return self.training.plan.at_rest(f"{role}/{self.name}")
 
-    def _whole(self, stored: torch.Tensor, role: Role) -> torch.Tensor:
-        return gather(self.training.mesh, stored, self._placement(role), self._shape)
+    def _whole(self, stored: torch.Tensor, role: str) -> torch.Tensor:
+        return gather(self.training.mesh, stored, self._layout(role))
 
-    def _store(self, stored: torch.Tensor, value: torch.Tensor, role: Role) -> None:
-        placement, mesh = self._placement(role), self.training.mesh
+    def _store(self, stored: torch.Tensor, value: torch.Tensor, role: str) -> None:
+        layout, mesh = self._layout(role), self.training.mesh
         # It is written in place, or the next step's program could not reuse the buffer.
-        stored.copy_(store(mesh, value, placement))
-        mesh.mark(stored, placement.partition_spec(self._shape, mesh.spec))
+        stored.copy_(store(mesh, value, layout))
+        mesh.mark(stored, layout.spec)
 
     @property
     def _shape(self) -> tuple[int, ...]:

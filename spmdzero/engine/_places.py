@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import PartitionSpec, arrays
+from spmdzero.backend import REPLICATED, PartitionSpec, arrays
 from spmdzero.state._training import Training
 
 
@@ -24,7 +24,7 @@ class Place:
     name: str
     holder: MutableMapping[Any, Any]
     key: Any
-    spec: PartitionSpec = ()
+    spec: PartitionSpec = REPLICATED
     rebinds: bool = False
 
     @property
@@ -58,21 +58,22 @@ def state_places(training: Training) -> dict[str, Place]:
 
 
 def _all(training: Training) -> Iterator[Place]:
+    def place(name: str, holder: MutableMapping[Any, Any], key: Any) -> Place:
+        return Place(name=name, holder=holder, key=key, spec=training.plan.at_rest(name).spec)
+
     for prefix, part in training.module.named_modules():
         start = f"{prefix}." if prefix else ""
         for role, holder in (("parameter", part._parameters), ("buffer", part._buffers)):
             for name, tensor in holder.items():
                 if tensor is not None:
-                    yield Place(name=f"{role}/{start}{name}", holder=holder, key=name)
+                    yield place(f"{role}/{start}{name}", holder, name)
     store, optimizer = training.gradients, training.optimizer
     for name in store.accumulators:
-        spec = store.path.spec(name)
-        yield Place(name=f"accumulator/{name}", holder=store.accumulators, key=name, spec=spec)
+        yield place(f"accumulator/{name}", store.accumulators, name)
     if optimizer is not None:
         for parameter, state in optimizer.state.items():
             for slot in state:
-                name = f"{slot}/{optimizer._names[parameter]}"
-                yield Place(name=name, holder=state, key=slot, spec=optimizer.spec(name))
+                yield place(f"{slot}/{optimizer._names[parameter]}", state, slot)
         held = vars(optimizer)
         yield Place(name="counter/applied", holder=held, key="_applied")
         yield Place(name="counter/skipped", holder=held, key="_skipped")

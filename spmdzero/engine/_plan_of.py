@@ -7,7 +7,14 @@ from torch import nn
 
 from spmdzero.config import BatchSizes, SpmdZeroConfig, resolve_batch_sizes
 from spmdzero.engine._groups import Groups, Members, find_groups
-from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan
+from spmdzero.plan import (
+    Layout,
+    MeshSpec,
+    ParamSpec,
+    ShardingPlan,
+    choose_placement,
+    parameter_at_rest,
+)
 from spmdzero.precision import PrecisionPolicy
 
 
@@ -27,7 +34,7 @@ def plan_of(config: SpmdZeroConfig, model: nn.Module, *, devices: int) -> Shardi
     members = Members(names, renewed={})
     groups = find_groups(config.optimizer, None, None, members, device=torch.device("cpu"))
     mesh = MeshSpec.resolve(config.spmd.mesh, device_count=devices)
-    batch = resolve_batch_sizes(config, dp_world_size=mesh.size)
+    batch = resolve_batch_sizes(config, dp_world_size=mesh.replicas)
     return planned(config, model, groups, batch=batch, mesh=mesh)
 
 
@@ -50,7 +57,7 @@ def planned(
     """
     precision = PrecisionPolicy.from_config(config)
     return ShardingPlan.build(
-        _parameters(model, groups, precision.parameter),
+        _parameters(config, model, groups, precision.parameter),
         stage=config.zero_optimization.stage,
         mesh=mesh,
         min_shard_elements=config.spmd.min_shard_elements,
@@ -69,8 +76,45 @@ def planned_micro_batches(config: SpmdZeroConfig, batch: BatchSizes) -> int:
     return max(1 if config.managed_gradient_accumulation else 2, batch.accumulation)
 
 
-def _parameters(model: nn.Module, groups: Groups | None, dtype: torch.dtype) -> Iterable[ParamSpec]:
-    slots = groups.slots_by_parameter() if groups else {}
+def parameter_layouts(
+    config: SpmdZeroConfig, model: nn.Module, *, mesh: MeshSpec
+) -> dict[str, Layout]:
+    """Where each parameter rests, before it is known which of them are trained."""
+    kept_whole = _persistent(config, model)
+
+    def layout(name: str, shape: tuple[int, ...]) -> Layout:
+        placement = parameter_at_rest(
+            stage=config.zero_optimization.stage,
+            shard=choose_placement(
+                shape, mesh=mesh, min_shard_elements=config.spmd.min_shard_elements
+            ),
+            persistent=name in kept_whole,
+        )
+        return Layout(placement=placement, shape=shape, mesh=mesh)
+
+    return {name: layout(name, tuple(p.shape)) for name, p in model.named_parameters()}
+
+
+def _persistent(config: SpmdZeroConfig, model: nn.Module) -> set[str]:
+    """The parameters that stage 3 keeps whole for their size.
+
+    Source: DeepSpeed, runtime/zero/parameter_offload.py, `mark_persistent_parameters`.
+    """
+    zero, total, found = config.zero_optimization, 0, set[str]()
+    for name, parameter in model.named_parameters():
+        count = parameter.numel()
+        if total + count > zero.stage3_model_persistence_threshold:
+            continue
+        if count <= zero.stage3_param_persistence_threshold:
+            found.add(name)
+            total += count
+    return found
+
+
+def _parameters(
+    config: SpmdZeroConfig, model: nn.Module, groups: Groups | None, dtype: torch.dtype
+) -> Iterable[ParamSpec]:
+    slots, kept_whole = groups.slots_by_parameter() if groups else {}, _persistent(config, model)
     for name, parameter in model.named_parameters():
         yield ParamSpec(
             name=name,
@@ -78,6 +122,7 @@ def _parameters(model: nn.Module, groups: Groups | None, dtype: torch.dtype) -> 
             dtype=_name(dtype if parameter.is_floating_point() else parameter.dtype),
             trainable=parameter.requires_grad and (groups is None or parameter in slots),
             moments=slots.get(parameter, ()) if groups and groups.has_many_layouts else None,
+            persistent=name in kept_whole,
         )
 
 

@@ -26,11 +26,13 @@ from spmdzero.config import (
     SpmdZeroConfig,
     load_config,
     resolve_batch_sizes,
+    stage_3_on,
 )
 from spmdzero.data._inputs import InputPlacer
 from spmdzero.engine._clients_optimizer import take_over
 from spmdzero.engine._elastic import tell_sizes
 from spmdzero.engine._groups import Groups, Members, find_groups
+from spmdzero.engine._plan_of import parameter_layouts
 from spmdzero.engine._schedule import make_schedule
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError, UsageAssertionError
 from spmdzero.nn._causal_lm import fuse_causal_lm_losses
@@ -117,13 +119,15 @@ def start_backend(
             devices can't be split so.
     """
     choose(settings.spmd.backend)
+    if settings.zero_optimization.stage == 3 and current().name != "jax":
+        raise stage_3_on(current().name)
     flags.apply(settings.spmd.xla_flags)
     flags.use_cache(settings.spmd.compile_cache)
     processes.watch_with(timeout=settings.spmd.timeout)
     processes.connect(required=dist_init_required)
     require_same_settings(settings)
     spec = MeshSpec.resolve(settings.spmd.mesh, device_count=runtime.device_count())
-    batch = resolve_batch_sizes(settings, dp_world_size=spec.size)
+    batch = resolve_batch_sizes(settings, dp_world_size=spec.replicas)
     tell_sizes(settings, batch)
     new = [key for key in settings.no_meaning if is_new(("without meaning", key))]
     if new:
@@ -162,7 +166,8 @@ def place_module(
         take_first_hosts_values(model, known)
     require_same_values(model, known)
     with open_weights(weights, model) as source:
-        renewed = move_module(model, mesh=mesh, dtype=dtype, source=source)
+        layouts = parameter_layouts(settings, model, mesh=mesh.spec)
+        renewed = move_module(model, mesh=mesh, dtype=dtype, source=source, layouts=layouts)
     require_same_values(model, {name for name, _ in model.named_parameters()} - known)
     names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
     members = Members(names, renewed)
@@ -211,7 +216,7 @@ def make_training(
         plan=plan,
         mesh=mesh,
         reduction=_reduction(settings, mesh),
-        scaling=GradientScaling.from_config(settings, devices=mesh.size),
+        scaling=GradientScaling.from_config(settings, replicas=mesh.replicas),
         wire=autocast_wire(model, settings.torch_autocast, precision),
     )
     gradients = GradientStore(path, loss_scale=lambda: scaler.used if scaler else 1.0)
@@ -244,7 +249,7 @@ def make_training(
         plan=plan,
         mesh=mesh,
         placer=InputPlacer(mesh=mesh, module=model, rules=rules, micro_batch=batch.micro),
-        forward=_forward(settings, gradients, rules, optimizer, module=model, mesh=mesh),
+        forward=_forward(settings, gradients, rules, optimizer, plan, module=model, mesh=mesh),
         gradients=gradients,
         optimizer=optimizer,
         lr_scheduler=schedule,
@@ -257,6 +262,7 @@ def _forward(
     gradients: GradientStore,
     rules: RegionRules,
     optimizer: ZeroOptimizer | None,
+    plan: ShardingPlan,
     **where: Any,
 ) -> Region | Forward:
     if optimizer is not None:
@@ -265,8 +271,11 @@ def _forward(
     where["attention"] = settings.spmd.attention
     if settings.spmd.forward == "global":
         return current().global_forward(**where)
-    seed = GradientScaling.from_config(settings, devices=where["mesh"].size).seed
+    seed = GradientScaling.from_config(settings, replicas=where["mesh"].replicas).seed
     where |= {"scan": settings.spmd.scan, "recompute": settings.spmd.recompute}
+    resting = {name: plan.at_rest(f"parameter/{name}") for name in plan.names}
+    if shards := {name: layout for name, layout in resting.items() if layout.is_sharded}:
+        where["layouts"] = shards
     return current().region(sink=gradients.add_local, rules=rules, seed=seed, **where)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import arrays, held, is_transforming, map_tensors, runtime
+from spmdzero.backend import REPLICATED, arrays, held, is_transforming, map_tensors, runtime
 from spmdzero.data._inputs import to_half
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._backward import BackwardWatch
@@ -141,7 +141,8 @@ class ThreeCalls:
                 arrays.backward(self._times_loss_scale(averaged), retain_graph=retain_graph)
             self._accumulation.collect_gradients()
             self._accumulation.scaled = False
-            detached = training.mesh.mark(self._of_all(loss.detach().reshape(())).clone())
+            detached = self._of_all(loss.detach().reshape(())).clone()
+            detached = training.mesh.mark(detached, REPLICATED)
             training.health.watch(detached, step=training.counters.global_steps)
             training.losses.append(detached)
             training.backward_done = True

@@ -37,7 +37,7 @@ class StageFit:
     """The memory of one ZeRO stage, bytes per device.
 
     Attributes:
-        stage: 0, 1 or 2.
+        stage: 0 to 3.
         paper: ZeRO's formula (arXiv 1910.02054, section 5); None where it doesn't apply.
         deepspeed: DeepSpeed's estimate, which exists for stage 2 (runtime/zero/stage_1_and_2.py).
         plan: what the plan stores, by role, exactly.

@@ -91,18 +91,20 @@ def floor_elements(plan: ShardingPlan) -> int:
 
     2Ψ(N-1)/N: a ring's reduce-scatter and all-gather, or its all-reduce, which is both; with two
     mesh axes, reducing over one and then over the other comes to the same. Stage 2 reduces each
-    sharded gradient once a micro-batch.
+    sharded gradient once a micro-batch. Stage 3 gathers a parameter that rests as a shard twice a
+    micro-batch, for forward and for backward: 3Ψ(N-1)/N.
     """
-    n = plan.mesh.size
+    n = plan.mesh.replicas
     sent = 0
     for tensor in plan:
         gradient = tensor.placement(Role.GRADIENT)
         if gradient is None:
             continue
-        reductions = plan.accumulation_steps if plan.stage == 2 else 1
+        reductions = plan.accumulation_steps if plan.stage >= 2 else 1
+        gathers = 2 * plan.accumulation_steps if tensor.require(Role.PARAMETER).is_sharded else 1
         whole = gradient.kind == "replicate"
         # An all-reduce of what stays whole is a reduce-scatter and a gather each time.
-        times = 2 * reductions if whole else reductions + 1
+        times = 2 * reductions if whole else reductions + gathers
         sent += times * math.prod(tensor.shape)
     return sent * (n - 1) // n
 

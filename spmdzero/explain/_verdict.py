@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from spmdzero.backend import current
 from spmdzero.explain._chips import CHIPS, Topology, slices_of
 from spmdzero.explain._fit import TargetMemory
 from spmdzero.plan import MeshSpec, Role, ShardingPlan
@@ -134,8 +135,10 @@ class _Changes:
         return Change(what=what, peak=peak, by="estimate") if peak <= self._room else None
 
     def _stage(self) -> Change | None:
-        for stage in range(self.plan.stage + 1, 3):
+        for stage in range(self.plan.stage + 1, 4):
             what = f'"zero_optimization": {{"stage": {stage}}}'
+            if stage == 3 and current().name != "jax":
+                what += ', "spmd": {"backend": "jax"}'
             found = [m for m in self.compiled.get(stage, ()) if m.target == self.memory.target]
             if found and found[0].fits:
                 return Change(what=what, peak=found[0].memory.peak, by="compiler")

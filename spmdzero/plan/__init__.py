@@ -3,14 +3,16 @@
 from spmdzero.plan._choose import choose_placement
 from spmdzero.plan._dtypes import itemsize
 from spmdzero.plan._estimate import estimate_zero2_model_states_mem_needs
+from spmdzero.plan._layout import Layout
 from spmdzero.plan._memory import MemoryReport, StageComparison
 from spmdzero.plan._mesh import MeshSpec
 from spmdzero.plan._placement import Placement
 from spmdzero.plan._plan import ShardingPlan
-from spmdzero.plan._roles import Role
+from spmdzero.plan._roles import Role, parameter_at_rest
 from spmdzero.plan._tensors import ParamSpec, RoleState, TensorPlan
 
 __all__ = [
+    "Layout",
     "MemoryReport",
     "MeshSpec",
     "ParamSpec",
@@ -23,4 +25,5 @@ __all__ = [
     "choose_placement",
     "estimate_zero2_model_states_mem_needs",
     "itemsize",
+    "parameter_at_rest",
 ]

@@ -43,7 +43,7 @@ class MemoryReport(Shown):
 
 @dataclass(frozen=True, kw_only=True)
 class StageComparison(Shown):
-    """The memory of one model at the stages 0, 1 and 2.
+    """The memory of one model at the stages 0 to 3.
 
     Attributes:
         stages: the report of each stage.
@@ -52,8 +52,8 @@ class StageComparison(Shown):
         paper_note: when the formula applies, or why it doesn't here.
     """
 
-    stages: tuple[MemoryReport, MemoryReport, MemoryReport]
-    paper: tuple[int, int, int] | None
+    stages: tuple[MemoryReport, ...]
+    paper: tuple[int, ...] | None
     paper_note: str
 
 
@@ -72,11 +72,12 @@ def memory_report(
 
 def paper_formula(
     tensors: Sequence[TensorPlan], mesh: MeshSpec, *, moments: tuple[str, ...]
-) -> tuple[tuple[int, int, int] | None, str]:
-    """16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N bytes (ZeRO, arXiv 1910.02054, section 5), and a note."""
+) -> tuple[tuple[int, ...] | None, str]:
+    """16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N, 16Ψ/N bytes (ZeRO, arXiv 1910.02054, section 5); a note."""
     note = (
-        "ZeRO, arXiv 1910.02054, section 5: 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N bytes for mixed precision "
-        "Adam: 16-bit parameters and gradients, fp32 master and two fp32 moments, all trainable"
+        "ZeRO, arXiv 1910.02054, section 5: 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N, 16Ψ/N bytes for mixed "
+        "precision Adam: 16-bit parameters and gradients, fp32 master and two fp32 moments, all "
+        "trainable"
     )
     mixed_precision_adam = all(
         len(tensor.moments(moments)) == 2
@@ -89,7 +90,8 @@ def paper_formula(
     if not mixed_precision_adam:
         return None, f"The paper's formula doesn't apply to this plan ({note})."
     psi, n = sum(math.prod(tensor.shape) for tensor in tensors), mesh.fsdp
-    paper = (16 * psi, round(4 * psi + 12 * psi / n), round(2 * psi + 14 * psi / n))
+    halves = round(4 * psi + 12 * psi / n), round(2 * psi + 14 * psi / n)
+    paper = (16 * psi, *halves, round(16 * psi / n))
     return paper, (
         f"{note}. Ψ = {psi:,}, N = {n} (the fsdp axis). It counts one gradient, at stage 1 before "
         "its reduction, no padding, and no small replicated tensors."

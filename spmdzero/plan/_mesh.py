@@ -80,6 +80,11 @@ class MeshSpec:
         return math.prod(self.shape)
 
     @property
+    def replicas(self) -> int:
+        """Number of data-parallel replicas: each runs the model on rows of its own."""
+        return self.data * self.fsdp
+
+    @property
     def fsdp(self) -> int:
         """Devices that share one copy of the states."""
         return dict(self.axes)["fsdp"]

@@ -44,12 +44,12 @@ class Placement:
     def stored_shape(self, shape: Shape, mesh: MeshSpec) -> Shape:
         """The global shape in which a tensor of `shape` is stored.
 
-        ``flat`` gives ``[padded]``, ``partial`` gives ``[devices, *shape]``, the others `shape`.
+        ``flat`` gives ``[padded]``, ``partial`` gives ``[replicas, *shape]``, the others `shape`.
         """
         if self.kind == "flat":
             return (math.ceil(math.prod(shape) / mesh.fsdp) * mesh.fsdp,)
         if self.kind == "partial":
-            return (mesh.size, *shape)
+            return (mesh.replicas, *shape)
         return shape
 
     def partition_spec(self, shape: Shape, mesh: MeshSpec) -> PartitionSpec:

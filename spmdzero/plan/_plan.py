@@ -1,7 +1,7 @@
 """The sharding plan of a model."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -10,11 +10,15 @@ from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.plan import _json
 from spmdzero.plan._choose import choose_placement
 from spmdzero.plan._dtypes import itemsize
+from spmdzero.plan._layout import Layout
 from spmdzero.plan._memory import MemoryReport, StageComparison, memory_report, paper_formula
 from spmdzero.plan._mesh import MeshSpec
 from spmdzero.plan._placement import Placement
-from spmdzero.plan._roles import Role, placements_at_stage
+from spmdzero.plan._roles import Role, in_use, parameter_at_rest, placements_at_stage
 from spmdzero.plan._tensors import ParamSpec, RoleState, TensorPlan
+
+_ROLES = {role.value for role in Role}
+_EVERYWHERE = Placement(kind="replicate", reason="every device has all of it")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -24,7 +28,7 @@ class ShardingPlan(Shown):
     Make one with `build`. Two plans are equal when every setting and placement is.
 
     Attributes:
-        stage: ZeRO stage, 0, 1 or 2.
+        stage: ZeRO stage, 0 to 3.
         mesh: the mesh that the placements refer to.
         min_shard_elements: tensors with fewer elements keep replicated states.
         master: whether parameters in another dtype than `master_dtype` have master weights.
@@ -53,12 +57,12 @@ class ShardingPlan(Shown):
     def __post_init__(self) -> None:
         _check_at_least(self.min_shard_elements, 0, key="spmd.min_shard_elements")
         _check_at_least(self.accumulation_steps, 1, key="gradient_accumulation_steps")
-        if self.stage not in (0, 1, 2):
+        if self.stage not in range(4):
             raise SpmdZeroConfigError(
                 key="zero_optimization.stage",
                 value=self.stage,
-                reason="a plan knows the ZeRO stages 0, 1 and 2",
-                fix="Use stage 2, which shards everything but the parameters.",
+                reason="a plan knows the ZeRO stages 0 to 3",
+                fix="Use stage 3, which shards everything.",
             )
         itemsize(self.master_dtype)
         itemsize(self.moment_dtype)
@@ -87,13 +91,18 @@ class ShardingPlan(Shown):
         """The plan for `params`; the arguments are the attributes of the class.
 
         Raises:
-            SpmdZeroConfigError: a stage other than 0, 1, 2, or a count that is too small.
+            SpmdZeroConfigError: a stage other than 0 to 3, or a count that is too small.
             SpmdZeroUsageError: an unknown dtype, or two parameters of one name.
         """
 
         def states(param: ParamSpec) -> Iterator[RoleState]:
+            shard = choose_placement(param.shape, mesh=mesh, min_shard_elements=min_shard_elements)
             if not param.trainable:
                 frozen = Placement(kind="replicate", reason="frozen: no gradient, no state")
+                if stage == 3:
+                    frozen = parameter_at_rest(
+                        stage=stage, shard=shard, persistent=param.persistent
+                    )
                 yield RoleState(role=Role.PARAMETER, placement=frozen, dtype=param.dtype)
                 return
             gradient_dtype = accumulator_dtype or param.dtype
@@ -104,8 +113,9 @@ class ShardingPlan(Shown):
                 dtypes[Role.MASTER] = master_dtype
             if moments if param.moments is None else param.moments:
                 dtypes[Role.MOMENT] = moment_dtype
-            shard = choose_placement(param.shape, mesh=mesh, min_shard_elements=min_shard_elements)
-            placements = placements_at_stage(stage=stage, shard=shard, partial=partial)
+            placements = placements_at_stage(
+                stage=stage, shard=shard, partial=partial, persistent=param.persistent
+            )
             for role in Role:
                 if role in dtypes:
                     yield RoleState(role=role, placement=placements[role], dtype=dtypes[role])
@@ -144,6 +154,48 @@ class ShardingPlan(Shown):
     def _by_name(self) -> dict[str, TensorPlan]:
         return {tensor.name: tensor for tensor in self.tensors}
 
+    def at_rest(self, state: str) -> Layout:
+        """Where a tensor of the training state lives between steps.
+
+        Args:
+            state: its name: ``parameter/<name>``, ``accumulator/<name>``, ``gradient/<name>``,
+                ``master/<name>``, a slot of the optimizer such as ``exp_avg/<name>``. Any other is
+                whole on every device: buffers, counters, flags, and numbers that an optimizer
+                keeps of each parameter.
+
+        Raises:
+            SpmdZeroUsageError: this plan has no such role of that parameter.
+        """
+        return self._layouts(state)[0]
+
+    def in_use(self, state: str) -> Layout:
+        """Where the step's program computes with that tensor; see `at_rest`."""
+        return self._layouts(state)[1]
+
+    def _layouts(self, state: str) -> tuple[Layout, Layout]:
+        if state not in self._known:
+            role, _, name = state.partition("/")
+            tensor = self._by_name.get(name)
+            found = None if tensor is None else self._role(role, tensor)
+            if tensor is None or found is None:
+                whole = Layout(placement=_EVERYWHERE, shape=(), mesh=self.mesh)
+                self._known[state] = whole, whole
+            else:
+                placement = tensor.require(found)
+                rest = Layout(placement=placement, shape=tensor.shape, mesh=self.mesh)
+                self._known[state] = rest, replace(rest, placement=in_use(found, placement))
+        return self._known[state]
+
+    def _role(self, word: str, tensor: TensorPlan) -> Role | None:
+        if word in tensor.moments(self.moments):
+            return Role.MOMENT
+        return Role(word) if word in _ROLES else None
+
+    @cached_property
+    def _known(self) -> dict[str, tuple[Layout, Layout]]:
+        # They are asked for at each step.
+        return {}
+
     @property
     def names(self) -> tuple[str, ...]:
         """The parameters' names, in the model's order."""
@@ -163,10 +215,10 @@ class ShardingPlan(Shown):
         return memory_report(self.tensors, self.mesh, moments=self.moments)
 
     def compare(self) -> StageComparison:
-        """Bytes per device at the stages 0, 1 and 2, beside the ZeRO paper's formula."""
-        first, second, third = (self.at_stage(stage).memory() for stage in (0, 1, 2))
+        """Bytes per device at the stages 0 to 3, beside the ZeRO paper's formula."""
+        stages = tuple(self.at_stage(stage).memory() for stage in range(4))
         paper, note = paper_formula(self.tensors, self.mesh, moments=self.moments)
-        return StageComparison(stages=(first, second, third), paper=paper, paper_note=note)
+        return StageComparison(stages=stages, paper=paper, paper_note=note)
 
     def to_json(self) -> str:
         """The plan as JSON text that `from_json` reads."""

@@ -24,18 +24,53 @@ class Role(str, Enum):
     __str__ = str.__str__
 
 
-def placements_at_stage(*, stage: int, shard: Placement, partial: bool) -> dict[Role, Placement]:
+def in_use(role: Role, at_rest: Placement) -> Placement:
+    """The placement in which a step's program computes with what lives as `at_rest` between steps.
+
+    Args:
+        role: what the tensor is; the forward and the backward read a whole PARAMETER, the update
+            computes with shards.
+    """
+    if role is Role.PARAMETER and at_rest.is_sharded:
+        return Placement(kind="replicate", reason="gathered where the forward uses it")
+    return at_rest
+
+
+def parameter_at_rest(*, stage: int, shard: Placement, persistent: bool) -> Placement:
+    """Where a parameter, trained or frozen, lives between steps.
+
+    Args:
+        stage: 0 to 3.
+        shard: where the stage puts what it shards.
+        persistent: whether stage 3 is to keep it whole, for its size.
+    """
+    if stage < 3:
+        reason = f"stage {stage} keeps this whole on every device"
+    elif shard.kind == "shard" and not persistent:
+        return shard
+    elif shard.kind == "flat":
+        # A module's parameter keeps its shape, of which no device could hold an equal part.
+        reason = f"{shard.reason}; a parameter keeps its shape, and stays whole"
+    else:
+        reason = "within stage3_param_persistence_threshold" if persistent else shard.reason
+    return Placement(kind="replicate", reason=reason)
+
+
+def placements_at_stage(
+    *, stage: int, shard: Placement, partial: bool, persistent: bool = False
+) -> dict[Role, Placement]:
     """The placement of every role of a trainable parameter (ZeRO, arXiv 1910.02054, section 5).
 
     Args:
-        stage: 0, 1 or 2.
+        stage: 0 to 3.
         shard: where the stage puts what it shards.
         partial: whether a gradient leaves the backward as each device's own summand; False when
             the backward hands over a gradient that is already reduced.
+        persistent: as `parameter_at_rest`'s.
     """
     whole = Placement(kind="replicate", reason=f"stage {stage} keeps this whole on every device")
     state = whole if stage == 0 else shard
-    if stage == 2:
+    if stage >= 2:
         accumulator = state
     elif partial:
         accumulator = Placement(
@@ -46,7 +81,7 @@ def placements_at_stage(*, stage: int, shard: Placement, partial: bool) -> dict[
             state, reason=f"global forward: every micro-batch is reduced at once; {state.reason}"
         )
     return {
-        Role.PARAMETER: whole,
+        Role.PARAMETER: parameter_at_rest(stage=stage, shard=shard, persistent=persistent),
         Role.ACCUMULATOR: accumulator,
         Role.GRADIENT: state,
         Role.MASTER: state,

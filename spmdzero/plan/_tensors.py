@@ -18,6 +18,7 @@ class ParamSpec:
         dtype: the name of its dtype, e.g. ``"bfloat16"``.
         trainable: whether it has a gradient and optimizer states.
         moments: its own optimizer slots, where they are not the plan's; None where they are.
+        persistent: whether stage 3 keeps it whole between steps, for its size.
     """
 
     name: str
@@ -25,6 +26,7 @@ class ParamSpec:
     dtype: str
     trainable: bool
     moments: tuple[str, ...] | None = None
+    persistent: bool = False
 
     def __post_init__(self) -> None:
         itemsize(self.dtype)
@@ -76,14 +78,25 @@ class TensorPlan:
         """Where `role` lives, or None when this parameter has no such role."""
         return next((state.placement for state in self.states if state.role is role), None)
 
+    def require(self, role: Role) -> Placement:
+        """Where `role` lives.
+
+        Raises:
+            SpmdZeroUsageError: this parameter has no such role.
+        """
+        return self._state(role).placement
+
     def dtype(self, role: Role = Role.PARAMETER) -> str:
         """The dtype of `role`.
 
         Raises:
             SpmdZeroUsageError: this parameter has no such role.
         """
+        return self._state(role).dtype
+
+    def _state(self, role: Role) -> RoleState:
         for state in self.states:
             if state.role is role:
-                return state.dtype
+                return state
         roles = ", ".join(state.role for state in self.states)
         raise SpmdZeroUsageError(f"{self.name} has no {role}, only: {roles}")

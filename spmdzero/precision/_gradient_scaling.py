@@ -25,7 +25,7 @@ class GradientScaling:
         return self.seed * self.before * self.after
 
     @classmethod
-    def from_config(cls, config: SpmdZeroConfig, *, devices: int) -> "GradientScaling":
+    def from_config(cls, config: SpmdZeroConfig, *, replicas: int) -> "GradientScaling":
         """The factors of `gradient_allreduce_op`, `prescale_gradients`,
         `gradient_predivide_factor` and `zero_optimization.reduce_scatter`.
 
@@ -35,11 +35,11 @@ class GradientScaling:
         once, at the loss.
         """
         if config.gradient_allreduce_op == "sum":
-            return cls(seed=devices)
+            return cls(seed=replicas)
         if not config.fp16.enabled:
             return cls()
         zero = config.zero_optimization
         if config.prescale_gradients or (zero.stage and zero.reduce_scatter):
-            return cls(seed=devices, before=1 / devices)
+            return cls(seed=replicas, before=1 / replicas)
         first = config.gradient_predivide_factor
-        return cls(seed=devices, before=1 / first, after=first / devices)
+        return cls(seed=replicas, before=1 / first, after=first / replicas)

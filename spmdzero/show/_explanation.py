@@ -123,7 +123,7 @@ def _fit_table(explanation: Explanation) -> Table:
         title="Memory per device",
         headers=("account", *(f"stage {fit.stage}" for fit in fits)),
         rows=rows,
-        numbers=(1, 2, 3),
+        numbers=tuple(range(1, len(fits) + 1)),
         notes=notes,
     )
 

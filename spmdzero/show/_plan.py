@@ -42,9 +42,9 @@ def comparison_page(comparison: StageComparison) -> Page:
         rows.append(["ZeRO paper", *(f"{size:,}" for size in comparison.paper)])
     table = Table(
         title="Bytes per device by ZeRO stage",
-        headers=("role", "stage 0", "stage 1", "stage 2"),
+        headers=("role", *(f"stage {stage}" for stage in range(len(comparison.stages)))),
         rows=rows,
-        numbers={1, 2, 3},
+        numbers={*range(1, len(comparison.stages) + 1)},
         totals=len(rows) - len(Role),
         notes=[comparison.paper_note],
     )

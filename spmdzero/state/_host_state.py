@@ -10,6 +10,7 @@ from torch import nn
 
 from spmdzero._logging import is_new
 from spmdzero._names import listed
+from spmdzero.backend import REPLICATED
 from spmdzero.data._generators import generators
 from spmdzero.formats import RESET_AT, HostState, portable
 from spmdzero.state._training import Training
@@ -152,7 +153,7 @@ def _plain(value: Any) -> Any:
 def _set_count(training: Training, optimizer: ZeroOptimizer, name: str, count: int) -> None:
     held = optimizer.named_states()[name]
     held.copy_(training.mesh.place(torch.tensor(count, dtype=held.dtype)))
-    training.mesh.mark(held)
+    training.mesh.mark(held, REPLICATED)
 
 
 def take_over_skips(

@@ -19,7 +19,7 @@ from spmdzero.formats import (
     flat_boxes,
     whole_box,
 )
-from spmdzero.plan import Placement, Role, choose_placement
+from spmdzero.plan import Layout, choose_placement
 from spmdzero.state._host_state import host_state
 from spmdzero.state._still_placed import require_placed
 from spmdzero.state._training import Training
@@ -34,12 +34,12 @@ class Held:
     Attributes:
         stored: what the devices hold.
         shape: of the tensor, without padding.
-        placement: how `stored` holds it; None where every device holds all of it.
+        layout: how `stored` holds it; None where every device holds all of it.
     """
 
     stored: torch.Tensor
     shape: tuple[int, ...]
-    placement: Placement | None = None
+    layout: Layout | None = None
 
 
 @torch.no_grad()
@@ -84,28 +84,26 @@ def live_state(
 
 def held_tensors(training: Training) -> dict[str, Held]:
     """Every tensor that a checkpoint holds, by its name there."""
-    plan, held = training.plan, dict[str, Held]()
+    held, optimizer = dict[str, Held](), training.optimizer
+
+    def hold(name: str, stored: torch.Tensor) -> None:
+        layout = training.plan.at_rest(name)
+        # Each row of Partials is a tensor of its own.
+        split = layout if layout.is_sharded or layout.kind == "partial" else None
+        shape = layout.shape if layout.is_sharded else tuple(stored.shape)
+        held[name] = Held(stored=stored, shape=shape, layout=split)
+
     for name, parameter in training.module.named_parameters():
-        held[f"parameter/{name}"] = Held(stored=parameter, shape=tuple(parameter.shape))
+        hold(f"parameter/{name}", parameter)
     for name, buffer in persistent_buffers(training.module):
-        held[f"buffer/{name}"] = Held(stored=buffer, shape=tuple(buffer.shape))
+        hold(f"buffer/{name}", buffer)
     for name, parameter in training.module.named_parameters():
-        if training.optimizer is None or not plan[name].trainable:
-            continue
-        for slot, stored in training.optimizer.state[parameter].items():
-            role = Role.MASTER if slot == "master" else Role.MOMENT
-            placement = plan[name].placement(role) if stored.dim() else None
-            held[f"{slot}/{name}"] = _held(stored, plan[name].shape, placement)
+        if optimizer is not None and training.plan[name].trainable:
+            for slot, stored in optimizer.state[parameter].items():
+                hold(f"{slot}/{name}", stored)
     for name, stored in training.gradients.accumulators.items():
-        placement = plan[name].placement(Role.ACCUMULATOR)
-        held[f"{ACCUMULATOR}{name}"] = _held(stored, plan[name].shape, placement)
+        hold(f"{ACCUMULATOR}{name}", stored)
     return held
-
-
-def _held(stored: torch.Tensor, shape: tuple[int, ...], placement: Placement | None) -> Held:
-    # Each row of Partials is a tensor of its own.
-    own = placement is None or placement.kind == "partial"
-    return Held(stored=stored, shape=tuple(stored.shape) if own else shape, placement=placement)
 
 
 def persistent_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -128,15 +126,16 @@ def _spread(training: Training, held: dict[str, Held]) -> dict[str, Held]:
     spread = {}
     for name, item in held.items():
         stored = item.stored
-        if item.placement is None or item.placement.kind == "replicate":
+        if item.layout is None:
             placement = choose_placement(
                 item.shape,
                 mesh=training.mesh.spec,
                 min_shard_elements=training.plan.min_shard_elements,
             )
             if placement.is_sharded:
-                stored = store(training.mesh, stored, placement)
-            item = Held(stored=stored, shape=item.shape, placement=placement)
+                layout = Layout(placement=placement, shape=item.shape, mesh=training.mesh.spec)
+                stored = store(training.mesh, stored, layout)
+                item = Held(stored=stored, shape=item.shape, layout=layout)
         spread[name] = item
     return spread
 
@@ -156,7 +155,7 @@ class _Latest:
 
 def _on_devices(name: str, item: Held, latest: _Latest, *, turn: int) -> StoredTensor:
     dtype = item.stored.dtype
-    if item.placement is None or item.placement.kind == "replicate":
+    if item.layout is None:
         mine = turn % runtime.process_count() == runtime.process_index()
         return StoredTensor(
             shape=item.shape,
@@ -165,7 +164,7 @@ def _on_devices(name: str, item: Held, latest: _Latest, *, turn: int) -> StoredT
             pieces=(whole_box(item.shape),) if mine else (),
         )
     local = arrays.local_slices(item.stored)
-    parts = list(device_boxes(item.shape, item.placement, local))
+    parts = list(device_boxes(item.shape, item.layout, local))
     first = arrays.local_replicas(item.stored)
     return StoredTensor(
         shape=item.shape,
@@ -180,17 +179,17 @@ def _on_devices(name: str, item: Held, latest: _Latest, *, turn: int) -> StoredT
 
 
 def device_boxes(
-    shape: tuple[int, ...], placement: Placement | None, local: list[tuple[slice, ...]]
+    shape: tuple[int, ...], layout: Layout | None, local: list[tuple[slice, ...]]
 ) -> Iterator[tuple[Box, ...]]:
     """For each local device the parts of a tensor of `shape` that it holds, padding left out.
 
     Args:
         shape: of the tensor.
-        placement: how it is stored.
+        layout: how it is stored.
         local: what of the stored form each local device holds, from `local_slices`.
     """
     for slices in local:
-        if placement is not None and placement.kind == "flat":
+        if layout is not None and layout.kind == "flat":
             (held,) = slices
             yield tuple(flat_boxes(shape, held.start, min(held.stop, math.prod(shape))))
         else:

@@ -1,19 +1,29 @@
 """Moving the user's module to the devices and off them, in place."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
-from spmdzero.backend import Mesh, arrays, refuse_gradient_hooks, runtime
+from spmdzero.backend import REPLICATED, Mesh, arrays, refuse_gradient_hooks, runtime
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.plan import Layout
 from spmdzero.state._weights import WeightSource, aliases
 
 Moved = dict[torch.Tensor, torch.Tensor]
 
 
 def move_module(
-    module: nn.Module, *, mesh: Mesh, dtype: torch.dtype, source: WeightSource
+    module: nn.Module,
+    *,
+    mesh: Mesh,
+    dtype: torch.dtype,
+    source: WeightSource,
+    layouts: Mapping[str, Layout] | None = None,
 ) -> Moved:
-    """Replicates parameters (cast to `dtype`) and buffers (as they are) on all devices.
+    """Puts parameters (cast to `dtype`) and buffers (as they are) on all devices.
+
+    A parameter rests as `layouts` says under its first name; all else is whole on every device.
 
     One tensor after the other: of what comes from `source` only one is on the host at a time.
 
@@ -38,7 +48,10 @@ def move_module(
             cast = cast.to(dtype)
         if mesh.across is not None and arrays.is_mine(cast) and mesh.across.is_own(cast):
             cast = arrays.read(cast)
-        placed = mesh.place(cast) if cast.device.type == "cpu" else mesh.mark(cast.clone())
+        rest = (layouts or {}).get(names[0])
+        spec = REPLICATED if rest is None else rest.spec
+        on_host = cast.device.type == "cpu"
+        placed = mesh.place_part(cast, spec) if on_host else mesh.mark(cast.clone(), spec)
         if is_parameter:
             placed = nn.Parameter(placed, requires_grad=tensor.requires_grad)
         # Attributes such as `no_decay`, by which people group parameters.

@@ -142,7 +142,7 @@ def _overwrite(training: Training, target: Target) -> int:
 def _part(target: Target, boxes: tuple[Box, ...]) -> torch.Tensor:
     """What one device holds, in the form in which it holds it."""
     held, dtype = target.held, target.held.stored.dtype
-    if held.placement is None or held.placement.kind != "flat":
+    if held.layout is None or held.layout.kind != "flat":
         (box,) = boxes
         return target.read(box).to(dtype)
     (length,) = arrays.local_shapes(held.stored)[0]
@@ -196,7 +196,9 @@ def _own_loading(training: Training, state: TrainingState, options: LoadOptions)
         yield
     except BaseException:
         for name, tensor in named.items():
-            training.mesh.mark(tensor.copy_(before[name]))
+            role = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
+            spec = training.plan.at_rest(f"{role}/{name}").spec
+            training.mesh.mark(tensor.copy_(before[name]), spec)
         runtime.sync()
         raise
 

@@ -52,7 +52,7 @@ class Target:
     def boxes(self) -> list[tuple[Box, ...]]:
         """For each local device the parts that it holds."""
         held = self.held
-        return list(device_boxes(held.shape, held.placement, arrays.local_slices(held.stored)))
+        return list(device_boxes(held.shape, held.layout, arrays.local_slices(held.stored)))
 
 
 def needed_parts(targets: Iterable[Target]) -> dict[str, list[Box]]:
@@ -192,7 +192,7 @@ def _gradient(training: Training, state: TrainingState, name: str, item: Held) -
     own = name.removeprefix(ACCUMULATOR)
     shape, saved = training.plan[own].shape, state.tensors[name]
     rows = saved.shape[0] if len(saved.shape) > len(shape) else 0
-    partial = item.placement is not None and item.placement.kind == "partial"
+    partial = item.layout is not None and item.layout.kind == "partial"
     unit = training.gradients.path.unit if partial else 1.0
     if partial and saved.shape == item.shape and unit == accumulation["unit"]:
         return [Target(held=item, source=name, read=saved.read, saved_parts=lambda box: [box])]

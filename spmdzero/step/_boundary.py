@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 
-from spmdzero.backend import Mesh, current, programs
+from spmdzero.backend import REPLICATED, Mesh, current, programs
 from spmdzero.optim import UpdateRule
 from spmdzero.step._folds import Folds
 from spmdzero.step._numbers import numbers_of_groups
@@ -104,7 +104,7 @@ class Boundary:
         gradients, moved = self._directions(gradients, state, hypers, scales)
         scaled = self._norm(gradients, call)
         norm, coefficient = unscale(scaled, clip=self.clip, scales=scales)
-        norm = self.mesh.mark(norm)
+        norm = self.mesh.mark(norm, REPLICATED)
         apply = self._condition(norm, finite)
         new = self._counted(state, apply)
         state = {**state, **self._applied(state, moved, apply)}
@@ -136,7 +136,7 @@ class Boundary:
         gradients, moved = dict(gradients), {}
         for group, hyper in zip(self.groups, hypers, strict=True):
             for member in group.members if group.rule.has_direction else ():
-                spec = member.spec(self.mesh)
+                spec = member.layout.spec
                 grad = gradients[member.name].float()
                 grad = self.mesh.mark(grad if scales is None else grad / scales.now, spec)
                 with programs.scope(f"zero.direction/{member.name}"):
@@ -156,7 +156,7 @@ class Boundary:
         apply: torch.Tensor | None,
     ) -> dict[str, torch.Tensor]:
         """What the directions changed, if the step applies."""
-        specs = {m.name: m.spec(self.mesh) for group in self.groups for m in group.members}
+        specs = {m.name: m.layout.spec for group in self.groups for m in group.members}
         applied = {}
         for name, value in moved.items():
             kept = value if apply is None else torch.where(apply, value, state[name])
@@ -165,7 +165,7 @@ class Boundary:
         return applied
 
     def _norm(self, gradients: Mapping[str, torch.Tensor], call: Folds) -> torch.Tensor:
-        specs = {m.name: m.spec(self.mesh) for group in self.groups for m in group.members}
+        specs = {m.name: m.layout.spec for group in self.groups for m in group.members}
         ordered = tuple(specs[name] for name in gradients)
 
         def norm(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -176,18 +176,18 @@ class Boundary:
 
     def _condition(self, norm: torch.Tensor, finite: torch.Tensor | None) -> torch.Tensor | None:
         if finite is not None:
-            return self.mesh.mark(torch.isfinite(norm) & finite)
-        return self.mesh.mark(torch.isfinite(norm)) if self.skips else None
+            return self.mesh.mark(torch.isfinite(norm) & finite, REPLICATED)
+        return self.mesh.mark(torch.isfinite(norm), REPLICATED) if self.skips else None
 
     def _counted(
         self, state: Mapping[str, torch.Tensor], apply: torch.Tensor | None
     ) -> dict[str, torch.Tensor]:
         applied, skipped = state["counter/applied"], state["counter/skipped"]
         if apply is None:
-            return {"counter/applied": self.mesh.mark(applied + 1)}
+            return {"counter/applied": self.mesh.mark(applied + 1, REPLICATED)}
         return {
-            "counter/applied": self.mesh.mark(applied + apply.float()),
-            "counter/skipped": self.mesh.mark(skipped + (1 - apply.int())),
+            "counter/applied": self.mesh.mark(applied + apply.float(), REPLICATED),
+            "counter/skipped": self.mesh.mark(skipped + (1 - apply.int()), REPLICATED),
         }
 
     def _update(

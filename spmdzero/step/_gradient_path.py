@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 
 from spmdzero.backend import Mesh, Reduction, gather, programs, store, stored_zeros
-from spmdzero.plan import Placement, Role, ShardingPlan
+from spmdzero.plan import Layout, Role, ShardingPlan
 from spmdzero.precision import GradientScaling, dtype_named
 
 
@@ -15,7 +15,7 @@ class GradientPath:
     """In which form gradients wait for the step, and how they become what it needs.
 
     A gradient waits as a Partial where the plan has one (stages 0 and 1 with accumulation: nothing
-    moves before the boundary), otherwise reduced to its final placement.
+    moves before the boundary), otherwise reduced to its final layout.
 
     Attributes:
         plan, mesh: where each gradient lives.
@@ -41,12 +41,12 @@ class GradientPath:
 
     def of_replica(self, name: str, local: torch.Tensor) -> torch.Tensor:
         """One replica's gradient, `[*shape]` in replica space, in the form in which it waits."""
-        grad, placement = self.in_dtype(name, local), self._waiting(name)
-        if placement.kind == "partial":
+        grad, layout = self.in_dtype(name, local), self.waiting(name)
+        if layout.kind == "partial":
             return self.reduction.partial(grad)
         with programs.scope(f"zero.gradient/{name}"):
             reduced = self.reduction.reduce_local(
-                _times(grad, self.scaling.before), placement, dtype=self.wire.get(name)
+                _times(grad, self.scaling.before), layout, dtype=self.wire.get(name)
             )
             return _times(reduced, self.scaling.after)
 
@@ -56,15 +56,13 @@ class GradientPath:
 
     def of_partial(self, name: str, partial: torch.Tensor) -> torch.Tensor:
         """The summands of all replicas, `[n, *shape]`, in the form in which their sum waits."""
-        placement = self._waiting(name)
-        if placement.kind == "partial":
-            return partial
-        return self._reduced(name, partial, placement)
+        layout = self.waiting(name)
+        return partial if layout.kind == "partial" else self._reduced(name, partial, layout)
 
-    def _reduced(self, name: str, partial: torch.Tensor, placement: Placement) -> torch.Tensor:
+    def _reduced(self, name: str, partial: torch.Tensor, layout: Layout) -> torch.Tensor:
         with programs.scope(f"zero.gradient/{name}"):
             total = self.reduction.reduce_partial(
-                _times(partial, self.scaling.before), placement, dtype=self.wire.get(name)
+                _times(partial, self.scaling.before), layout, dtype=self.wire.get(name)
             )
             return _times(total, self.scaling.after)
 
@@ -72,20 +70,20 @@ class GradientPath:
         """The whole batch's, `[*shape]` in global space; the compiler reduces it."""
         with programs.scope(f"zero.gradient/{name}"):
             stored = self.stored(name, _times(whole, self.scaling.whole))
-            return self.reduction.let_go_of_whole(stored, self._waiting(name))
+            return self.reduction.let_go_of_whole(stored, self.waiting(name))
 
     def stored(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """What waits when the step is to use exactly `whole`, `[*shape]`."""
-        whole, placement = self.in_dtype(name, whole), self._waiting(name)
-        if placement.kind != "partial":
-            return store(self.mesh, whole, placement)
+        whole, layout = self.in_dtype(name, whole), self.waiting(name)
+        if layout.kind != "partial":
+            return store(self.mesh, whole, layout)
         # What `final` does to the sum of the shares is undone in each.
-        share = _times(whole, 1 / self.unit) / self.mesh.size
-        return share.expand(self.mesh.size, *whole.shape)
+        share = _times(whole, 1 / self.unit) / self.mesh.replicas
+        return share.expand(self.mesh.replicas, *whole.shape)
 
     def plus(self, name: str, waiting: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
         """The sum of two that wait."""
-        return self.mesh.mark((waiting + more).to(waiting.dtype), self.spec(name))
+        return self.mesh.mark((waiting + more).to(waiting.dtype), self.waiting(name).spec)
 
     def accumulates(self, name: str) -> bool:
         """Whether the plan has an accumulator for it."""
@@ -93,11 +91,8 @@ class GradientPath:
 
     def zeros(self, name: str) -> torch.Tensor:
         """An accumulator of nothing."""
-        tensor = self.plan[name]
-        placement = tensor.placement(Role.ACCUMULATOR)
-        assert placement is not None
-        dtype = dtype_named(tensor.dtype(Role.ACCUMULATOR))
-        return stored_zeros(self.mesh, tensor.shape, placement, dtype)
+        dtype = dtype_named(self.plan[name].dtype(Role.ACCUMULATOR))
+        return stored_zeros(self.mesh, self.plan.at_rest(f"accumulator/{name}"), dtype)
 
     def final(self, name: str, waiting: torch.Tensor | None) -> torch.Tensor:
         """The gradient as the step needs it, in its stored shape; zeros where none waits.
@@ -105,37 +100,28 @@ class GradientPath:
         A parameter that took no part in the loss has a zero gradient, as under DeepSpeed's ZeRO
         (runtime/zero/stage_1_and_2.py): weight decay and momentum still move it.
         """
-        tensor = self.plan[name]
-        final = tensor.placement(Role.GRADIENT)
-        assert final is not None
+        final = self.plan.at_rest(f"gradient/{name}")
         if waiting is None:
-            dtype = dtype_named(tensor.dtype(Role.GRADIENT))
-            return stored_zeros(self.mesh, tensor.shape, final, dtype)
-        if self._waiting(name).kind != "partial":
+            dtype = dtype_named(self.plan[name].dtype(Role.GRADIENT))
+            return stored_zeros(self.mesh, final, dtype)
+        if self.waiting(name).kind != "partial":
             return waiting
         return self._reduced(name, waiting, final)
 
     def whole(self, name: str, waiting: torch.Tensor | None) -> torch.Tensor:
         """What `final` returns, `[*shape]` on every device."""
-        tensor = self.plan[name]
-        placement = tensor.placement(Role.GRADIENT)
-        assert placement is not None
-        return gather(self.mesh, self.final(name, waiting), placement, tensor.shape)
+        layout = self.plan.at_rest(f"gradient/{name}")
+        return gather(self.mesh, self.final(name, waiting), layout)
 
     @property
     def unit(self) -> float:
         """What the sum of a Partial's summands is multiplied by to be the gradient."""
         return self.scaling.before * self.scaling.after
 
-    def spec(self, name: str) -> tuple:
-        """The sharding of what waits."""
-        return self._waiting(name).partition_spec(self.plan[name].shape, self.mesh.spec)
-
-    def _waiting(self, name: str) -> Placement:
-        tensor = self.plan[name]
-        placement = tensor.placement(Role.ACCUMULATOR) or tensor.placement(Role.GRADIENT)
-        assert placement is not None
-        return placement
+    def waiting(self, name: str) -> Layout:
+        """Where a gradient waits for the step."""
+        role = Role.ACCUMULATOR if self.accumulates(name) else Role.GRADIENT
+        return self.plan.at_rest(f"{role}/{name}")
 
 
 def _times(tensor: torch.Tensor, factor: float) -> torch.Tensor:

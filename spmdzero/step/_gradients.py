@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import arrays
+from spmdzero.backend import REPLICATED, arrays
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import ShardingPlan
 from spmdzero.step._autograd import set_autograd_grad
@@ -118,7 +118,7 @@ class GradientStore:
             whole, scale = self.path.whole(name, self._sum_of(name)), self._loss_scale()
             if scale != 1:
                 whole = whole.float() / scale
-            whole = self.path.mesh.mark(arrays.fresh(whole))
+            whole = self.path.mesh.mark(arrays.fresh(whole), REPLICATED)
             self._handed[name] = whole, arrays.write_stamp(whole)
         return self._handed[name][0]
 
@@ -143,7 +143,7 @@ class GradientStore:
 
     def _keep(self, name: str, waiting: torch.Tensor) -> None:
         if name in self.accumulators:
-            self.path.mesh.commit(self.accumulators[name], waiting, self.path.spec(name))
+            self.path.mesh.commit(self.accumulators[name], waiting, self.path.waiting(name).spec)
         else:
             self._pending[name] = waiting
 

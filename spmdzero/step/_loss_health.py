@@ -4,7 +4,7 @@ import logging
 
 import torch
 
-from spmdzero.backend import Mesh
+from spmdzero.backend import REPLICATED, Mesh
 from spmdzero.errors import NonFiniteError
 from spmdzero.step._numbers import step_number
 
@@ -46,9 +46,9 @@ class LossHealth:
         """Takes note of a loss of `step`, 0-dim on the device."""
         here = self._mesh.place(step_number(step))
         first_bad, finite = watched(loss, here, first_bad=self._first_bad, finite=self._finite)
-        self._mesh.commit(self._first_bad, first_bad)
+        self._mesh.commit(self._first_bad, first_bad, REPLICATED)
         if self.check:
-            self._finite, self._loss = self._mesh.mark(finite), loss
+            self._finite, self._loss = self._mesh.mark(finite, REPLICATED), loss
 
     def _none_bad(self) -> torch.Tensor:
         # 1 + the first bad step, 0 for none; the step is data, a Python int would recompile.

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend import Mesh, PartitionSpec, store, stored_zeros
+from spmdzero.backend import REPLICATED, Mesh, relaid, stored_zeros
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import UpdateRule
-from spmdzero.plan import Placement, Role, ShardingPlan
+from spmdzero.plan import Role, ShardingPlan
 from spmdzero.precision import LossScaler, PrecisionPolicy
 from spmdzero.step._autograd import autograd_grad
 from spmdzero.step._boundary import Boundary, MemberGroup
@@ -76,7 +76,6 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
                 group.setdefault(key, value)
             if group["params"]:
                 rule.validate(group)
-        self._scalars = {scalar for rule in rules for scalar in rule.scalars}
         self._rules, self._plan, self._mesh, self._precision = tuple(rules), plan, mesh, precision
         self._names, self._gradients, self._clip, self._finite = names, gradients, clip, finite
         self._applied = mesh.place(torch.zeros((), dtype=torch.float32))
@@ -114,7 +113,7 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
 
     def forget_skip(self) -> None:
         """Doesn't count the latest skipped step: it raised, and will be done again."""
-        self._mesh.commit(self._skipped, self._skipped - 1)
+        self._mesh.commit(self._skipped, self._skipped - 1, REPLICATED)
 
     @property
     def can_skip(self) -> bool:
@@ -151,19 +150,15 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
         name = self._names[parameter]
         tensor = self._plan[name]
         state = self.state[parameter]
-        master = tensor.placement(Role.MASTER)
-        if master is not None:
+        if tensor.placement(Role.MASTER) is not None:
             # It has digits that the parameter has not, and is no state in torch.
             if parameter not in self._masters:
-                stored = store(self._mesh, parameter.detach().float(), master)
-                self._masters[parameter] = stored
+                self._masters[parameter] = self._master_of(parameter)
             state["master"] = self._masters[parameter]
-        moment = tensor.placement(Role.MOMENT)
-        if moment is not None:
-            for slot in rule.slots:
-                zeros = stored_zeros(self._mesh, tensor.shape, moment, self._precision.moment)
-                value, spec = rule.initial(slot, group), self.spec(f"{slot}/{name}")
-                state[slot] = self._mesh.mark(zeros + value, spec) if value else zeros
+        for slot in rule.slots:
+            layout, value = self._plan.at_rest(f"{slot}/{name}"), rule.initial(slot, group)
+            zeros = stored_zeros(self._mesh, layout, self._precision.moment)
+            state[slot] = self._mesh.mark(zeros + value, layout.spec) if value else zeros
         for scalar in rule.scalars:
             value = torch.tensor(rule.initial(scalar, group), dtype=torch.float32)
             state[scalar] = self._mesh.place(value)
@@ -185,7 +180,7 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
         self.grad_norm = new.pop("norm")
         for name, value in new.items():
             # An unmarked parameter drifts to the sharding of its update: to ZeRO-3.
-            self._mesh.commit(own[name], value, self.spec(name))
+            self._mesh.commit(own[name], value, self._plan.at_rest(name).spec)
         self._gradients.clear()
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -218,28 +213,20 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
             )
         return self._boundaries[key]
 
-    def spec(self, name: str) -> PartitionSpec:
-        """The sharding of one of `tensors`."""
-        role, _, parameter = name.partition("/")
-        if role in ("parameter", "counter") or role in self._scalars:
-            return ()
-        shape = self._plan[parameter].shape
-        return self._placement(parameter).partition_spec(shape, self._mesh.spec)
-
-    def _placement(self, name: str) -> Placement:
-        """How the step's gradient, the master and the slots of a parameter are stored."""
-        placement = self._plan[name].placement(Role.GRADIENT)
-        assert placement is not None
-        return placement
+    def _master_of(self, parameter: nn.Parameter) -> torch.Tensor:
+        """A master with the parameter's own digits."""
+        name = self._names[parameter]
+        now, to = (self._plan.at_rest(f"{role}/{name}") for role in (Role.PARAMETER, Role.MASTER))
+        return relaid(self._mesh, parameter.detach().float(), now=now, to=to)
 
     def _member(self, parameter: nn.Parameter) -> Member:
         return Member(
             name=(name := self._names[parameter]),
-            shape=tuple(parameter.shape),
             dtype=parameter.dtype,
             slots=tuple(self.state[parameter]),
             reset_at=self.reset_at.get(name, 0),
-            placement=self._placement(name),
+            layout=self._plan.at_rest(f"gradient/{name}"),
+            at_rest=self._plan.at_rest(f"parameter/{name}"),
         )
 
     @torch.no_grad()
@@ -253,11 +240,11 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
         for parameter in self._trainable():
             if written is not None and parameter not in written:
                 continue
-            self._mesh.mark(parameter)
             master, name = self.state[parameter].get("master"), self._names[parameter]
+            self._mesh.mark(parameter, self._plan.at_rest(f"parameter/{name}").spec)
             if master is not None:
-                stored = store(self._mesh, parameter.detach().float(), self._placement(name))
-                self._mesh.commit(master, stored, self.spec(f"master/{name}"))
+                spec = self._plan.at_rest(f"master/{name}").spec
+                self._mesh.commit(master, self._master_of(parameter), spec)
 
     @torch.no_grad()
     def follow_writes(self, written: Collection[str]) -> None:
@@ -265,9 +252,9 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
         for parameter in self._trainable():
             name, master = self._names[parameter], self.state[parameter].get("master")
             if name in written and master is not None:
-                placement = self._placement(name)
-                new = master_of_written(self._mesh, parameter, master, placement)
-                self._mesh.commit(master, new, self.spec(f"master/{name}"))
+                layout = self._plan.at_rest(f"master/{name}")
+                new = master_of_written(self._mesh, parameter, master, layout)
+                self._mesh.commit(master, new, layout.spec)
 
     def refresh_fp32_params(self) -> None:
         """Makes the masters those of the parameters as they are: after writing into these."""

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import Mesh, Passage, arrays
-from spmdzero.plan import Role
+from spmdzero.backend import REPLICATED, Mesh, Passage, arrays
 from spmdzero.step._boundary import Boundary
 from spmdzero.step._folds import Folds
 from spmdzero.step._gradient_path import GradientPath
@@ -66,7 +65,7 @@ class StepProgram:
         loss_scale = numbers.pop(0) if self.scaled else None
         loss, gradients, passage = self._differentiate(run, backward, loss_scale)
         new = {"total": state["total"] + loss / self.accumulation}
-        loss = self.mesh.mark(loss.reshape(()).clone())
+        loss = self.mesh.mark(loss.reshape(()).clone(), REPLICATED)
         new["first_bad"], finite = watched(
             loss, step, first_bad=state["first_bad"], finite=state["finite"]
         )
@@ -104,9 +103,8 @@ class StepProgram:
             parameter, master = f"parameter/{name}", state.get(f"master/{name}")
             found[parameter if parameter in state else f"buffer/{name}"] = value
             if master is not None:
-                placement = self.path.plan[name].placement(Role.MASTER)
-                assert placement is not None
-                found[f"master/{name}"] = master_of_written(self.mesh, value, master, placement)
+                layout = self.path.plan.at_rest(f"master/{name}")
+                found[f"master/{name}"] = master_of_written(self.mesh, value, master, layout)
         return found
 
     def _differentiate(

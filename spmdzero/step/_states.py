@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend import Mesh
+from spmdzero.backend import REPLICATED, Mesh
 from spmdzero.optim import UpdateRule
 
 
@@ -57,7 +57,7 @@ class LastingState(torch.optim.Optimizer):
         now = int(self._applied.item()) if counted else 0
         if not counted:
             self.reset_at.clear()
-            self._mesh.commit(self._applied, torch.zeros_like(self._applied))
+            self._mesh.commit(self._applied, torch.zeros_like(self._applied), REPLICATED)
         for rule, group in zip(self._rules, self.param_groups, strict=True):
             for parameter in group["params"]:
                 if parameter in missing:

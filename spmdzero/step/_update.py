@@ -6,9 +6,18 @@ from collections.abc import Mapping
 
 import torch
 
-from spmdzero.backend import Mesh, PartitionSpec, arrays, gather, programs, same_on_hosts, store
+from spmdzero.backend import (
+    REPLICATED,
+    Mesh,
+    arrays,
+    gather,
+    programs,
+    relaid,
+    same_on_hosts,
+    store,
+)
 from spmdzero.optim import Terms, UpdateRule
-from spmdzero.plan import Placement
+from spmdzero.plan import Layout
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,13 +26,16 @@ class MeshTensor:
 
     Attributes:
         mesh: where its shards live.
-        placement: how they are stored.
-        shape: the parameter's own shape.
+        layout: how they are stored.
     """
 
     mesh: Mesh
-    placement: Placement
-    shape: tuple[int, ...]
+    layout: Layout
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The parameter's own."""
+        return self.layout.shape
 
     def sum(self, stored: torch.Tensor) -> torch.Tensor:
         """The total over all shards, padding left out: one all-reduce of a scalar."""
@@ -32,19 +44,18 @@ class MeshTensor:
             # Padding is no parameter: an update may be anything there, 0 / 0 too.
             place = torch.arange(stored.numel(), device=stored.device)
             stored = torch.where(place < elements, stored, torch.zeros_like(stored))
-        return self.mesh.mark(stored.sum())
+        return self.mesh.mark(stored.sum(), REPLICATED)
 
     def gather(self, stored: torch.Tensor) -> torch.Tensor:
         """The tensor `[*shape]` on every device: one all-gather in `stored`'s dtype."""
-        spec = self.placement.partition_spec(self.shape, self.mesh.spec)
         # Without the mark the compiler could gather the operands of `stored` instead, in fp32.
-        return gather(self.mesh, self.mesh.mark(stored, spec), self.placement, self.shape)
+        return gather(self.mesh, self.mesh.mark(stored, self.layout.spec), self.layout)
 
     def store(self, tensor: torch.Tensor) -> torch.Tensor:
         """`[*shape]` in the form of the shards: each device keeps its own part."""
         # Without the mark the compiler spreads what made `tensor` over the devices, and each of
         # Muon's matrix products becomes an all-reduce.
-        return store(self.mesh, self.mesh.mark(arrays.fresh(tensor)), self.placement)
+        return store(self.mesh, self.mesh.mark(arrays.fresh(tensor), REPLICATED), self.layout)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,23 +64,19 @@ class Member:
 
     Attributes:
         name: its name in the plan.
-        shape: its own.
         dtype: its own.
         slots: the keys of its state.
-        placement: how its gradient, its master and its slots are stored.
+        layout: how its gradient, its master and its slots are stored.
+        at_rest: how it is stored itself.
         reset_at: the count of updates when its state started anew.
     """
 
     name: str
-    shape: tuple[int, ...]
     dtype: torch.dtype
     slots: tuple[str, ...]
-    placement: Placement
+    layout: Layout
+    at_rest: Layout
     reset_at: int = 0
-
-    def spec(self, mesh: Mesh) -> PartitionSpec:
-        """The sharding of its stored form."""
-        return self.placement.partition_spec(self.shape, mesh.spec)
 
     def slots_in(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Its slots among ``"<slot>/<name>"``."""
@@ -77,7 +84,7 @@ class Member:
 
     def on(self, mesh: Mesh) -> MeshTensor:
         """The whole parameter behind its shards."""
-        return MeshTensor(mesh=mesh, placement=self.placement, shape=self.shape)
+        return MeshTensor(mesh=mesh, layout=self.layout)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -152,9 +159,10 @@ class GroupUpdate:
         factors: Mapping[str, torch.Tensor],
         apply: torch.Tensor | None,
     ) -> list[torch.Tensor]:
-        mesh, rule, placement, spec = self.mesh, self.rule, member.placement, member.spec(self.mesh)
-        master = state.get("master")
-        weights = master if master is not None else store(mesh, parameter.detach(), placement)
+        mesh, rule, layout = self.mesh, self.rule, member.layout
+        weights = state.get("master")
+        if weights is None:
+            weights = relaid(mesh, parameter.detach(), now=member.at_rest, to=layout)
         # bf16 masters and states are updated in fp32 and rounded.
         weights = weights.float()
         held = {slot: state[slot].float() for slot in (*rule.slots, *rule.scalars)}
@@ -164,24 +172,27 @@ class GroupUpdate:
 
         # A torch optimizer may make tensors of numbers.
         with programs.scope(f"zero.update/{member.name}"), same_on_hosts():
-            grad = mesh.mark(grad, spec)
+            grad = mesh.mark(grad, layout.spec)
             terms = Terms(factors=factors, whole=member.on(mesh), keep=keep)
             new_weights, new = rule.update(weights, grad, held, terms)
             new_weights = keep(new_weights, weights)
         new = {**new, "master": new_weights}
         # The cast and the mark come first: the gather would otherwise move fp32.
-        stored = mesh.mark(new_weights.to(member.dtype), spec)
+        stored = mesh.mark(new_weights.to(member.dtype), layout.spec)
         with programs.scope(f"zero.parameter/{member.name}"):
-            gathered = gather(mesh, stored, placement, member.shape)
+            new_parameter = relaid(mesh, stored, now=layout, to=member.at_rest)
         # Of what is marked here JAX's backend needs no operation for each state of a folded update.
-        return [gathered] + [
-            mesh.mark(new[slot].to(state[slot].dtype), () if slot in rule.scalars else spec)
+        return [new_parameter] + [
+            mesh.mark(
+                new[slot].to(state[slot].dtype),
+                REPLICATED if slot in rule.scalars else layout.spec,
+            )
             for slot in member.slots
         ]
 
 
 def master_of_written(
-    mesh: Mesh, parameter: torch.Tensor, master: torch.Tensor, placement: Placement
+    mesh: Mesh, parameter: torch.Tensor, master: torch.Tensor, layout: Layout
 ) -> torch.Tensor:
     """The master of a parameter that was written, in the master's stored form and dtype.
 
@@ -191,8 +202,8 @@ def master_of_written(
     Args:
         parameter: as it is now, `[*shape]`.
         master: as it was.
-        placement: the master's.
+        layout: the master's.
     """
-    now = store(mesh, parameter.detach(), placement)
+    now = store(mesh, parameter.detach(), layout)
     same = now == master.to(parameter.dtype)
     return torch.where(same, master, now.to(master.dtype))

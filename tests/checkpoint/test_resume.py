@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import spmdzero
-from spmdzero.backend import runtime
+from spmdzero.backend import REPLICATED, runtime
 from tests.checkpoint.runs import assert_state, batch, config, start, train, whole_state
 
 FP16: dict[str, Any] = {"enabled": True, "hysteresis": 1}
@@ -102,7 +102,7 @@ def test_steps_that_were_skipped_hold_a_resumed_schedule_back_too(tmp_path: Path
         with torch.no_grad():
             # The infinite input is in the running mean.
             running = engine.module.body[1].running
-            engine.mesh.mark(running.zero_())
+            engine.mesh.mark(running.zero_(), REPLICATED)
             runtime.sync()
         return train(engine, range(4, 7)), engine.get_lr()
 

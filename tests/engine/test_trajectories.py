@@ -1,5 +1,7 @@
 """Per-step numbers against runs recorded from real DeepSpeed 0.19.8."""
 
+import ast
+import json
 from typing import Any, NamedTuple
 
 import pytest
@@ -80,11 +82,14 @@ def assert_follows(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], clo
         assert_same_norm(mine, recorded, close.norm)
         # DeepSpeed's stage 0 has no scaler.
         assert mine["loss_scale_after"] == (recorded.get("loss_scale_after") or 1.0)
+        if "mom" in recorded:
+            # torch's optimizers of one release make tuples of a config's lists, others leave them.
+            assert mine["mom"] == json.loads(json.dumps(ast.literal_eval(recorded["mom"])))
         for key in EXACT & recorded.keys():
             assert mine[key] == recorded[key], (mine["step"], key)
 
 
-EXACT = {"lr_used", "lr_after", "mom", "skipped_steps", "global_steps", "step_applied"}
+EXACT = {"lr_used", "lr_after", "skipped_steps", "global_steps", "step_applied"}
 
 
 def assert_same_norm(mine: dict[str, Any], recorded: dict[str, Any], norm: float) -> None:

@@ -42,7 +42,7 @@ def refused(match: str, *, model: Any = None, **more: Any) -> Exception:
 
 CONFIGS: dict[str, dict[str, Any]] = {
     r"33.*2.*8": {"train_batch_size": 33},
-    r"ZeRO-1 and ZeRO-2.*stage 2.*FSDPv2": {"zero_optimization": {"stage": 3}},
+    r"no such ZeRO stage": {"zero_optimization": {"stage": 4}},
     "zero_optimization.offload_optimizer.*[Uu]se|device": {
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}
     },

@@ -1,6 +1,7 @@
 """accelerate on spmdzero: a script's numbers are those of the same script without DeepSpeed."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -250,7 +251,9 @@ def test_collectives_take_outputs_of_the_engine(found: dict[str, Seen]):
 @pytest.mark.parametrize(
     ("what", "why"),
     {
-        "_stage_3": "SpmdZeroConfigError: zero_optimization.stage = 3: spmdzero is ZeRO-1",
+        "_stage_3": "no error"
+        if os.environ.get("SPMDZERO_BACKEND") == "jax"
+        else "SpmdZeroConfigError: zero_optimization.stage = 3: on the backend torch_xla",
         "_offload": "SpmdZeroConfigError: zero_optimization.offload_optimizer.device = 'cpu'",
         # accelerate's own.
         "_two": "AssertionError: You can't use same `Accelerator()` instance with multiple models",

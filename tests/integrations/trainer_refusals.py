@@ -7,9 +7,11 @@ from transformers import Trainer
 from tests.integrations.trainer_setup import CONFIGS, Side, gpt2, texts, train
 
 
-def zero3(side: Side) -> dict[str, Any]:
-    """Refused: sharded parameters."""
-    config = CONFIGS["client"] | {"zero_optimization": {"stage": 3}}
+def offload(side: Side) -> dict[str, Any]:
+    """Refused: states in the host's memory."""
+    config = CONFIGS["client"] | {
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+    }
     return train(Trainer(gpt2(), side.arguments(config), train_dataset=texts()))
 
 

@@ -4,13 +4,15 @@ import re
 
 import torch
 
-from spmdzero.backend import Mesh, arrays, counters, programs, runtime
+from spmdzero.backend import REPLICATED, Mesh, arrays, counters, programs, runtime
 
 SHAPE = (24, 40)
 
 
 def placed(mesh: Mesh, *numbers: float) -> list[torch.Tensor]:
-    tensors = [mesh.mark(mesh.place(torch.full(SHAPE, number)) * 1) for number in numbers]
+    tensors = [
+        mesh.mark(mesh.place(torch.full(SHAPE, number)) * 1, REPLICATED) for number in numbers
+    ]
     runtime.sync()
     return tensors
 
@@ -19,7 +21,7 @@ def update(mesh: Mesh, first: torch.Tensor, second: torch.Tensor) -> None:
     """Of both by what both are, the second first, as an optimizer that follows the gradients."""
     both = (first * second).sum()
     for weight in (second, first):
-        arrays.set_value(weight, mesh.mark(weight - both * weight))
+        arrays.set_value(weight, mesh.mark(weight - both * weight, REPLICATED))
 
 
 def test_a_new_weight_is_written_over_its_old_one_in_whatever_order_they_are_made(
@@ -51,7 +53,7 @@ def test_memory_that_somebody_holds_is_not_given_away(mesh: Mesh) -> None:
     held = first.detach()
     kept = torch.empty_like(first)
     kept.data = first.data
-    arrays.set_value(second, mesh.mark(second * first))
+    arrays.set_value(second, mesh.mark(second * first, REPLICATED))
     runtime.sync()
     assert counters.aliased_inputs() == 1
     assert held.cpu().unique().tolist() == kept.cpu().unique().tolist() == [2.0]

@@ -7,7 +7,7 @@ import torch
 from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir
 
-from spmdzero.backend import AnnotatedProgram, Mesh, arrays, counters, programs, runtime
+from spmdzero.backend import REPLICATED, AnnotatedProgram, Mesh, arrays, counters, programs, runtime
 from spmdzero.errors import ReplicaRegionError
 
 
@@ -18,12 +18,12 @@ def test_placeholders_keep_their_sharding_and_are_donated(mesh: Mesh) -> None:
         placeholders.stand_for([read, written])
         assert arrays.sharding_of(read) == "{devices=[8,1]<=[8]}"
         written.add_(read)
-        mesh.mark(written)  # no longer split
+        mesh.mark(written, REPLICATED)  # no longer split
         program = placeholders.program([written])
         assert inputs_of(program) == [(("fsdp", None), False)] * 2
         placeholders.stand_for([written])
         written.mul_(2)
-        mesh.mark(written)
+        mesh.mark(written, REPLICATED)
         program = placeholders.program([written])
         assert inputs_of(program) == [((None, None), True)]
 

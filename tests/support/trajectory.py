@@ -32,7 +32,8 @@ def recording(name: str) -> dict[str, Any]:
 def case_of(name: str, **spmd: Any) -> Case:
     """The case that repeats a recording."""
     recorded = recording(name)
-    return {"config": recorded["ds_config"] | {"spmd": spmd}, "steps": recorded["steps"]}
+    config = recorded["ds_config"] | {"spmd": spmd}
+    return {"config": config, "steps": recorded["steps"], "groups": name.endswith("groups")}
 
 
 def train(case: Case) -> dict[str, Any]:
@@ -43,7 +44,15 @@ def train(case: Case) -> dict[str, Any]:
 
     runtime.start()
     config = case["config"] | {"train_micro_batch_size_per_gpu": ROWS // runtime.device_count()}
-    engine, *_ = spmdzero.initialize(model=make_model(), config=config)
+    model, groups = make_model(), None
+    if case.get("groups"):
+        flat = [p for p in model.parameters() if p.ndim < 2]
+        wide = [p for p in model.parameters() if p.ndim >= 2]
+        groups = [
+            {"params": wide, "weight_decay": 0.1},
+            {"params": flat, "weight_decay": 0.0, "lr": 2e-3},
+        ]
+    engine, *_ = spmdzero.initialize(model=model, model_parameters=groups, config=config)
     managed = config.get("managed_gradient_accumulation", True)
     records, trace = [], []
     for step in range(case["steps"]):
@@ -77,7 +86,7 @@ def train(case: Case) -> dict[str, Any]:
                 "micro_losses": losses,
                 "lr_used": lr_used,
                 "lr_after": engine.get_lr(),
-                "mom": str(engine.get_mom()),
+                "mom": engine.get_mom(),
                 "grad_norm": engine.get_global_grad_norm(),
                 "loss_scale_after": engine.cur_scale,
                 "step_applied": engine.was_step_applied(),

@@ -22,8 +22,8 @@ def test_init_builds_the_module_as_without_it() -> None:
     assert torch.equal(inside.weight, nn.Linear(3, 2).weight)
 
 
-def test_init_refuses_stage_3_where_it_is_written() -> None:
-    config = {"train_batch_size": 8, "zero_optimization": {"stage": 3}}
+def test_init_refuses_a_config_where_it_is_written() -> None:
+    config = {"train_batch_size": 8, "zero_optimization": {"stage": 4}}
     with pytest.raises(spmdzero.SpmdZeroConfigError, match="stage"):
         zero.Init(config_dict_or_path=config)
     zero.Init(config_dict_or_path=config, enabled=False)

@@ -151,9 +151,9 @@ def test_rounds_that_differ_are_called_noise() -> None:
 
 @pytest.mark.slow
 def test_a_process_that_fails_says_why() -> None:
-    failure = launch(workload_of(), ours("stage 3", stage=3))
+    failure = launch(workload_of(), ours("stage 4", stage=4))
     assert isinstance(failure, ProcessFailedError)
-    assert "stage = 3" in failure.headline
+    assert "stage = 4" in failure.headline
     failure = launch(workload_of(), Candidate(name="none", peer="nobody", ranks=True))
     assert isinstance(failure, ProcessFailedError)
     assert "No module named 'peers.nobody'" in failure.headline

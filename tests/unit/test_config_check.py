@@ -34,7 +34,7 @@ def test_all_refusals_are_found_at_once() -> None:
     config = {
         "train_batch_size": "8",
         "optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-3}},
-        "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "stagee": 1},
+        "zero_optimization": {"stage": 4, "offload_param": {"device": "cpu"}, "stagee": 1},
         "fp16": {"enabled": True},
         "gradient_clipping": 1.0,
     }
@@ -52,7 +52,7 @@ def test_what_follows_from_a_refusal_alone_is_none() -> None:
     assert refused({**BASE, "optimizer": {"type": "OneBitAdam"}}) == ["optimizer.type"]
     low = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
     masters = {**BASE, "bf16": {"enabled": True, **low}}
-    assert refused({**masters, "zero_optimization": {"stage": 3}}) == ["zero_optimization.stage"]
+    assert refused({**masters, "zero_optimization": {"stage": 4}}) == ["zero_optimization.stage"]
     assert "bf16.bf16_master_weights_and_grads" in refused(masters)
 
 

@@ -72,7 +72,6 @@ def test_a_wrong_type_or_range_names_the_key_and_the_value():
 
 def test_what_is_on_but_not_supported_is_refused_with_the_reason():
     rows = [
-        ("zero_optimization.stage", 3, "parameters stay replicated. Use stage 2, or for stage 3 "),
         ("zero_optimization.stage", 4, "no such"),
         ("zero_optimization.cpu_offload", True, "offload"),
         ("zero_optimization.offload_optimizer.device", "cpu", "offload"),

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from spmdzero.backend import REPLICATED
 from spmdzero.backend.torch_xla import DeviceMesh, Placeholders, counters, local_shards, runtime
 
 
@@ -13,7 +14,7 @@ def test_a_program_of_placeholders_tells_each_inputs_sharding(mesh: DeviceMesh) 
         placeholders = Placeholders()
         placeholders.stand_for([whole, split])
         whole.add_(split)
-        mesh.mark(whole)
+        mesh.mark(whole, REPLICATED)
         program = placeholders.program([whole])
         assert sorted(program.input_shardings.values()) == [
             "{devices=[8,1]0,1,2,3,4,5,6,7}",
@@ -28,7 +29,7 @@ def test_what_no_program_wrote_is_as_sharded_in_the_next_one(mesh: DeviceMesh) -
         placeholders = Placeholders()
         placeholders.stand_for([read, written])
         written.add_(read)
-        mesh.mark(written)  # no longer split
+        mesh.mark(written, REPLICATED)  # no longer split
         placeholders.program([written])
         placeholders.stand_for([read, written])
         program = placeholders.program([written + read])

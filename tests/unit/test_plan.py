@@ -47,12 +47,15 @@ def kinds(plan, name="w"):
         (1, False, "split", "split"),
         (2, True, "split", "split"),
         (2, False, "split", "split"),
+        (3, True, "split", "split"),
     ],
 )
 def test_the_zero_table_role_by_role(shape, split, stage, partial, accumulator, state):
     accumulator, state = (split if kind == "split" else kind for kind in (accumulator, state))
+    # A module's parameter keeps its shape, so that no part of a flat one could be a device's.
+    parameter = "shard" if stage == 3 and split == "shard" else "replicate"
     assert kinds(build(param(shape=shape), stage=stage, partial=partial)) == {
-        Role.PARAMETER: "replicate",
+        Role.PARAMETER: parameter,
         Role.ACCUMULATOR: accumulator,
         Role.GRADIENT: state,
         Role.MASTER: state,
@@ -145,7 +148,7 @@ def test_at_stage_changes_the_stage_and_nothing_else():
 @pytest.mark.parametrize(
     ("overrides", "key"),
     [
-        ({"stage": 3}, "zero_optimization.stage"),
+        ({"stage": 4}, "zero_optimization.stage"),
         ({"min_shard_elements": -1}, "spmd.min_shard_elements"),
         ({"accumulation_steps": 0}, "gradient_accumulation_steps"),
     ],
@@ -244,7 +247,7 @@ MOMENT_PLACEMENT = ("plan", "tensors", 0, "states", 4, "placement")
         (_changed(["version"], 99), "version 99 can't be read"),
         ('{"version": 1}', "malformed"),
         (_changed(["plan", "stage"], "2"), "malformed at stage"),
-        (_changed(["plan", "stage"], 3), "stages 0, 1 and 2"),
+        (_changed(["plan", "stage"], 4), "stages 0 to 3"),
         (_changed(["plan", "mesh", "axes"], [["fsdp", 0]]), "at least 1"),
         (_changed([*MOMENT_PLACEMENT, "kind"], "split"), r"states\.4\.placement\.kind"),
         (_changed([*MOMENT_PLACEMENT, "dim"], 5), "can't be sharded on dim 5"),
@@ -254,3 +257,43 @@ MOMENT_PLACEMENT = ("plan", "tensors", 0, "states", 4, "placement")
 def test_json_that_is_no_plan_is_refused_with_the_place(text, says):
     with pytest.raises(SpmdZeroError, match=says):
         ShardingPlan.from_json(text)
+
+
+# -- stage 3 ---------------------------------------------------------------------------------
+
+
+def test_at_stage_3_a_frozen_parameter_rests_as_a_shard_and_a_persistent_one_whole():
+    frozen, small = (
+        param(trainable=False),
+        ParamSpec(name="small", shape=SPLIT, dtype="bfloat16", trainable=True, persistent=True),
+    )
+    plan = build(frozen, small, stage=3)
+    assert plan.at_rest("parameter/w").spec == ("fsdp", None)
+    assert plan.in_use("parameter/w").spec == (None, None)
+    assert plan.at_rest("parameter/small").spec == (None, None)
+    assert plan.at_rest("master/small").spec == ("fsdp", None)
+    assert "stage3_param_persistence_threshold" in plan.at_rest("parameter/small").placement.reason
+
+
+# -- layouts ---------------------------------------------------------------------------------
+
+
+def test_the_plan_says_of_each_state_where_it_rests():
+    plan = build(param(shape=(64, 61)), param("odd", shape=(61, 37)))
+    assert plan.at_rest("parameter/w").spec == (None, None)
+    for state in ("accumulator/w", "gradient/w", "master/w", "exp_avg/w"):
+        assert plan.at_rest(state).spec == ("fsdp", None)
+        assert plan.in_use(state) == plan.at_rest(state)
+    flat = plan.at_rest("exp_avg/odd")
+    assert (flat.spec, flat.stored, flat.local) == (("fsdp",), (2264,), (283,))
+
+
+@pytest.mark.parametrize("state", ["buffer/running_mean", "counter/applied", "norm", "mu/w"])
+def test_what_the_plan_does_not_split_is_whole_on_every_device(state):
+    assert build(param()).at_rest(state).spec == ()
+
+
+def test_a_state_that_a_parameter_has_not_is_an_error():
+    plan = build(param(trainable=False))
+    with pytest.raises(SpmdZeroUsageError, match="w has no gradient, only: parameter"):
+        plan.at_rest("gradient/w")

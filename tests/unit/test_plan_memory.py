@@ -66,18 +66,19 @@ def test_bytes_are_those_of_the_slices_that_any_device_owns(
 
 
 def test_the_published_example_of_the_zero_paper():
-    # ZeRO, arXiv 1910.02054, figure 1: 7.5 B parameters, 64 devices: 120, 31.4, 16.6 GB.
+    # ZeRO, arXiv 1910.02054, figure 1: 7.5 B parameters, 64 devices: 120, 31.4, 16.6, 1.9 GB.
     comparison = build([param(shape=(7_500_000_000,))]).compare()
     # The figure rounds to 0.1 GB.
-    assert [round(size / 1e9, 1) for size in comparison.paper] == [120.0, 31.4, 16.6]
+    assert [round(size / 1e9, 1) for size in comparison.paper] == [120.0, 31.4, 16.6, 1.9]
 
 
 def test_the_plan_meets_the_paper_where_both_count_the_gradient_alike():
-    # Nothing is padded or small here, so the stages 0 and 2 must agree to the byte.
+    # Nothing is padded or small here, so the stages 0, 2 and 3 must agree to the byte.
     plan = build([param(shape=(4096, 1024)), param("v", shape=(64, 4096))])
     comparison = plan.compare()
     assert comparison.stages[0].total == comparison.paper[0]
     assert comparison.stages[2].total == comparison.paper[2]
+    assert comparison.stages[3].total == comparison.paper[3]
     # At stage 1 the paper counts the whole gradient: with several micro-batches that is our
     # ACCUMULATOR, and the shard of the gradient at the step comes on top.
     several = build([t.param for t in plan], accumulation_steps=4).compare()

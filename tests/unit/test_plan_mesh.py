@@ -8,7 +8,7 @@ def test_fsdp_takes_every_device_that_the_data_axis_leaves():
     mesh = MeshSpec.resolve({"fsdp": -1, "data": 2}, device_count=8)
     assert mesh == MeshSpec((("data", 2), ("fsdp", 4)))
     assert (mesh.names, mesh.shape) == (("data", "fsdp"), (2, 4))
-    assert (mesh.size, mesh.data, mesh.fsdp) == (8, 2, 4)
+    assert (mesh.size, mesh.replicas, mesh.data, mesh.fsdp) == (8, 8, 2, 4)
 
 
 def test_data_axis_can_be_the_open_one():

@@ -9,7 +9,7 @@ import torch
 
 from spmdzero.backend import Mesh, Torus, arrays, current, programs, runtime
 from spmdzero.backend.replica import GradientReduction
-from spmdzero.plan import MeshSpec, Placement
+from spmdzero.plan import Layout, MeshSpec, Placement
 
 SHAPE = (8, 16)
 ROW_VALUES = torch.randint(-50, 50, (8, *SHAPE), generator=torch.Generator().manual_seed(0)).float()
@@ -30,6 +30,10 @@ def any_mesh(mesh: Mesh, request: pytest.FixtureRequest) -> Mesh:
     )
 
 
+def layout_of(name: str, mesh: Mesh, shape: tuple[int, ...] = SHAPE) -> Layout:
+    return Layout(placement=PLACEMENTS[name], shape=shape, mesh=mesh.spec)
+
+
 def local(mesh: Mesh, rows: torch.Tensor = ROW_VALUES) -> torch.Tensor:
     """In replica space: device i holds row i."""
     spec = mesh.batch_spec(rows.dim())
@@ -42,16 +46,16 @@ def local(mesh: Mesh, rows: torch.Tensor = ROW_VALUES) -> torch.Tensor:
 def test_the_reduced_gradient_is_the_sum_in_the_planned_shards(
     any_mesh: Mesh, method: Method, name: str, waited: bool
 ) -> None:
-    placement, spec = PLACEMENTS[name], any_mesh.spec
+    layout, spec = layout_of(name, any_mesh), any_mesh.spec
     reduction = GradientReduction(any_mesh, method)
     if waited:
         partial = reduction.partial(local(any_mesh))
         runtime.sync()
-        reduced = reduction.reduce_partial(partial, placement)
+        reduced = reduction.reduce_partial(partial, layout)
     else:
-        reduced = reduction.reduce_local(local(any_mesh), placement)
+        reduced = reduction.reduce_local(local(any_mesh), layout)
     runtime.sync()
-    assert tuple(reduced.shape) == placement.stored_shape(SHAPE, spec)
+    assert tuple(reduced.shape) == layout.stored
     parts = {
         "shard 0": TOTAL.chunk(spec.fsdp, 0),
         "shard 1": TOTAL.chunk(spec.fsdp, 1),
@@ -68,7 +72,7 @@ def test_a_flat_gradient_that_no_axis_divides_is_padded_with_zeros(
     any_mesh: Mesh, method: Method
 ) -> None:
     rows = ROW_VALUES[:, :3, :5].contiguous()  # 15 elements
-    flat = PLACEMENTS["flat"]
+    flat = layout_of("flat", any_mesh, (3, 5))
     reduced = GradientReduction(any_mesh, method).reduce_local(local(any_mesh, rows), flat)
     padded = torch.zeros(math.ceil(15 / any_mesh.spec.fsdp) * any_mesh.spec.fsdp)
     padded[:15] = rows.sum(0).flatten()
@@ -90,14 +94,16 @@ def test_partials_add_up_over_micro_batches_before_one_reduction(any_mesh: Mesh)
     runtime.sync()
     total.add_(reduction.partial(local(any_mesh, ROW_VALUES * 2)))
     runtime.sync()
-    reduced = reduction.reduce_partial(total, PLACEMENTS["shard 0"])
+    reduced = reduction.reduce_partial(total, layout_of("shard 0", any_mesh))
     assert torch.equal(reduced.cpu(), TOTAL * 3)
 
 
 @pytest.mark.parametrize("name", ["shard 0", "shard 1", "flat"])
 def test_the_explicit_way_is_a_reduce_scatter_over_fsdp(any_mesh: Mesh, name: str) -> None:
     reduction = GradientReduction(any_mesh, "explicit")
-    text = programs.optimized_hlo([reduction.reduce_local(local(any_mesh), PLACEMENTS[name])])
+    text = programs.optimized_hlo(
+        [reduction.reduce_local(local(any_mesh), layout_of(name, any_mesh))]
+    )
     assert text.count(" reduce-scatter(") == 1
     # The sum over the data axis is of shards, after the scatter.
     assert text.count(" all-reduce(") == (1 if any_mesh.spec.data > 1 else 0)
@@ -113,7 +119,8 @@ def test_in_steps_each_device_is_left_the_same_part(
     reduction = dataclasses.replace(at_once, steps=steps)
     rows = ROW_VALUES.repeat(1, 1, 8) if name == "shard 1" else ROW_VALUES
     reduced, expected = (
-        way.reduce_local(local(mesh, rows), PLACEMENTS[name]) for way in (reduction, at_once)
+        way.reduce_local(local(mesh, rows), layout_of(name, mesh, tuple(rows.shape[1:])))
+        for way in (reduction, at_once)
     )
     assert programs.optimized_hlo([reduced]).count(" reduce-scatter(") == len(steps)
     pairs = zip(arrays.local_shards(reduced), arrays.local_shards(expected), strict=True)
@@ -148,7 +155,7 @@ def test_a_narrow_wire_dtype_rounds_what_is_sent_and_gives_the_gradients_dtype_b
 ) -> None:
     reduction = GradientReduction(mesh, method, torch.bfloat16)
     rows = torch.full((8, *SHAPE), 1 + 2.0**-9)  # bf16 has 8 bits: 1
-    reduced = reduction.reduce_local(local(mesh, rows), PLACEMENTS[name])
+    reduced = reduction.reduce_local(local(mesh, rows), layout_of(name, mesh))
     assert reduced.dtype == torch.float32
     assert torch.equal(reduced.cpu().reshape(SHAPE), torch.full(SHAPE, 8.0))
 
@@ -158,7 +165,7 @@ def test_a_wide_wire_dtype_sums_bf16_gradients_in_fp32(mesh: Mesh, method: Metho
     rows = torch.full((8, *SHAPE), 2.0**-8, dtype=torch.bfloat16)
     rows[0] = 1.0
     reduction = GradientReduction(mesh, method, torch.float32)
-    reduced = reduction.reduce_local(local(mesh, rows), PLACEMENTS["shard 0"])
+    reduced = reduction.reduce_local(local(mesh, rows), layout_of("shard 0", mesh))
     assert reduced.dtype == torch.bfloat16
     # One after the other in bf16 would leave 1: 1 + 2^-8 rounds to 1. The sum is 1 + 7 * 2^-8.
     assert torch.equal(reduced.cpu(), torch.full(SHAPE, 1 + 7 * 2.0**-8).to(torch.bfloat16))

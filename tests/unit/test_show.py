@@ -150,8 +150,8 @@ def test_a_plan_ends_with_bytes_per_role_aligned_to_the_right() -> None:
     assert row_of(SHOWN["empty plan"], "total").split() == ["total", "0"]
 
 
-def test_a_comparison_shows_the_three_stages_and_the_paper() -> None:
-    totals = [f"{PLAN.at_stage(stage).memory().total:,}" for stage in (0, 1, 2)]
+def test_a_comparison_shows_the_four_stages_and_the_paper() -> None:
+    totals = [f"{PLAN.at_stage(stage).memory().total:,}" for stage in range(4)]
     assert COMPARISON.paper is not None
     paper = [f"{size:,}" for size in COMPARISON.paper]
     assert row_of(COMPARISON, "total").split() == ["total", *totals]

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch_xla.debug.metrics as met
 
-from spmdzero.backend import gather, store
+from spmdzero.backend import REPLICATED, gather, store
 from spmdzero.backend.torch_xla import (
     DeviceMesh,
     counters,
@@ -18,7 +18,7 @@ from spmdzero.backend.torch_xla import (
 )
 from spmdzero.backend.torch_xla._reads import watch_reads
 from spmdzero.backend.torch_xla.mesh import fresh
-from spmdzero.plan import MeshSpec, Placement
+from spmdzero.plan import Layout, MeshSpec, Placement
 
 TWO_AXES = MeshSpec((("data", 2), ("fsdp", 4)))
 PLACEMENTS = {
@@ -131,9 +131,9 @@ def test_zeros_are_born_as_shards(any_mesh: DeviceMesh) -> None:
 def test_store_holds_what_the_placement_says_and_gather_gives_the_tensor_back(
     any_mesh: DeviceMesh, name: str
 ) -> None:
-    placement, n = PLACEMENTS[name], any_mesh.spec.fsdp
     host = HOST[:9, :3].contiguous() if name == "flat" else HOST  # 27: 8 and 4 don't divide it
-    stored = store(any_mesh, any_mesh.place(host), placement)
+    layout, n = layout_of(name, host, any_mesh), any_mesh.spec.fsdp
+    stored = store(any_mesh, any_mesh.place(host), layout)
     expected = {
         "replicate": (16, 24),
         "shard 0": (16 // n, 24),
@@ -141,28 +141,26 @@ def test_store_holds_what_the_placement_says_and_gather_gives_the_tensor_back(
         "flat": (math.ceil(27 / n),),
     }[name]
     assert shapes(stored) == [expected] * 8
-    updated = _updated(any_mesh, stored, placement, host)
-    whole = gather(any_mesh, updated, placement, tuple(host.shape))
-    any_mesh.mark(whole)
+    updated = any_mesh.mark(stored + 1, layout.spec)
+    whole = gather(any_mesh, updated, layout)
+    any_mesh.mark(whole, REPLICATED)
     assert shapes(whole) == [tuple(host.shape)] * 8
     assert torch.equal(whole.cpu(), host + 1)
 
 
-def _updated(
-    mesh: DeviceMesh, stored: torch.Tensor, placement: Placement, host: torch.Tensor
-) -> torch.Tensor:
-    return mesh.mark(stored + 1, placement.partition_spec(tuple(host.shape), mesh.spec))
+def layout_of(name: str, host: torch.Tensor, mesh: DeviceMesh) -> Layout:
+    return Layout(placement=PLACEMENTS[name], shape=tuple(host.shape), mesh=mesh.spec)
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)
 def test_store_and_gather_move_nothing_to_the_host(mesh: DeviceMesh, name: str) -> None:
-    parameter, placement = mesh.place(HOST), PLACEMENTS[name]
+    parameter, layout = mesh.place(HOST), layout_of(name, HOST, mesh)
     local_shards(parameter)
     before = transfers_from_device()
-    stored = store(mesh, parameter, placement)
+    stored = store(mesh, parameter, layout)
     runtime.sync()
-    parameter.copy_(gather(mesh, _updated(mesh, stored, placement, HOST), placement, (16, 24)))
-    mesh.mark(parameter)
+    parameter.copy_(gather(mesh, mesh.mark(stored + 1, layout.spec), layout))
+    mesh.mark(parameter, REPLICATED)
     runtime.sync()
     runtime.wait()
     assert transfers_from_device() == before
@@ -188,9 +186,9 @@ def test_a_fresh_copy_may_be_sharded_on_the_devices(mesh: DeviceMesh, dtype: tor
 # -- annotations -----------------------------------------------------------------------------
 
 
-def test_mark_returns_the_tensor_replicated_unless_told(mesh: DeviceMesh) -> None:
+def test_mark_returns_the_tensor_as_it_says(mesh: DeviceMesh) -> None:
     tensor = mesh.place(HOST) * 2
-    assert mesh.mark(tensor) is tensor
+    assert mesh.mark(tensor, REPLICATED) is tensor
     assert sharding_of(tensor) == "{replicated}"
     split = mesh.mark(mesh.place(HOST) * 2, ("fsdp", None))
     assert "devices=[8,1]" in sharding_of(split)

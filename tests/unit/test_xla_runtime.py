@@ -95,7 +95,7 @@ def test_a_scope_reaches_the_compiled_program_while_somebody_wants_it(
         record_scopes(wish, by=who[name])
     try:
         with scope("zero.gradient/layer.weight"):
-            total = mesh.mark(mesh.place(torch.ones(8, 47), ("fsdp", None)).sum())
+            total = mesh.mark(mesh.place(torch.ones(8, 47), ("fsdp", None)).sum(), ())
         text = optimized_hlo([total])
     finally:
         for name in who:

@@ -13,7 +13,7 @@ import torch
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as JaxSpec
 
-from spmdzero.backend._mesh import PartitionSpec
+from spmdzero.backend._mesh import REPLICATED, PartitionSpec
 from spmdzero.backend.jax import _host, _own
 from spmdzero.backend.jax._across import JaxAcross
 from spmdzero.backend.jax._cells import require_same
@@ -61,6 +61,11 @@ class DeviceMesh:
         """Devices in the mesh."""
         return self.spec.size
 
+    @property
+    def replicas(self) -> int:
+        """Data-parallel replicas: each runs the model on rows of its own."""
+        return self.spec.replicas
+
     @functools.cached_property
     def across(self) -> JaxAcross | None:
         """See `Mesh`."""
@@ -80,8 +85,8 @@ class DeviceMesh:
         """What JAX calls a spec on this mesh."""
         return NamedSharding(self.devices, JaxSpec(*spec))
 
-    def mark(self, tensor: torch.Tensor, spec: PartitionSpec | None = None) -> torch.Tensor:
-        """Annotates `tensor` in place (replicated by default) and returns it."""
+    def mark(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
+        """Annotates `tensor` in place and returns it."""
         spec = tuple(spec or (None,) * tensor.dim())
         value, key = value_of(tensor), ("mark", spec, *self._key)
         assert isinstance(tensor, LazyTensor)
@@ -113,9 +118,7 @@ class DeviceMesh:
             require_same(tensor.cell.value)
             tensor.cell.same = True
 
-    def commit(
-        self, old: torch.Tensor, new: torch.Tensor, spec: PartitionSpec | None = None
-    ) -> None:
+    def commit(self, old: torch.Tensor, new: torch.Tensor, spec: PartitionSpec) -> None:
         """Makes `old` hold `new`, annotated; nobody holds the old value then: it is donated."""
         # As `old.copy_(new)` does, which autograd counts too.
         write(old, value_of(new))
@@ -181,6 +184,19 @@ class DeviceMesh:
         op = MeshOp(key, summed, Space.REPLICA, mesh=self.devices)
         return over(record(op, (own_value(local),), {}, [(tuple(local.shape), local.dtype)])[0])
 
+    def all_gather(self, local: torch.Tensor, *, axis: str, dim: int) -> torch.Tensor:
+        """What the devices of an axis have, joined along `dim`; in replica space."""
+        shape = list(local.shape)
+        shape[dim] *= self._parts(axis)
+
+        def gathered(array: jax.Array) -> jax.Array:
+            return jax.lax.all_gather(array, axis, axis=dim, tiled=True)
+
+        op = MeshOp(
+            ("all_gather", axis, dim, *self._key), gathered, Space.REPLICA, mesh=self.devices
+        )
+        return over(record(op, (own_value(local),), {}, [(shape, local.dtype)])[0])
+
     def sum_partial(self, partial: torch.Tensor) -> torch.Tensor:
         """The sum over dim 0 of a Partial `[n, *shape]`, in its dtype, which crosses the wire.
 
@@ -190,13 +206,24 @@ class DeviceMesh:
         shape = tuple(partial.shape[1:])
         return over(record(op, (own_value(partial),), {}, [(shape, partial.dtype)])[0])
 
-    def place(self, host: torch.Tensor, spec: PartitionSpec | None = None) -> torch.Tensor:
+    def place(self, host: torch.Tensor, spec: PartitionSpec = REPLICATED) -> torch.Tensor:
         """Uploads a CPU tensor: each device receives only its own shard.
 
         With several hosts a tensor that is split holds this host's part only.
         """
         spec = spec or (None,) * host.dim()
         return self._placed(host, self._put(_host.to_numpy(host), spec))
+
+    def place_part(self, host: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
+        """As `place`, of a tensor that every host has all of: each device receives its shard."""
+        if jax.process_count() == 1 or not any(spec):
+            return self.place(host, spec)
+        array = _host.to_numpy(host)
+        with wide_numbers():
+            parts = jax.make_array_from_callback(
+                array.shape, self.sharding(spec), array.__getitem__
+            )
+        return self._placed(host, parts)
 
     def _placed(self, host: torch.Tensor, array: jax.Array) -> torch.Tensor:
         value = Value(array.shape, host.dtype, Space.GLOBAL, array=array)

@@ -1,10 +1,13 @@
 """The replica region and the global forward, on JAX."""
 
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from spmdzero.backend._mesh import REPLICATED
 from spmdzero.backend._region import (
     AttentionChoice,
     GradientSink,
@@ -18,6 +21,7 @@ from spmdzero.backend.jax._reads import watch_reads
 from spmdzero.backend.jax.mesh import DeviceMesh
 from spmdzero.backend.replica import GlobalForward, ReplicaRegion
 from spmdzero.backend.scan import Scan
+from spmdzero.plan import Layout
 
 
 def replica_region(
@@ -32,6 +36,7 @@ def replica_region(
     scan: Scan = "off",
     recompute: Recompute = "nothing",
     wrote: Wrote = ignore_writes,
+    layouts: Mapping[str, Layout] | None = None,
 ) -> ReplicaRegion:
     """A `ReplicaRegion`; autocast, attention, scan and recompute as in `JaxAround`."""
     watch_reads(mesh)
@@ -39,8 +44,9 @@ def replica_region(
         module, autocast=autocast, attention=attention, scan=scan, recompute=recompute
     )
     return ReplicaRegion(
-        mesh=mesh, module=module, sink=sink, rules=rules, around=around, seed=seed, wrote=wrote
-    )
+        mesh=mesh, module=module, sink=sink, rules=rules, around=around, seed=seed, wrote=wrote,
+        layouts=layouts,
+    )  # fmt: skip
 
 
 def global_forward(
@@ -48,5 +54,5 @@ def global_forward(
 ) -> GlobalForward:
     """A `GlobalForward`; autocast and attention as in `JaxAround`."""
     watch_reads(mesh)
-    made = JaxAround(module, mark=mesh.mark, **around)
+    made = JaxAround(module, mark=functools.partial(mesh.mark, spec=REPLICATED), **around)
     return GlobalForward(mesh=mesh, module=module, around=made, wrote=wrote)

@@ -14,7 +14,7 @@ import torch
 from spmdzero.backend._autograd_graph import hands_over, nodes_behind
 from spmdzero.backend._crossing import Crossing, Way
 from spmdzero.backend._current import arrays, runtime
-from spmdzero.backend._mesh import Mesh
+from spmdzero.backend._mesh import REPLICATED, Mesh
 from spmdzero.backend._with_graph import refuse_graph
 from spmdzero.backend.replica import _manual
 from spmdzero.errors import ReplicaRegionError
@@ -63,7 +63,7 @@ def enter_batch(
 ) -> torch.Tensor:
     """`[b, ...]` to this replica's `[b/n, ...]`: its rows of each of the `joined` batches."""
     if joined > 1:
-        tensor = _regrouped(tensor, dim, joined, mesh.size // runtime.process_count())
+        tensor = _regrouped(tensor, dim, joined, mesh.replicas // runtime.process_count())
     shape, spec = tuple(tensor.shape), mesh.batch_spec(tensor.dim(), dim)
     return _enter(
         tensor,
@@ -77,7 +77,7 @@ def leave_batch(
 ) -> torch.Tensor:
     """This replica's `[b/n, ...]` to `[b, ...]`: the `joined` batches one after the other again."""
     shape, spec = list(tensor.shape), mesh.batch_spec(tensor.dim(), dim)
-    shape[dim] *= mesh.size
+    shape[dim] *= mesh.replicas
     whole = _leave(
         tensor,
         lambda own: mesh.leave(own, spec, tuple(shape)),
@@ -85,7 +85,7 @@ def leave_batch(
     )
     if joined == 1:
         return whole
-    return _regrouped(whole, dim, mesh.size // runtime.process_count(), joined)
+    return _regrouped(whole, dim, mesh.replicas // runtime.process_count(), joined)
 
 
 def _regrouped(tensor: torch.Tensor, dim: int, outer: int, inner: int) -> torch.Tensor:
@@ -105,22 +105,24 @@ def enter_parameter(
     mesh: Mesh,
     seed: int,
     sink: Callable[[str, torch.Tensor], None],
+    *,
+    there: Way,
 ) -> torch.Tensor:
-    """A parameter's copy on this replica; its gradient goes to `sink`, not to autograd.
+    """A parameter on this replica, by the way `there`; its gradient goes to `sink`.
 
     Where `torch.autograd.grad` is asked for it, it is that of `enter_whole`.
 
     Raises SpmdZeroUsageError in a `backward(create_graph=True)`.
     """
     entered = _EnteringParameter.apply(
-        parameter, *_whole(mesh, seed), functools.partial(sink, name)
+        parameter, there, _whole(mesh, seed)[1], functools.partial(sink, name)
     )
     return cast(torch.Tensor, entered)
 
 
 def _whole(mesh: Mesh, seed: int) -> tuple[Way, Way]:
     def back(grad: torch.Tensor) -> torch.Tensor:
-        return _times(mesh.mark(_manual.leave_stacked(grad, mesh).sum(0)), 1 / seed)
+        return _times(mesh.mark(_manual.leave_stacked(grad, mesh).sum(0), REPLICATED), 1 / seed)
 
     return lambda whole: _manual.enter_copy(whole, mesh), back
 
@@ -131,8 +133,8 @@ def leave_mean(tensor: torch.Tensor, mesh: Mesh, seed: int) -> torch.Tensor:
     # once, at the loss, so that the parameters' Partials have only to be summed.
     return _leave(
         tensor,
-        lambda own: mesh.mark(_manual.leave_stacked(own, mesh).mean(0)),
-        lambda grad: _times(_manual.enter_copy(grad, mesh), seed / mesh.size),
+        lambda own: mesh.mark(_manual.leave_stacked(own, mesh).mean(0), REPLICATED),
+        lambda grad: _times(_manual.enter_copy(grad, mesh), seed / mesh.replicas),
     )
 
 

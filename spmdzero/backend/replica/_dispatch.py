@@ -12,6 +12,7 @@ from spmdzero._user_line import user_line
 from spmdzero.backend._current import arrays, runtime
 from spmdzero.backend._interrupts import held
 from spmdzero.backend.replica._around import Quirks
+from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._random import (
     IN_PLACE,
     KNOWN_DRAWS,
@@ -41,6 +42,7 @@ class RegionDispatch(TorchDispatchMode):
         upload: a CPU tensor made inside the region -> every replica's copy of it.
         owner: the module whose forward runs, to name submodules in errors.
         quirks: where the backend's operations differ from torch's.
+        gathered: gives operations the parameters that rest as shards; None where none does.
 
     Attributes:
         random: as given.
@@ -58,9 +60,10 @@ class RegionDispatch(TorchDispatchMode):
         upload: Callable[[torch.Tensor], torch.Tensor],
         owner: nn.Module,
         quirks: Quirks,
+        gathered: GatheredAtUse | None = None,
     ) -> None:
         super().__init__()
-        self._quirks = quirks
+        self._quirks, self._gathered = quirks, gathered
         self.random, self._upload, self._owner = random, upload, owner
         self._read, self._read_fixed = read, read_fixed
         self.recomputes = False
@@ -108,7 +111,7 @@ class RegionDispatch(TorchDispatchMode):
         if func in _BATCH_NORMS:
             return self._quirks.batch_norm(func, args, kwargs)
         try:
-            return func(*args, **kwargs)
+            return self._called(func, args, kwargs)
         except ReplicaRegionError:
             raise
         except RuntimeError as error:
@@ -156,7 +159,12 @@ class RegionDispatch(TorchDispatchMode):
         if source.device.type == "cpu":
             dtype = kwargs.get("dtype") or source.dtype
             return self._upload(source.to(dtype))
-        return func(*args, **kwargs)
+        return self._called(func, args, kwargs)
+
+    def _called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._gathered is None:
+            return func(*args, **kwargs)
+        return self._gathered.run(func, args, kwargs)
 
     def _agreed(self, tensor: torch.Tensor) -> torch.Tensor:
         return common_value(self._values(tensor), self._line)

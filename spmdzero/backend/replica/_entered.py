@@ -1,6 +1,7 @@
 """What has entered the replica region for one forward."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from spmdzero.backend._region import Tracing, refuse_gradient_hooks
 from spmdzero.backend._tree import Batch, map_tensors
 from spmdzero.backend.replica import _manual
 from spmdzero.backend.replica._boundary import enter_batch, enter_parameter, enter_whole
+from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._written import StateWatch
 
 
@@ -35,7 +37,13 @@ class Entered:
 
 
 def enter(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Tracing, *, mesh: Mesh, seed: int
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    own: Tracing,
+    *,
+    mesh: Mesh,
+    seed: int,
+    gathered: GatheredAtUse,
 ) -> Entered:
     """Takes global inputs and `own` state into the region of `mesh`; see `_boundary` for `seed`."""
     rows: dict[int, int] = {}
@@ -48,12 +56,12 @@ def enter(
             unshared.append(tensor)
             return enter_whole(tensor.tensor, mesh, seed)
         whole, dim, joined = tensor.tensor, tensor.dim, tensor.joined
-        own_rows = whole.shape[dim] // mesh.size
+        own_rows = whole.shape[dim] // mesh.replicas
         # A model that pairs the rows of two batches returns as many as one of them has.
         rows.update({own_rows // joined: 1, own_rows: joined})
         return enter_batch(whole, dim, mesh, seed, joined=joined)
 
-    state = _enter_state(own, mesh, seed)
+    state = _enter_state(own, mesh, seed, gathered)
     args, kwargs = map_tensors((args, dict(kwargs)), enter_input)
     return Entered(
         args=args,
@@ -65,12 +73,17 @@ def enter(
     )
 
 
-def _enter_state(own: Tracing, mesh: Mesh, seed: int) -> dict[str, torch.Tensor]:
+def _enter_state(
+    own: Tracing, mesh: Mesh, seed: int, gathered: GatheredAtUse
+) -> dict[str, torch.Tensor]:
     state = {}
     for name, parameter in own.parameters.items():
+        there = functools.partial(_manual.enter_copy, mesh=mesh)
+        if name in gathered.layouts:
+            there = functools.partial(gathered.enter, name=name)
         if parameter.requires_grad and torch.is_grad_enabled():
             refuse_gradient_hooks(name, parameter)
-            state[name] = enter_parameter(parameter, name, mesh, seed, own.sink)
+            state[name] = enter_parameter(parameter, name, mesh, seed, own.sink, there=there)
         else:
-            state[name] = _manual.enter_copy(parameter.detach(), mesh)
+            state[name] = there(parameter.detach())
     return state | {name: _manual.enter_copy(each, mesh) for name, each in own.buffers.items()}

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from spmdzero._user_line import user_line
 from spmdzero.backend._current import arrays
 from spmdzero.backend._interrupts import let_in
-from spmdzero.backend._mesh import Mesh
+from spmdzero.backend._mesh import REPLICATED, Mesh
 from spmdzero.backend._region import (
     AttentionCall,
     KeySource,
@@ -89,7 +89,7 @@ class GlobalForward:
         changed = _kept(watch, now := dict(self._module.named_parameters()))
         for name in changed:
             # It would go on with the sharding of what was written.
-            self._mesh.mark(now[name])
+            self._mesh.mark(now[name], REPLICATED)
         if changed:
             self._wrote(changed)
         return output

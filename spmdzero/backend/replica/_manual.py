@@ -14,11 +14,11 @@ def enter_copy(tensor: torch.Tensor, mesh: Mesh) -> torch.Tensor:
 def leave_stacked(tensor: torch.Tensor, mesh: Mesh) -> torch.Tensor:
     """`[n, *shape]`, row i living on device i: a Partial when the rows are to be summed."""
     shape = tuple(tensor.shape)
-    return mesh.leave(tensor[None], mesh.batch_spec(len(shape) + 1), (mesh.size, *shape))
+    return mesh.leave(tensor[None], mesh.batch_spec(len(shape) + 1), (mesh.replicas, *shape))
 
 
 def read_stacked(tensor: torch.Tensor, mesh: Mesh) -> torch.Tensor:
     """The values of all replicas, `[n, *shape]` on the CPU."""
     if not tensor.numel():
-        return torch.empty((mesh.size, *tensor.shape), dtype=tensor.dtype)
+        return torch.empty((mesh.replicas, *tensor.shape), dtype=tensor.dtype)
     return arrays.read(leave_stacked(tensor.detach(), mesh))

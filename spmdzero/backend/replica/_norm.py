@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from spmdzero.backend._current import programs
-from spmdzero.backend._mesh import Mesh, PartitionSpec
+from spmdzero.backend._mesh import REPLICATED, Mesh, PartitionSpec
 
 
 def global_norm(tensors: Sequence[tuple[torch.Tensor, PartitionSpec]], mesh: Mesh) -> torch.Tensor:
@@ -23,5 +23,5 @@ def global_norm(tensors: Sequence[tuple[torch.Tensor, PartitionSpec]], mesh: Mes
             local = [mesh.enter(t, s).float().pow(2).sum() for t, s in shards]
             total = torch.stack(local).sum().reshape(1)
             stacked = mesh.leave(total, ("fsdp",), (mesh.spec.fsdp,))
-            squares.append(mesh.mark(stacked.sum()))
-    return mesh.mark(torch.stack(squares).sum().sqrt())
+            squares.append(mesh.mark(stacked.sum(), REPLICATED))
+    return mesh.mark(torch.stack(squares).sum().sqrt(), REPLICATED)

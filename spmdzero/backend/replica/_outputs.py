@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from spmdzero.backend._current import arrays, programs
-from spmdzero.backend._mesh import Mesh
+from spmdzero.backend._mesh import REPLICATED, Mesh
 from spmdzero.backend._region import OutputRule, RegionRules
 from spmdzero.backend._tree import map_tensors
 from spmdzero.backend.replica._boundary import leave_batch, leave_mean
@@ -59,7 +59,7 @@ class Outputs:
                 return tensor
             with programs.scope(f"zero.output/{path or 'loss'}"):
                 stacked = leave_batch(tensor[None], 0, self._mesh, self._seed)
-                return self._mesh.mark(stacked[0])
+                return self._mesh.mark(stacked[0], REPLICATED)
 
         return map_tensors(output, leave)
 
@@ -90,13 +90,13 @@ class Outputs:
                 return leave_mean(tensor, self._mesh, self._seed)
         if rule == "sum" and tensor.is_floating_point():
             with programs.scope(f"zero.output/{path}"):
-                return leave_mean(tensor, self._mesh, self._seed) * self._mesh.size
+                return leave_mean(tensor, self._mesh, self._seed) * self._mesh.replicas
         stacked = leave_batch(tensor[None], 0, self._mesh, self._seed)
         if rule == "stack":
             return stacked
         if rule == "sum":
             with programs.scope(f"zero.output/{path}"):
-                return self._mesh.mark(stacked.sum(0))
+                return self._mesh.mark(stacked.sum(0), REPLICATED)
         with programs.scope(f"zero.output/{path}"):
             highest = stacked.detach().amax(0)
             note_disagreement(flags, f"output {path!r}", highest, stacked.detach().amin(0))

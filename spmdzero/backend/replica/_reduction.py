@@ -1,4 +1,4 @@
-"""How a gradient leaves the replica region: kept Partial, or reduced to the plan's placement."""
+"""How a gradient leaves the replica region: kept Partial, or reduced to the plan's layout."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ from spmdzero.backend._current import runtime
 from spmdzero.backend._mesh import Mesh
 from spmdzero.backend._torus import scatter_steps
 from spmdzero.backend.replica import _manual
-from spmdzero.plan import Placement
+from spmdzero.plan import Layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,29 +59,26 @@ class GradientReduction:
         return _manual.leave_stacked(local, self.mesh)
 
     def reduce_local(
-        self, local: torch.Tensor, placement: Placement, *, dtype: torch.dtype | None = None
+        self, local: torch.Tensor, layout: Layout, *, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         """The sum over replicas of each device's `local` gradient, placed as planned.
 
-        Returns a global tensor of the placement's stored shape: the parameter's shape, or
+        Returns a global tensor of the layout's stored shape: the parameter's shape, or
         `[padded]` where the plan flattens.
         """
-        if self._annotates(local.dim(), placement):
-            return self._annotated(self.partial(local), placement, dtype=dtype)
+        if self._annotates(local.dim(), layout):
+            return self._annotated(self.partial(local), layout, dtype=dtype)
         spec, dtype = self.mesh.spec, dtype or self.dtype
         moved = local if dtype is None else local.to(dtype)
-        shape = tuple(local.shape)
-        stored = placement.stored_shape(shape, spec)
-        dim = placement.dim if placement.dim is not None else 0
-        if placement.kind == "flat":
-            moved = F.pad(moved.reshape(-1), (0, stored[0] - moved.numel()))
+        dim = layout.placement.dim or 0
+        if layout.kind == "flat":
+            moved = F.pad(moved.reshape(-1), (0, layout.stored[0] - moved.numel()))
         moved = self.mesh.reduce_scatter(moved, axis="fsdp", dim=dim, steps=self.steps)
         if spec.data > 1:
             moved = self.mesh.all_reduce(moved, axis="data")
-        placed = placement.partition_spec(shape, spec)
-        return self.mesh.leave(moved.to(local.dtype), placed, stored)
+        return self.mesh.leave(moved.to(local.dtype), layout.spec, layout.stored)
 
-    def let_go_of_whole(self, gradient: torch.Tensor, placement: Placement) -> torch.Tensor:
+    def let_go_of_whole(self, gradient: torch.Tensor, layout: Layout) -> torch.Tensor:
         """A reduced gradient, the same number for number, of which devices keep their shards only.
 
         XLA's CPU compiler makes an all-reduce of the sum, and of the shard a slice that each of
@@ -91,38 +88,36 @@ class GradientReduction:
         whatever the gradient is; that is seen, and the division left out, only when machine code
         is made. `spmdzero.explain` takes it out of what it compiles for TPUs.
         """
-        if not placement.is_sharded or runtime.program_platform() != "CPU":
+        if not layout.is_sharded or runtime.program_platform() != "CPU":
             return gradient
         one = (gradient == gradient) | (gradient != gradient)
         return gradient / one.to(gradient.dtype)
 
     def reduce_partial(
-        self, partial: torch.Tensor, placement: Placement, *, dtype: torch.dtype | None = None
+        self, partial: torch.Tensor, layout: Layout, *, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         """The sum over dim 0 of a Partial `[n, *shape]`, placed as planned."""
-        if self._annotates(partial.dim() - 1, placement):
-            return self._annotated(partial, placement, dtype=dtype)
+        if self._annotates(partial.dim() - 1, layout):
+            return self._annotated(partial, layout, dtype=dtype)
         entered = self.mesh.enter(partial, self.mesh.batch_spec(partial.dim()))
-        return self.reduce_local(entered.squeeze(0), placement, dtype=dtype)
+        return self.reduce_local(entered.squeeze(0), layout, dtype=dtype)
 
-    def _annotates(self, dims: int, placement: Placement) -> bool:
+    def _annotates(self, dims: int, layout: Layout) -> bool:
         """Whether the compiler may choose: it combines the sums of small tensors only then.
 
         Those of vectors too, which libtpu scatters in no step.
         """
-        small = placement.kind == "replicate" or (len(self.steps) > 1 and dims < 2)
+        small = layout.kind == "replicate" or (len(self.steps) > 1 and dims < 2)
         return self.method == "annotated" or small
 
     def _annotated(
-        self, partial: torch.Tensor, placement: Placement, *, dtype: torch.dtype | None
+        self, partial: torch.Tensor, layout: Layout, *, dtype: torch.dtype | None
     ) -> torch.Tensor:
-        spec, dtype = self.mesh.spec, dtype or self.dtype
-        shape = tuple(partial.shape[1:])
+        dtype = dtype or self.dtype
         moved = partial if dtype is None else partial.to(dtype)
-        if placement.kind == "flat":
-            moved = moved.reshape(self.mesh.size, -1)
-            (padded,) = placement.stored_shape(shape, spec)
-            moved = F.pad(moved, (0, padded - moved.shape[1]))
+        if layout.kind == "flat":
+            moved = moved.reshape(self.mesh.replicas, -1)
+            moved = F.pad(moved, (0, layout.stored[0] - moved.shape[1]))
         # The sum is marked before the cast: GSPMD would otherwise reduce in the wider dtype.
-        total = self.mesh.mark(self.mesh.sum_partial(moved), placement.partition_spec(shape, spec))
-        return self.let_go_of_whole(total, placement).to(partial.dtype)
+        total = self.mesh.mark(self.mesh.sum_partial(moved), layout.spec)
+        return self.let_go_of_whole(total, layout).to(partial.dtype)

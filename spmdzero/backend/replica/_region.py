@@ -16,7 +16,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from spmdzero._logging import log_once
 from spmdzero.backend._current import runtime
 from spmdzero.backend._interrupts import let_in
-from spmdzero.backend._mesh import Mesh
+from spmdzero.backend._mesh import REPLICATED, Mesh
 from spmdzero.backend._region import (
     AttentionCall,
     GradientSink,
@@ -32,6 +32,7 @@ from spmdzero.backend.replica import _manual
 from spmdzero.backend.replica._around import Around, FollowError
 from spmdzero.backend.replica._dispatch import RegionDispatch
 from spmdzero.backend.replica._entered import Entered, enter
+from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._kept import (
     kept_tensors,
     refuse_new,
@@ -43,6 +44,7 @@ from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.backend.replica._reentrant import second_runs
 from spmdzero.backend.replica._written import FirstWrong, leave_written
 from spmdzero.errors import ReplicaRegionError
+from spmdzero.plan import Layout
 
 
 class ReplicaRegion:
@@ -50,7 +52,7 @@ class ReplicaRegion:
 
     Args:
         mesh: the devices; every axis carries the batch.
-        module: its parameters and buffers live on the device, replicated.
+        module: its parameters and buffers live on the device, as `layouts` says.
         sink: called in backward with each trainable parameter's name and this replica's
             gradient, in replica space; several calls for one name are to be summed.
         rules: declared exceptions to the rules of entering and leaving.
@@ -59,6 +61,7 @@ class ReplicaRegion:
             differentiate its own loss.
         around: what the backend puts around the module.
         wrote: is told the names of parameters and buffers that a forward wrote.
+        layouts: name -> where a parameter rests, of those that rest as shards; none by default.
 
     Attributes:
         replicas: number of each replica, `[n]` int32, sharded.
@@ -77,7 +80,9 @@ class ReplicaRegion:
         around: Around,
         seed: int = 1,
         wrote: Wrote = ignore_writes,
+        layouts: Mapping[str, Layout] | None = None,
     ) -> None:
+        self._gathered = GatheredAtUse(mesh, layouts or {})
         self._mesh, self._module, self._sink, self._wrote = mesh, module, sink, wrote
         self._outputs = Outputs(mesh=mesh, rules=rules, seed=seed)
         self._seed, self._around = seed, around
@@ -135,16 +140,19 @@ class ReplicaRegion:
     def _run(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Tracing, *, loops: bool
     ) -> tuple[Entered, Any, RegionDispatch]:
-        entered = enter(args, kwargs, own, mesh=self._mesh, seed=self._seed)
+        entered = self._enter(args, kwargs, own)
         output, dispatch = self._call(entered, own, loops=loops)
         refusal = entered.watch.refusal(entered.state)
         if refusal is not None:
             # Once more, to find the line.
-            again = enter(args, kwargs, own, mesh=self._mesh, seed=self._seed)
+            again = self._enter(args, kwargs, own)
             first = FirstWrong(again.watch.refusal, self._module, again.state)
             self._call(again, own, loops=False, inside=first)
             raise ReplicaRegionError(refusal)
         return entered, output, dispatch
+
+    def _enter(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Tracing) -> Entered:
+        return enter(args, kwargs, own, mesh=self._mesh, seed=self._seed, gathered=self._gathered)
 
     def _call(
         self,
@@ -155,7 +163,7 @@ class ReplicaRegion:
         inside: contextlib.AbstractContextManager[Any] | None = None,
     ) -> tuple[Any, RegionDispatch]:
         replicas = _reparametrize_module(self._module, entered.state, tie_weights=True)
-        with self._dispatch(own.key, own.read) as dispatch:
+        with self._gathered, self._dispatch(own.key, own.read) as dispatch:
             around = self._around.forward(
                 dispatch.random, self._upload, self._enter_whole, loops=loops
             )
@@ -195,11 +203,12 @@ class ReplicaRegion:
             own = self._own_state()
             with torch.no_grad():
                 for name, value in written.items():
-                    self._mesh.commit(own[name], value)
+                    rest = self._gathered.layouts.get(name)
+                    self._mesh.commit(own[name], value, rest.spec if rest else REPLICATED)
             self._wrote(written.keys())
         for label, flag in flags.items():
             known = self.disagreements[label] if label in self.disagreements else self._agreement()
-            self.disagreements[label] = self._mesh.mark(known | flag)
+            self.disagreements[label] = self._mesh.mark(known | flag, REPLICATED)
 
     @property
     def awaits_backward(self) -> bool:
@@ -234,7 +243,8 @@ class ReplicaRegion:
         inside = _reparametrize_module(self._module, dict(state), tie_weights=True)
         self._in_backward += 1
         try:
-            with self._dispatch(key, read) as dispatch, self._around.backward(), inside:
+            gathered, around = self._gathered, self._around.backward()
+            with gathered, self._dispatch(key, read) as dispatch, around, inside:
                 yield
         finally:
             self._in_backward -= 1
@@ -259,6 +269,7 @@ class ReplicaRegion:
             upload=self._upload,
             owner=self._module,
             quirks=self._around.quirks,
+            gathered=self._gathered if self._gathered.layouts else None,
         )
 
     def _own_state(self) -> dict[str, torch.Tensor]:

@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from spmdzero._user_line import user_line
 from spmdzero.backend._current import arrays, programs
-from spmdzero.backend._mesh import Mesh
+from spmdzero.backend._mesh import REPLICATED, Mesh
 from spmdzero.backend.replica import _manual
 from spmdzero.errors import ReplicaRegionError
 
@@ -131,9 +131,9 @@ def leave_written(
                 # In fp32 the mean of equal bf16 is that number, by which what the forward left
                 # alone is known to a master.
                 stacked = stacked.float() if dtype.itemsize == 2 else stacked
-                whole = mesh.mark(stacked.mean(0))
+                whole = mesh.mark(stacked.mean(0), REPLICATED)
             else:
-                whole = mesh.mark(stacked.amax(0))
+                whole = mesh.mark(stacked.amax(0), REPLICATED)
                 label = f"a parameter or buffer among {names}"
                 note_disagreement(flags, label, whole, stacked.amin(0))
         parts = whole.to(dtype).split([written[name].numel() for name in names])

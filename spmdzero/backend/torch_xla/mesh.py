@@ -10,7 +10,7 @@ import torch
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
 
-from spmdzero.backend._mesh import PartitionSpec
+from spmdzero.backend._mesh import REPLICATED, PartitionSpec
 from spmdzero.backend.torch_xla import _private, runtime
 from spmdzero.backend.torch_xla.arrays import fresh
 from spmdzero.backend.torch_xla.strangers import note_upload
@@ -42,6 +42,11 @@ class DeviceMesh:
         return self.spec.size
 
     @property
+    def replicas(self) -> int:
+        """Data-parallel replicas: each runs the model on rows of its own."""
+        return self.spec.replicas
+
+    @property
     def across(self) -> None:
         """None: a tensor is the same on all hosts."""
         return None
@@ -61,14 +66,12 @@ class DeviceMesh:
         """`dim` of an `ndim`-dimensional tensor split over all axes."""
         return tuple(self.batch_axes if i == dim else None for i in range(ndim))
 
-    def mark(self, tensor: torch.Tensor, spec: PartitionSpec | None = None) -> torch.Tensor:
-        """Annotates `tensor` in place (replicated by default) and returns it."""
+    def mark(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
+        """Annotates `tensor` in place and returns it."""
         _private.mark_sharding(tensor, self.operation(spec or (None,) * tensor.dim()))
         return tensor
 
-    def commit(
-        self, old: torch.Tensor, new: torch.Tensor, spec: PartitionSpec | None = None
-    ) -> None:
+    def commit(self, old: torch.Tensor, new: torch.Tensor, spec: PartitionSpec) -> None:
         """Makes `old` hold `new`, annotated; in place, so that XLA reuses its buffer (donation)."""
         old.copy_(new)
         self.mark(old, spec)
@@ -96,11 +99,19 @@ class DeviceMesh:
         (groups,) = self.groups(axis)
         return _private.all_reduce(local, groups=groups)
 
+    def all_gather(self, local: torch.Tensor, *, axis: str, dim: int) -> torch.Tensor:
+        """What the devices of an axis have, joined along `dim`; in replica space."""
+        shape = list(local.shape)
+        shape[dim] *= self.spec.shape[self.spec.names.index(axis)]
+        spec = tuple(axis if place == dim else None for place in range(local.dim()))
+        # torch_xla has no call for it: what leaves split and enters whole is gathered between.
+        return self.enter(self.leave(local, spec, tuple(shape)), (None,) * local.dim())
+
     def sum_partial(self, partial: torch.Tensor) -> torch.Tensor:
         """The sum over dim 0 of a Partial `[n, *shape]`, in its dtype, which crosses the wire."""
         return partial.sum(0)
 
-    def place(self, host: torch.Tensor, spec: PartitionSpec | None = None) -> torch.Tensor:
+    def place(self, host: torch.Tensor, spec: PartitionSpec = REPLICATED) -> torch.Tensor:
         """Uploads a CPU tensor: each device receives only its own shard.
 
         With several hosts a tensor that is split holds this host's part only.
@@ -113,6 +124,10 @@ class DeviceMesh:
         )
         note_upload(uploaded[0])
         return uploaded[0]
+
+    def place_part(self, host: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
+        """As `place`, of a tensor that every host has all of; it is then marked."""
+        return self.mark(self.place(host), spec) if any(spec) else self.place(host)
 
     def place_all(self, hosts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Uploads CPU tensors to every device whole, those of one rank in one call."""
@@ -143,7 +158,7 @@ class DeviceMesh:
             _private.overwrite(tensor, parts)
         else:
             tensor.copy_(self.place(parts[0]))
-            self.mark(tensor)
+            self.mark(tensor, REPLICATED)
 
     def zeros(
         self, shape: tuple[int, ...], dtype: torch.dtype, spec: PartitionSpec

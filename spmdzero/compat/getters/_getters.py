@@ -75,7 +75,7 @@ class ConfigGetters:
     @property
     def dp_world_size(self) -> int:
         """Devices that each train on their own rows: the factor of the batch triangle."""
-        return self._plan.mesh.size
+        return self._plan.mesh.replicas
 
     @property
     def seq_dp_world_size(self) -> int:
@@ -144,12 +144,16 @@ class ConfigGetters:
         return dict(scheduler.params) if scheduler is not None else None
 
     def zero_optimization(self) -> bool:
-        """Whether the stage is 1 or 2."""
+        """Whether the stage is 1 or more."""
         return self._settings.zero_optimization.stage > 0
 
     def zero_optimization_partition_gradients(self) -> bool:
-        """Whether gradients are shards between micro-batches: stage 2."""
+        """Whether gradients are shards between micro-batches: stages 2 and 3."""
         return self._settings.zero_optimization.stage >= 2
+
+    def zero_optimization_partition_weights(self) -> bool:
+        """Whether parameters rest as shards: stage 3."""
+        return self._settings.zero_optimization.stage == 3
 
     def zero_overlap_comm(self) -> bool:
         """The config's `overlap_comm`; DeepSpeed turns it on by itself in stage 3 only."""

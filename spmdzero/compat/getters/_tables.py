@@ -59,8 +59,8 @@ FIXED: tuple[tuple[Any, str, str], ...] = (
     (False, "XLA is the compiler", "is_deepcompile_enabled is_deepcompile_active"),
     (
         False,
-        "that is stage 3",
-        """zero_optimization_partition_weights is_first_weights_partition_group
+        "a gathered parameter is let go, and no group of hosts keeps a copy",
+        """is_first_weights_partition_group
         zero_save_muon_momentum_buffer_in_memory""",
     ),
     (False, "the collective ledger shows what was compiled", "is_sanity_checks_enabled"),

@@ -1,0 +1,139 @@
+"""Parameters that rest as shards, gathered where an operation of the region uses them."""
+
+import collections
+import dataclasses
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from spmdzero.backend._current import arrays, programs
+from spmdzero.backend._mesh import Mesh
+from spmdzero.backend._order import after
+from spmdzero.plan import Layout
+
+_CAST = torch.ops.aten._to_copy.default
+# How many gathered parameters wait for a further use. Two neighbours often share one, as a loss and
+# its gradient do; what waits longer costs memory.
+_LIVE = 3
+# A gather may start when the operations of so many uses before it are done: with none a TPU has
+# nothing to compute meanwhile, with more than one it holds more than it hides (v5e:2x4).
+_AHEAD = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _Shard:
+    """What a whole parameter is gathered from.
+
+    Attributes:
+        name: the parameter's.
+        local: this device's part, in replica space.
+        dim: along which the parts are joined.
+    """
+
+    name: str
+    local: torch.Tensor
+    dim: int
+
+
+class GatheredAtUse:
+    """Gathers a parameter for each use, in forward and again in backward, and lets it go.
+
+    A module sees a stand-in of the parameter's own shape, which autograd saves and views are taken
+    of. Below autograd each operation that is given a stand-in, or a view of one, is given the
+    parameter gathered from its shard in its place. XLA would make one gather of all of them at the
+    first use and keep its result for the last, so each is tied to what was computed shortly before
+    it (`after`). The stand-in itself is a gather that nothing uses, and so none.
+
+    A cast of a stand-in is a stand-in too: the shard is cast, and the narrow numbers cross the
+    wire.
+
+    Args:
+        mesh: the devices.
+        layouts: name -> where a parameter rests, of those that rest as shards.
+    """
+
+    def __init__(self, mesh: Mesh, layouts: Mapping[str, Layout]) -> None:
+        self._mesh, self.layouts = mesh, layouts
+        self._shards: weakref.WeakKeyDictionary[Any, _Shard] = weakref.WeakKeyDictionary()
+        self._live: collections.OrderedDict[int, tuple[_Shard, torch.Tensor]]
+        self._forget()
+
+    def __enter__(self) -> None:
+        """Around a forward, or a backward pass."""
+
+    def __exit__(self, *_: object) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        # What a live tensor holds becomes a result of the program.
+        self._live = collections.OrderedDict()
+        self._latest: torch.Tensor | None = None
+        self._before: collections.deque[torch.Tensor | None] = collections.deque(maxlen=_AHEAD + 1)
+
+    def enter(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
+        """The stand-in for a global parameter, `[*shape]` in replica space."""
+        layout = self.layouts[name]
+        assert layout.placement.dim is not None
+        local = self._mesh.enter(parameter, layout.spec)
+        return self._stand_in(_Shard(name=name, local=local, dim=layout.placement.dim))
+
+    def _stand_in(self, shard: _Shard) -> torch.Tensor:
+        whole = self._whole(shard, shard.local)
+        self._shards[arrays.source_of(whole)] = shard
+        return whole
+
+    def _whole(self, shard: _Shard, local: torch.Tensor) -> torch.Tensor:
+        with programs.scope(f"zero.parameter/{shard.name}"):
+            return self._mesh.all_gather(local, axis="fsdp", dim=shard.dim)
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What `func` returns of operands that are gathered for it."""
+        if func.is_view or func._schema.is_mutable:
+            # A view is one of the stand-in; what is written in place is the stand-in's own.
+            return func(*args, **kwargs)
+        if func is _CAST and (shard := self._shard_of(args[0])) is not None:
+            cast = func(shard.local, *args[1:], **kwargs)
+            return self._stand_in(dataclasses.replace(shard, local=cast))
+        args, kwargs = tree_map_only(torch.Tensor, self._operand, (args, kwargs))
+        made = func(*args, **kwargs)
+        self._note(made)
+        return made
+
+    def _shard_of(self, tensor: Any) -> _Shard | None:
+        source = arrays.source_of(tensor)
+        shard = None if source is None else self._shards.get(source)
+        whole = shard is not None and arrays.is_whole(tensor)
+        return shard if whole else None
+
+    def _operand(self, tensor: torch.Tensor) -> torch.Tensor:
+        source = arrays.source_of(tensor)
+        shard = None if source is None else self._shards.get(source)
+        if shard is None:
+            return tensor
+        if id(shard) in self._live:
+            self._live.move_to_end(id(shard))
+        else:
+            earlier = self._before[0] if self._before else None
+            tie = self._latest if earlier is None else earlier
+            local = shard.local if tie is None else after(shard.local, tie)
+            self._live[id(shard)] = shard, self._whole(shard, local)
+            self._before.append(self._latest)
+            while len(self._live) > _LIVE:
+                self._live.popitem(last=False)
+        return arrays.viewed_as(tensor, self._live[id(shard)][1])
+
+    def _note(self, made: Any) -> None:
+        for tensor in _tensors(made):
+            if arrays.is_mine(tensor) and tensor.is_floating_point() and tensor.numel():
+                self._latest = tensor
+                return
+
+
+def _tensors(made: Any) -> Iterator[torch.Tensor]:
+    if isinstance(made, torch.Tensor):
+        yield made
+    elif isinstance(made, list | tuple):
+        yield from (item for item in made if isinstance(item, torch.Tensor))

@@ -1,0 +1,47 @@
+"""Where one tensor of a training state lives: a placement of one shape on one mesh."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from spmdzero.plan._mesh import MeshSpec
+from spmdzero.plan._placement import PartitionSpec, Placement, Shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The form in which a tensor is stored, and which part of it each device holds.
+
+    Attributes:
+        placement: the form (whole, shard, flat or partial), with the reason.
+        shape: the tensor's own shape.
+        mesh: the devices.
+    """
+
+    placement: Placement
+    shape: Shape
+    mesh: MeshSpec
+
+    @property
+    def kind(self) -> str:
+        """See `Placement`."""
+        return self.placement.kind
+
+    @property
+    def is_sharded(self) -> bool:
+        """See `Placement`."""
+        return self.placement.is_sharded
+
+    @cached_property
+    def stored(self) -> Shape:
+        """The global shape in which the tensor is stored, see `Placement.stored_shape`."""
+        return self.placement.stored_shape(self.shape, self.mesh)
+
+    @cached_property
+    def spec(self) -> PartitionSpec:
+        """The mesh axis, or axes, that split each dim of `stored`; None where none does."""
+        return self.placement.partition_spec(self.shape, self.mesh)
+
+    @cached_property
+    def local(self) -> Shape:
+        """The part of `stored` that one device holds; the same on every device."""
+        return self.placement.local_shape(self.shape, self.mesh)
