@@ -286,9 +286,7 @@ BY_DATA: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("way", BY_DATA)
-def test_a_write_into_a_tensor_that_a_module_keeps_is_seen_and_undone(
-    mesh: Mesh, way: str
-) -> None:
+def test_a_write_into_a_tensor_that_a_module_keeps_is_seen_and_undone(mesh: Mesh, way: str) -> None:
     module = nn.Linear(2, 2)
     module.kept = [mesh.place(torch.ones(SIZE))]
     data = module.kept[0].data

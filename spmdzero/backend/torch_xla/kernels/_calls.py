@@ -45,7 +45,7 @@ class TorchsCalls(TorchFunctionMode):
         if kwargs and kwargs.get("out") is not None:
             _require_out(func, args, kwargs)
         kwargs = kwargs or {}
-        require_places(func, args)
+        require_places(func, args, kwargs)
         return func(*kept_apart(func, args, kwargs), **kwargs)
 
 

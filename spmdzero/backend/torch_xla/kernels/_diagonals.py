@@ -34,6 +34,9 @@ def _written(kernel: Kernel) -> Kernel:
         dim1: int = 0,
         dim2: int = 1,
     ) -> Any:
+        if not source.numel():
+            # It has another program for it than for any other, which XLA refuses.
+            return torch.ops.aten.clone.default(tensor)
         order = _order(tensor, dim1, dim2)
         moved = _turned(tensor, order)
         made = kernel(keys, moved, source, offset, moved.dim() - 2, moved.dim() - 1)

@@ -24,6 +24,8 @@ _MAY_COPY = {
     _Tensor.contiguous,
 }
 
+_UNWRITABLE = (_functionalization.expand_ViewMeta, _functionalization.unfold_ViewMeta)
+
 
 @functools.cache
 def mend_views() -> None:
@@ -86,19 +88,25 @@ def _writes(func: Callable[..., Any]) -> bool:
     return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
-def require_places(func: Callable[..., Any], args: Any) -> None:
-    """Refuses a write into what shows one element in several places, as torch does.
+def require_places(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
+    """Refuses a write into an expanded tensor or into windows, which torch_xla does wrongly.
+
+    torch refuses the first one where it shows one element in several places.
 
     Raises:
         SpmdZeroRuntimeError: names the call.
     """
-    if not _writes(func) or not args or not isinstance(args[0], torch.Tensor):
+    targets = kwargs.get("out")
+    if targets is None and _writes(func) and args:
+        targets = args[0]
+    if targets is None:
         return
-    if args[0].device.type != "xla" or not torch._is_functional_tensor(args[0]):
-        return
-    steps = _functionalization.get_view_meta_sequence(args[0])
-    if any(isinstance(step, _functionalization.expand_ViewMeta) for step in steps):
-        raise SpmdZeroRuntimeError(
-            f"{user_line()}: {func.__name__} writes into a tensor that shows one element in "
-            "several places, as an expanded one. Write into a clone"
-        )
+    for target in targets if isinstance(targets, list | tuple) else (targets,):
+        if not isinstance(target, torch.Tensor) or not torch._is_functional_tensor(target):
+            continue
+        steps = _functionalization.get_view_meta_sequence(target)
+        if any(isinstance(step, _UNWRITABLE) for step in steps):
+            raise SpmdZeroRuntimeError(
+                f"{user_line()}: {func.__name__} writes into what expand or unfold returned, which "
+                "torch_xla can't. Write into a clone"
+            )
