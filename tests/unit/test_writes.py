@@ -123,7 +123,8 @@ def diagonals(x: torch.Tensor) -> list[torch.Tensor]:
     """Diagonals of each two dims, the tensors of which they are written, and their gradients."""
     made = []
     for dims in ((0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1), (-3, 1), (-1, -2)):
-        for offset in (-1, 0, 1):
+        # Those of -3 and 3 have no elements.
+        for offset in (-3, -1, 0, 1, 3):
             trained = x.clone().requires_grad_()
             base = trained * 1
             diagonal = base.diagonal(offset, *dims)
@@ -150,6 +151,11 @@ def test_a_range_of_integers_whose_step_is_cut_to_nothing_is_refused(mesh: Mesh)
             torch.arange(0.5, 3.5, 0.5, dtype=dtype, device=runtime.device())
     there = torch.arange(1, 9, 2.5, dtype=torch.int32, device=runtime.device())
     assert torch.equal(there.cpu(), torch.arange(1, 9, 2.5, dtype=torch.int32))
+
+
+def test_nothing_is_rolled(mesh: Mesh) -> None:
+    nothing = torch.ones(3, 0, device=runtime.device())
+    assert nothing.roll(1, 1).cpu().shape == (3, 0)
 
 
 # -- in a forward ----------------------------------------------------------------------------
@@ -225,6 +231,26 @@ def _same(ours: Any, theirs: Any) -> bool:
     if isinstance(ours, Exception) or isinstance(theirs, torch.Tensor):
         return isinstance(ours, torch.Tensor) and torch.equal(ours, theirs)
     return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
+
+
+@pytest.mark.torch_xla_only
+def test_writes_that_torch_xla_does_wrongly_are_refused_in_a_forward(mesh: Mesh) -> None:
+    writes: dict[str, Callable[[torch.Tensor], Any]] = {
+        "expanded": lambda x: x.expand(3, 2, 4)[0].add_(1),
+        "expanded, in a list": lambda x: torch._foreach_mul_([x.expand(3, 2, 4)], 2),
+        "expanded, as out": lambda x: torch.mul(x, 2, out=x.expand(2, 2, 4)[0]),
+    }
+    found = in_region({n: lambda x, f=f: f(x.new_ones(2, 4)) for n, f in writes.items()}, mesh)
+    for name, error in found.items():
+        assert "expand or unfold returned, which torch_xla can't. Write into a clone" in str(error)
+        assert isinstance(error, SpmdZeroRuntimeError), name
+
+
+def test_an_expanded_tensor_that_only_has_more_dims_is_written(mesh: Mesh) -> None:
+    for dtype in (torch.int32, torch.float32):
+        written = torch.ones(2, 3, dtype=dtype, device=runtime.device())
+        written.expand(1, 2, -1).add_(1)
+        assert torch.equal(written.cpu(), torch.full((2, 3), 2, dtype=dtype))
 
 
 def test_what_torch_refuses_to_write_is_refused_in_a_forward(mesh: Mesh) -> None:

@@ -3,6 +3,7 @@
 from spmdzero.backend.torch_xla.kernels._calls import TorchsCalls
 from spmdzero.backend.torch_xla.kernels._casts import refuse_casts_in_place
 from spmdzero.backend.torch_xla.kernels._diagonals import mend_diagonals
+from spmdzero.backend.torch_xla.kernels._empty import mend_rolls_of_nothing
 from spmdzero.backend.torch_xla.kernels._extremes import mend_extremes
 from spmdzero.backend.torch_xla.kernels._labels import move_labels
 from spmdzero.backend.torch_xla.kernels._lists import mend_writes_into_lists
@@ -18,6 +19,7 @@ def mend() -> None:
     """Has them answer as torch's do, or refuse; once for a process."""
     mend_diagonals()
     mend_extremes()
+    mend_rolls_of_nothing()
     move_labels()
     mend_writes_into_lists()
     refuse_casts_in_place()
