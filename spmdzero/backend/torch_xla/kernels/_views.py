@@ -10,7 +10,7 @@ from spmdzero._user_line import user_line
 from spmdzero.backend.torch_xla.kernels._wrap import Kernel, put_kernel, wrap_kernel
 from spmdzero.errors import SpmdZeroRuntimeError
 
-_functionalization = torch._C._functionalization
+_functionalization: Any = torch._C._functionalization
 _Tensor = torch.Tensor
 # They return a view where the strides let them.
 _MAY_COPY = {
