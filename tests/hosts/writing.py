@@ -22,6 +22,9 @@ STEPS = 6
 class Writing(nn.Module):
     """Writes buffers and parameters by what it sees of its rows; what it wrote is in its loss."""
 
+    by_data: torch.Tensor
+    by_foreach: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.wide = nn.Linear(WIDTH, 64)
