@@ -143,7 +143,7 @@ class Engine(nn.Module, _Offered):
         if training.optimizer is not None:
             MastersFollow(training.optimizer).watch(training.module)
         if direct_calls is not None:
-            direct_calls.watch(training.module)
+            direct_calls.watch(training.module, backwards=config.fp16.enabled)
         self.after_step += reports(training, self._progress, self.monitor)
         launching.launch_states()
 

@@ -238,8 +238,8 @@ def make_training(
         )
     )
     schedule = make_schedule(settings.scheduler, lr_scheduler, optimizer, groups)
-    if groups is not None and groups.client is not None:
-        take_over(groups.client)
+    if groups is not None and groups.client is not None and optimizer is not None:
+        take_over(groups.client, optimizer)
     if optimizer is not None and schedule is not None:
         optimizer.hold = ScheduleHold()
     return Training(
