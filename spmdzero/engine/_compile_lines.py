@@ -35,6 +35,8 @@ def explained(what: str, *, often: str = "", new: bool = True) -> Iterator[None]
         yield
     finally:
         timer.cancel()
+        # A line that is on its way would stand below the next.
+        timer.join()
         compiled = Compiled.so_far() - before
         if compiled.count and compiled.seconds >= LONG:
             logger.info("compiled %s in %.1f s", what, compiled.seconds)
