@@ -9,13 +9,16 @@ from spmdzero.engine._clients_optimizer import has_step_hooks
 from spmdzero.engine._launching import Launching
 from spmdzero.state._training import Training
 
+OBSERVED = "somebody reads the step's program"
+"""Why, where it is an audit, a record of ledgers or a profile."""
+
 
 def block(
     training: Training, launching: Launching, parameters: Iterable[torch.Tensor]
 ) -> str | None:
     """Why the coming micro-batch has to be traced whatever was captured, None for no reason."""
     if launching.observers:
-        return "somebody reads the step's program"
+        return OBSERVED
     if training.spmd_config.wall_clock_breakdown:
         return "wall_clock_breakdown times forward, backward and step apart"
     if any(launching.hooks) or nn.modules.module._has_any_global_hook():
