@@ -127,7 +127,6 @@ class WholeStates(LossScaled, LastingState, PlannedOptimizer):
         runtime.wait()
 
     def _own_shape(self, parameter: torch.Tensor, slot: str) -> tuple[int, ...]:
-        # The plan knows no number that is kept of each parameter, which has the shape of none.
         return self._plan.at_rest(f"{slot}/{self._names[parameter]}").shape
 
     def _fill(self, stored: torch.Tensor, value: Any) -> None:
