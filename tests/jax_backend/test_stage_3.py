@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 import torch
 import torch.nn.functional as F
@@ -195,6 +196,33 @@ def test_what_is_gathered_does_not_add_up_over_the_depth() -> None:
     # more blocks add is of activations, and of gradients that wait for the norm as shards.
     added, whole, shards = 6, 8 * 256 * 256 * 4, 8 * 256 * 256 * 4 // 8
     assert many - few < added * (shards + whole // 8)
+
+
+class Reads(Tied):
+    """Python looks at a value before the first block, and then at what the devices hold."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.blocks[0].norm.bias.abs().sum().item() < 1e6
+        self.held = {array.size for array in jax.live_arrays()}
+        return super().forward(x)
+
+
+def test_what_python_reads_in_the_forward_has_no_parameter_gathered_and_kept() -> None:
+    reads = Reads()
+    engine = engines.start(reads, zero_optimization=ALL)
+    engines.one_call(engine, *batches(1))
+    # A table is the smallest of the large ones; each device would hold all of it.
+    assert max(reads.held) < 8 * WORDS * WIDTH
+
+
+def test_the_program_of_a_step_that_is_not_captured_stays_the_same() -> None:
+    engine = engines.start(model(), zero_optimization=ALL)
+    with engine.observe(lambda graph: None):
+        for batch in batches(3):
+            engines.one_call(engine, batch)
+            # What waits for Python's collector would be a result of the second step.
+            known = engine.programs.compilations
+    assert [c.kind for c in known if c.kind.endswith("boundary")] == ["boundary"]
 
 
 # -- checkpoints -----------------------------------------------------------------------------
