@@ -50,9 +50,7 @@ def test_two_hosts_go_on_bit_for_bit(saved: Saved) -> None:
     assert run(2, saved.stage, load=saved.folder, first=3) == saved.losses[3:]
 
 
-def test_a_run_goes_from_two_hosts_to_one_to_four(
-    saved: Saved, tmp_path: Path
-) -> None:
+def test_a_run_goes_from_two_hosts_to_one_to_four(saved: Saved, tmp_path: Path) -> None:
     stage, folder, losses = saved
     alone = run(1, stage, load=folder, first=3, save=tmp_path, save_after=6)
     assert alone == pytest.approx(losses[3:], abs=NEAR, rel=0)
@@ -61,9 +59,7 @@ def test_a_run_goes_from_two_hosts_to_one_to_four(
 
 
 @pytest.mark.parametrize("format_", ["universal", "deepspeed"])
-def test_the_first_host_writes_for_deepspeed_what_each_holds(
-    saved: Saved, format_: str
-) -> None:
+def test_the_first_host_writes_for_deepspeed_what_each_holds(saved: Saved, format_: str) -> None:
     native = open_state(saved.folder, "global_step3")
     tag = "global_step3_universal" if format_ == "universal" else "global_step3"
     exported = open_state(saved.folder / "exported", tag)

@@ -16,6 +16,7 @@ import spmdzero
 from spmdzero.backend import arrays
 from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.inspect import StepLedgers, peak_temporary_bytes
+from spmdzero.plan import Role
 from tests.engine.test_trajectories import BF16, FP32, Close, assert_follows
 from tests.support import engines
 from tests.support.trajectory import case_of, recording, run
@@ -223,6 +224,19 @@ def test_the_program_of_a_step_that_is_not_captured_stays_the_same() -> None:
             # What waits for Python's collector would be a result of the second step.
             known = engine.programs.compilations
     assert [c.kind for c in known if c.kind.endswith("boundary")] == ["boundary"]
+
+
+def test_explain_counts_shards_of_parameters_and_finds_nothing() -> None:
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "zero_optimization": ALL,
+    }
+    found = spmdzero.explain(model(), config, batches(1)[0], stages=())
+    two, three = (found.fit_at(stage).plan[Role.PARAMETER] for stage in (2, 3))
+    # The norms and three of four biases are under min_shard_elements, and stay whole.
+    assert two / 8 < three < two / 7
+    assert found.audit.findings == ()
 
 
 # -- checkpoints -----------------------------------------------------------------------------

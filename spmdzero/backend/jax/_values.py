@@ -65,8 +65,8 @@ class Value:
     """
 
     __slots__ = (
-        "__weakref__", "array", "dtype", "failed", "holders", "index", "node", "on_demand", "replaces",
-        "serial", "shape", "space", "stand_in", "uploaded",
+        "__weakref__", "array", "dtype", "failed", "holders", "index", "node", "on_demand",
+        "replaces", "serial", "shape", "space", "stand_in", "uploaded",
     )  # fmt: skip
 
     def __init__(
