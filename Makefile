@@ -49,8 +49,9 @@ PYTEST := $(BIN)/pytest -n 3 --dist loadfile
 
 # Tests of both backends, which run once more on JAX: a process has one backend.
 SHARED := $(addprefix tests/unit/test_,attention_kernels.py autocast.py fuzzed_functions.py \
-	placed.py random.py region_answers.py region_buffers.py region_checkpointing.py region_gradients.py \
-	region_outputs.py region_reads.py region_reduction.py region_transformers.py region_writes.py) \
+	placed.py random.py region_answers.py region_buffers.py region_checkpointing.py \
+	region_gradients.py region_outputs.py region_reads.py region_reduction.py \
+	region_transformers.py region_writes.py writes.py) \
 	$(addprefix tests/engine/test_,attention.py first_import.py interrupts.py labels.py \
 	optimizers.py reads.py second_derivatives.py seeding.py writes.py wrong_input.py) \
 	tests/explain/test_explain.py \
@@ -122,7 +123,7 @@ CLIENT := transformers accelerate pytest
 first-hour-jax: WITH = '.[jax]' 'jax[tpu]' $(CLIENT)
 first-hour-jax: newest-python
 	@$(call FRESH,$@,$(NEWEST),torch)
-	SPMDZERO_BACKEND=jax $(call INSTALLED_PYTEST,$@) $(FIRST_HOUR)
+	$(call INSTALLED_PYTEST,$@) $(FIRST_HOUR)
 
 first-hour-xla: WITH = '.[xla,tpu]' $(CLIENT)
 first-hour-xla:

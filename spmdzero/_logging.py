@@ -1,7 +1,9 @@
 """spmdzero's log lines: visible in a script that configures no logging, as DeepSpeed's are."""
 
+import contextlib
 import logging
 import os
+import sys
 from collections.abc import Hashable
 
 _SAID: set[Hashable] = set()
@@ -11,7 +13,16 @@ class _DefaultHandler(logging.StreamHandler):
     def emit(self, record: logging.LogRecord) -> None:
         # A script that set logging up gets each line once, in its own format.
         if not logging.getLogger().handlers:
-            super().emit(record)
+            with _beside_progress_bars(self.stream):
+                super().emit(record)
+
+
+def _beside_progress_bars(stream: object) -> contextlib.AbstractContextManager[object]:
+    """Around a line: tqdm's bars, if there are any, are taken away for it and drawn again."""
+    tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    if tqdm is None or not getattr(tqdm, "_instances", None):
+        return contextlib.nullcontext()
+    return tqdm.external_write_mode(file=stream)
 
 
 def show_log_lines() -> None:

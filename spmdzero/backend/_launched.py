@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from spmdzero.backend._meeting import meeting
-from spmdzero.backend._quiet import without_gloos_line
+from spmdzero.backend._quiet import without_gloos_lines
 from spmdzero.backend._roll_call import call_roll, tcp_store
 from spmdzero.errors import UsageValueError
 
@@ -57,7 +57,7 @@ def join_launched(timeout: datetime.timedelta = TIMEOUT) -> bool:
             return False
         # It holds the store until torch's own stands on the same server.
         store = _roll_call(timeout)
-        with without_gloos_line(), meeting(timeout):
+        with without_gloos_lines(), meeting(timeout):
             dist.init_process_group(GLOO, timeout=timeout)
         del store
     return dist.get_world_size() > 1

@@ -22,8 +22,9 @@ from spmdzero.errors import SpmdZeroRuntimeError
 
 HOSTS = "SPMDZERO_HOSTS"
 """Variable in which a launcher names the hosts, with commas between them."""
-_FIRST, _EACH = 5.0, 30.0
-_SLICE = 0.2
+FIRST, EACH = 5.0, 30.0
+"""Seconds of waiting after which it is said, and between two lines."""
+SLICE = 0.2
 # Seconds between two questions to the store; which of a thousand hosts are missing costs more.
 _PAUSE, _LOOK = 0.05, 1.0
 _CONNECT = 2.0
@@ -54,9 +55,9 @@ def call_roll(
     """
     call = _Call(connect, rank, count)
     begun = time.monotonic()
-    limit, next_line = timeout.total_seconds(), _FIRST
+    limit, next_line = timeout.total_seconds(), FIRST
     try:
-        while not call.wait(_SLICE):
+        while not call.wait(SLICE):
             waited = time.monotonic() - begun
             missing = _named(call.missing, count)
             if waited > limit:
@@ -68,7 +69,7 @@ def call_roll(
                     "there, and whether that address is reached from there"
                 )
             if waited > next_line:
-                next_line += _EACH
+                next_line += EACH
                 print(
                     f"spmdzero: waiting for {missing} {where}: {waited:.0f} s of {limit:g} s",
                     file=sys.stderr,
@@ -105,7 +106,7 @@ def _await_listener(address: str, port: int, timeout: datetime.timedelta) -> Non
         with contextlib.suppress(OSError):
             socket.create_connection((address, port), timeout=_CONNECT).close()
             return
-        time.sleep(_SLICE)
+        time.sleep(SLICE)
 
 
 def _named(ranks: Sequence[int], count: int) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spmdzero._to_launcher import tell
-from spmdzero.backend._joint import CAME, START, Joint, Place
+from spmdzero.backend._joint import CAME, START, Joint, Place, at
 
 STATUS = 75
 """With which a process ends because another one has; sysexits.h: a failure that may pass."""
@@ -185,7 +185,8 @@ class Watch:
         begun, runs = self.latest
         since = self.waits_since or (begun if runs() else None)
         if since is not None and time.monotonic() - since > self.timeout:
-            waits = f"and host {self._rank} waits {self.timeout:g} s for it"
+            *_, where = self.joint.latest
+            waits = f"and host {self._rank} waits {self.timeout:g} s for it{at(where)}"
             return ended[0], f"{CAME} its end, {waits}"
         return None
 

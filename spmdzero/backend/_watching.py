@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from spmdzero._to_launcher import WATCHES, tell
+from spmdzero._user_line import user_place
 from spmdzero.backend._launched import own_host
 from spmdzero.backend._meeting import meeting
 from spmdzero.backend._roll_call import call_roll
@@ -67,7 +68,8 @@ def note_joint(what: str, *, part: bool = False) -> None:
         part: whether it belongs to what came before, as a program to the batch that it is run for.
     """
     if _watch is not None:
-        _watch.joint.come_to(what, part=part)
+        place = user_place()
+        _watch.joint.come_to(what, part=part, where="{}:{}".format(*place) if place else "")
 
 
 def begin() -> None:

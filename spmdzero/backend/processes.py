@@ -20,7 +20,7 @@ from spmdzero.backend._launched import (
     join_launched,
 )
 from spmdzero.backend._meeting import meeting
-from spmdzero.backend._quiet import without_gloos_line
+from spmdzero.backend._quiet import without_gloos_lines
 from spmdzero.backend._watch import STATUS
 from spmdzero.backend._watching import begin, note_joint, waiting, watch, watch_with
 from spmdzero.errors import SpmdZeroRuntimeError, SpmdZeroUsageError
@@ -77,7 +77,7 @@ def join(
     if init_method is not None and not dist.is_initialized():
         # It holds the store until torch's own stands on the same server.
         store = call_roll_at(init_method, rank=rank, count=world_size, timeout=timeout)
-        with without_gloos_line(), meeting(timeout):
+        with without_gloos_lines(), meeting(timeout):
             dist.init_process_group(
                 GLOO, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size
             )
@@ -95,7 +95,7 @@ def join(
 def _make_group(timeout: datetime.timedelta, named_port: int | None) -> None:
     """Of the processes that the device runtime found, which may be this one."""
     alone = runtime.process_count() == 1
-    with without_gloos_line():
+    with without_gloos_lines():
         if alone:
             # No port is opened for a process that has nobody to talk to.
             store = dist.HashStore()
@@ -174,5 +174,5 @@ def broadcast(tensor: torch.Tensor) -> None:
 def new_group(ranks: list[int]) -> Any:
     """A group of some processes; every process calls it, members or not."""
     join()
-    with without_gloos_line():
+    with without_gloos_lines():
         return dist.new_group(ranks)

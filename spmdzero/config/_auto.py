@@ -50,8 +50,10 @@ def resolve_auto(config: dict[str, Any]) -> None:
     Raises:
         SpmdZeroConfigError: "auto" stands for a number that only the user knows.
     """
-    for key, value in _resolve(config).items():
-        _logger.info('the config key %r is "auto", which is read as %s', key, value)
+    read = _resolve(config)
+    if read:
+        shown = ", ".join(f"{key} as {value}" for key, value in read.items())
+        _logger.info('config keys that are "auto" are read: %s', shown)
 
 
 def with_stand_ins(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

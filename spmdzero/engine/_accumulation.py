@@ -33,8 +33,6 @@ class Accumulation:
     """Gradient accumulation, managed by the engine's count or by the caller.
 
     Attributes:
-        ran_forward: whether a forward of the engine with gradients ran since the latest step
-            ended: those of all its micro-batches may run before the first backward.
         scaled: whether what autograd itself sums from now on comes of a loss that was multiplied
             with fp16's loss scale.
     """
@@ -44,7 +42,7 @@ class Accumulation:
         self._boundary_override: bool | None = None
         self._stepping = False
         self._unreduced: str | None = None
-        self.ran_forward = self.scaled = False
+        self.scaled = False
 
     @property
     def _managed(self) -> bool:
@@ -217,8 +215,9 @@ class Accumulation:
                 loss was not scaled.
         """
         found = parameters_with_grad(self._training.parameters)
+        line, self._training.direct_backward = self._training.direct_backward, None
         if found and not self.scaled:
-            self._require_scaled(found)
+            self._require_scaled(found, line)
         for name, parameter in found:
             grad = autograd_grad(parameter)
             assert grad is not None
@@ -232,18 +231,19 @@ class Accumulation:
             whole = grad if across is None else across.mean(grad)
             self._training.gradients.add_global(name, whole)
             set_autograd_grad(parameter, None)
-            if self._direct_calls is not None and not self.ran_forward:
+            if self._direct_calls is not None and not self._training.ran_forward:
                 self._direct_calls.say_gradients(self._training.module)
 
-    def _require_scaled(self, found: list[Named]) -> None:
+    def _require_scaled(self, found: list[Named], line: str | None) -> None:
         optimizer = self._training.optimizer
         if optimizer is None or not self._training.spmd_config.fp16.enabled:
             return
         for _, parameter in found:
             set_autograd_grad(parameter, None)
         name, scale = type(self._training.module).__name__, optimizer.loss_scaler.cur_scale
+        line = line or user_line(otherwise="in a step")
         raise SpmdZeroUsageError(
-            f"{user_line(otherwise='in a step')}: {name} has gradients of a loss that was not "
+            f"{line}: {name} has gradients of a loss that was not "
             f"multiplied with fp16's loss scale, by which the step divides: they would be {scale:g}"
             " times too small. Call engine.backward(loss), or engine.scale(loss).backward(), "
             "outside of engine(...) too"

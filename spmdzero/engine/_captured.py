@@ -22,7 +22,7 @@ from spmdzero.engine._launching import Launching
 from spmdzero.engine._loss import find_loss
 from spmdzero.engine._module_tracer import attempt
 from spmdzero.engine._module_watch import ModuleWatch
-from spmdzero.engine._must_trace import block
+from spmdzero.engine._must_trace import OBSERVED, block
 from spmdzero.engine._places import own_numbers
 from spmdzero.engine._programs import Compiled
 from spmdzero.engine._schedule import require_metrics
@@ -30,6 +30,9 @@ from spmdzero.engine._step_end import StepEnd
 from spmdzero.engine._three_calls import ThreeCalls
 from spmdzero.engine._whole_step import WholeStep, trace_whole_step
 from spmdzero.state._training import Training
+
+_PYTHON = "train_batch runs the model's Python"
+_SLOWER = "which takes longer than to start what was compiled: %s"
 
 
 class CapturedSteps:
@@ -145,7 +148,7 @@ class CapturedSteps:
         generator = torch.get_rng_state()
         try:
             sources = step.sources(training, form.tensors, last=last)
-            loss, compiled = self._start_program(step, sources)
+            loss, compiled = self._start_program(step, sources, "boundary" if last else "micro")
         except BaseException:
             torch.set_rng_state(generator)
             raise
@@ -156,7 +159,7 @@ class CapturedSteps:
         return reason
 
     def _start_program(
-        self, step: WholeStep, sources: list[torch.Tensor]
+        self, step: WholeStep, sources: list[torch.Tensor], kind: str
     ) -> tuple[torch.Tensor, Compiled]:
         if step.program is not None:
             try:
@@ -168,7 +171,8 @@ class CapturedSteps:
                     f"{current().name} let go of it for others that were used since",
                 )
         before = Compiled.so_far()
-        step.compile(sources)
+        with self._launching.compiling(kind):
+            step.compile(sources)
         compiled = Compiled.so_far() - before
         try:
             return step.start(sources), compiled
@@ -190,7 +194,7 @@ class CapturedSteps:
             outcome = attempt(trace, watch=self._following.watch, name="forward")
             reason = trust.judge(outcome)
         if trust.given_up is not None:
-            message = "train_batch goes on tracing every step: %s"
+            message = f"{_PYTHON} at every step from now on, {_SLOWER}"
             self._following.say(logging.WARNING, message, trust.given_up)
         if trust.record is None:
             raise NotCapturableError(str(reason))
@@ -202,7 +206,7 @@ class CapturedSteps:
             return '"spmd": {"capture": false}'
         change = self._following.changed()
         if change is not None:
-            message = "train_batch captures its programs again: %s"
+            message = "train_batch compiles its programs again, as the model has changed: %s"
             self._following.say(logging.INFO, message, change)
         if training.optimizer is None:
             return "there is no optimizer"
@@ -223,7 +227,7 @@ class CapturedSteps:
         if following.any_ready:
             following.say(
                 logging.INFO,
-                "train_batch captures one more program: %s",
+                "train_batch compiles one more program: %s",
                 "inputs of other shapes, dtypes, shardings or values, or another mode",
             )
         return following.add(kind, Trust())
@@ -232,7 +236,9 @@ class CapturedSteps:
         self.reason = reason
         self.traced += 1
         if self._training.spmd_config.spmd.capture:
-            self._following.say(logging.INFO, "train_batch traces instead of replaying: %s", reason)
+            # Who reads a step's program knows that it is traced for that.
+            level = logging.DEBUG if reason == OBSERVED else logging.INFO
+            self._following.say(level, f"{_PYTHON} in this step, {_SLOWER}", reason)
         self._run(forward, ends=ends)
         self._following.accept_changes()
 

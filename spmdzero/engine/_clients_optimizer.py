@@ -1,45 +1,98 @@
-"""The optimizer that `initialize` was given: its numbers are the engine's, its states aren't."""
+"""The optimizer that `initialize` was given: its numbers and hooks are the engine's."""
 
 from typing import Any
 
 import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from spmdzero.engine._parameter import trained_parameter
 from spmdzero.engine._schedule import note_step
 from spmdzero.errors import SpmdZeroUsageError
 
+_HOOKS = (
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_pre_hooks",
+    "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+)
 
-def take_over(client: torch.optim.Optimizer) -> None:
-    """Has calls that would read or make states of `client` raise, while an engine trains for it.
 
-    Its `step` between backward and the engine's would move the parameters a second time, its
-    `state_dict` is without states, and what it loads would reach no step. To torch's schedules it
-    has taken a step.
+class _Refusal:
+    """Refuses a call of the optimizer that `initialize` was given, while an engine trains for it.
+
+    Args:
+        client: the optimizer; as a hook of others, such as the engine's, it does nothing.
+        call: the call, as a message writes it.
+        instead: what to do.
     """
 
-    def refuse(optimizer: torch.optim.Optimizer, call: str, instead: str) -> None:
-        # The copies that run a class's own update have its hooks.
+    def __init__(self, client: torch.optim.Optimizer, call: str, instead: str) -> None:
+        self._client, self._call, self._instead = client, call, instead
+
+    def __call__(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        client = self._client
         if optimizer is not client or not _is_trained(client):
             return
         raise SpmdZeroUsageError(
-            f"{type(client).__name__}.{call} of the optimizer that was passed to initialize: its "
-            "states live sharded in the engine's optimizer, which initialize returned, and this "
-            f"one has none. Call {instead}"
+            f"{type(client).__name__}.{self._call} of the optimizer that was passed to initialize: "
+            "its states live sharded in the engine's optimizer, which initialize returned, and "
+            f"this one has none. {self._instead}"
         )
 
-    def step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        refuse(optimizer, "step()", "engine.step()")
 
-    def state_dict(optimizer: torch.optim.Optimizer) -> None:
-        refuse(optimizer, "state_dict()", "engine.optimizer.state_dict()")
+def take_over(client: torch.optim.Optimizer, optimizer: torch.optim.Optimizer) -> None:
+    """Has the hooks of `client` run around what the engine's `optimizer` does in its place.
 
-    def load_state_dict(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        refuse(optimizer, "load_state_dict(...)", "engine.optimizer.load_state_dict(...)")
-
+    Calls that would read or make states of `client` raise from now on, while an engine trains for
+    it. Its `step` between backward and the engine's would move the parameters a second time, its
+    `state_dict` is without states, and what it loads or a group that it adds would reach no step.
+    To torch's schedules it has taken a step.
+    """
     note_step(client)
-    client.register_step_pre_hook(step)
-    client.register_state_dict_pre_hook(state_dict)
-    client.register_load_state_dict_pre_hook(load_state_dict)
+    refused = (
+        (client.register_step_pre_hook, "step()", "engine.step()"),
+        (client.register_state_dict_pre_hook, "state_dict()", "engine.optimizer.state_dict()"),
+        (
+            client.register_load_state_dict_pre_hook,
+            "load_state_dict(...)",
+            "engine.optimizer.load_state_dict(...)",
+        ),
+    )
+    for register, call, instead in refused:
+        handle = register(_Refusal(client, call, f"Call {instead}"))
+        hooks = handle.hooks_dict_ref()
+        assert hooks is not None
+        # A call that is refused runs no hook of the user's.
+        hooks.move_to_end(handle.id, last=False)
+    for registry in _HOOKS:
+        # Both have one registry, so that hooks may come and go later.
+        setattr(optimizer, registry, getattr(client, registry))
+    _refuse_groups(client)
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a hook of the user's, of this optimizer or of all, has to run around its step."""
+    if _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+        return True
+    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    return bool(after) or any(not isinstance(hook, _Refusal) for hook in before.values())
+
+
+def _refuse_groups(client: torch.optim.Optimizer) -> None:
+    refusal = _Refusal(
+        client,
+        "add_param_group(...)",
+        "Add all groups before initialize; one that trains later can start with lr=0",
+    )
+
+    # Torch has no hook around this call.
+    def add_param_group(param_group: dict[str, Any]) -> None:
+        refusal(client)
+        type(client).add_param_group(client, param_group)
+
+    client.add_param_group = add_param_group  # type: ignore[method-assign]
 
 
 def _is_trained(optimizer: torch.optim.Optimizer) -> bool:

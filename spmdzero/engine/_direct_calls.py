@@ -1,4 +1,4 @@
-"""Says once that a module which an engine trains was called without its engine."""
+"""Calls of a module that an engine trains without its engine: what is said and done of them."""
 
 import logging
 import weakref
@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend import arrays, current, device_types
+from spmdzero._user_line import user_line
+from spmdzero.backend import arrays, current, device_types, hands_over, map_tensors, runtime
+from spmdzero.engine._backward import BackwardWatch
 from spmdzero.engine._module_hooks import ModuleHook
 from spmdzero.state._training import Training
 
@@ -16,11 +18,11 @@ logger = logging.getLogger("spmdzero")
 
 
 class DirectCalls(ModuleHook):
-    """A forward pre-hook of an engine's module, whose forward belongs into the replica region.
+    """Hooks of an engine's module, whose forward belongs into the replica region.
 
-    Outside of it the numbers are right, but each device computes all rows. Under `torch.no_grad`,
-    or in evaluation mode, that is how people generate and measure, and nothing is said. A copy or
-    a pickle of the module does nothing: it belongs to no engine.
+    Outside of it the numbers are right, but each device computes all rows, which is said once.
+    Under `torch.no_grad`, or in evaluation mode, that is how people generate and measure, and
+    nothing is said. A copy or a pickle of the module does nothing: it belongs to no engine.
     """
 
     def __init__(self, training: Training | None = None) -> None:
@@ -28,10 +30,17 @@ class DirectCalls(ModuleHook):
         self._training = weakref.ref(training) if training is not None else None
         self._said = False
 
-    def watch(self, module: nn.Module) -> None:
-        """Follows calls of `module`."""
+    def watch(self, module: nn.Module, *, backwards: bool) -> None:
+        """Follows calls of `module`.
+
+        Args:
+            module: the engine's.
+            backwards: whether to note where in the user's code their backward passes begin.
+        """
         self.take_the_place_of_outlived(module)
         module.register_forward_pre_hook(self, with_kwargs=True)
+        if backwards:
+            module.register_forward_hook(self.note_backwards)
 
     @property
     def outlived(self) -> bool:
@@ -39,13 +48,11 @@ class DirectCalls(ModuleHook):
         return self._training is None or self._training() is None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
-        """Says it where a call is one to warn of."""
-        training = self._training() if self._training is not None else None
-        if self._said or current().in_region() or training is None or training.module is not module:
-            return
+        """Says it where a call is one to warn of, and starts what is pending of earlier ones."""
+        training = self._of_direct_call(module)
         parameter = next(module.parameters(), None)
-        if parameter is None or not arrays.is_mine(parameter):
-            # It was moved off the devices, for plain torch.
+        if training is None or parameter is None or not arrays.is_mine(parameter):
+            # A module that was moved off the devices is plain torch's.
             return
         if "cpu" in device_types((args, dict(kwargs))):
             self._say(
@@ -53,8 +60,34 @@ class DirectCalls(ModuleHook):
                 "with a tensor on the CPU, where its parameters are not. Call the engine, "
                 "engine(...), which takes the batch from the CPU, or move it: x.to(engine.device)",
             )
-        elif torch.is_grad_enabled() and module.training:
+        elif not torch.is_grad_enabled():
+            if not training.ran_forward:
+                # See `ThreeCalls.forward_placed`: outputs that nobody has read would pile up.
+                runtime.sync()
+        elif module.training:
             self.say_gradients(module)
+
+    def note_backwards(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Has the lines of backward passes through `output` noted."""
+        training = self._of_direct_call(module)
+        if training is None or not torch.is_grad_enabled():
+            return
+        noted = weakref.ref(training)
+
+        def note(grad: torch.Tensor) -> None:
+            of = noted()
+            # torch.autograd.grad leaves no gradient to a step.
+            if of is not None and not hands_over():
+                of.direct_backward = user_line(otherwise="in a backward pass")
+
+        def hook(_: str, tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.requires_grad:
+                tensor.register_hook(note)
+            return tensor
+
+        # In a thread of autograd's own no line of the user's is running.
+        BackwardWatch.keep_in_thread()
+        map_tensors(output, hook)
 
     def say_gradients(self, module: nn.Module) -> None:
         """Says that gradients come from outside of the region."""
@@ -64,6 +97,13 @@ class DirectCalls(ModuleHook):
             "norm sees all of them. The gradients are used, but nothing is gained by the devices. "
             "Call the engine, engine(...), in its place",
         )
+
+    def _of_direct_call(self, module: nn.Module) -> Training | None:
+        """The engine's training where `module`, its own, is called without it."""
+        training = self._training() if self._training is not None else None
+        if current().in_region() or training is None or training.module is not module:
+            return None
+        return training
 
     def _say(self, module: nn.Module, what: str) -> None:
         if not self._said:

@@ -1,7 +1,7 @@
 """The engine: DeepSpeed's forward / backward / step over a module that lives on a mesh."""
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
@@ -89,6 +89,8 @@ class Engine(nn.Module, _Offered):
     """
 
     flops_profiler: Any
+    # Whether who drives it counts a batch's rows for a process, as clients do.
+    _rows_of_process: ClassVar[bool] = False
 
     def __init__(
         self, training: Training, *, client_optimizer: torch.optim.Optimizer | None = None
@@ -143,7 +145,7 @@ class Engine(nn.Module, _Offered):
         if training.optimizer is not None:
             MastersFollow(training.optimizer).watch(training.module)
         if direct_calls is not None:
-            direct_calls.watch(training.module)
+            direct_calls.watch(training.module, backwards=config.fp16.enabled)
         self.after_step += reports(training, self._progress, self.monitor)
         launching.launch_states()
 

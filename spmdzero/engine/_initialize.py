@@ -21,6 +21,7 @@ from spmdzero.engine._setup import (
     require_module,
     start_backend,
 )
+from spmdzero.engine._start_line import say_start
 from spmdzero.state._weights import Weights
 from spmdzero.step._optimizer import ZeroOptimizer
 
@@ -57,8 +58,7 @@ def initialize(
             callable from parameters (or groups) to one, brings its own param groups.
         model_parameters: parameters or param groups to train; the module's trainable ones.
         training_data: a dataset for the returned loader.
-        lr_scheduler: None takes the config's; a schedule bound to `optimizer`, or a callable
-            from the optimizer to one.
+        lr_scheduler: None takes the config's; one bound to `optimizer`, or a callable making it.
         distributed_port: without meaning, the launcher's environment names the port.
         dist_init_required: False requires that `init_distributed` was called before.
         mpu, mesh_param: refused, tensor parallelism is not ZeRO-1/2.
@@ -79,6 +79,7 @@ def initialize(
     module = require_module(model, mpu=mpu, mesh_param=mesh_param)
     settings = read_settings(old_argument(config, config_params), args)
     mesh, batch = start_backend(settings, dist_init_required=dist_init_required)
+    say_start(settings, batch, mesh.spec, of_process=engine_class._rows_of_process)
     groups = place_module(settings, module, mesh, weights, (optimizer, model_parameters))
     plan = planned(settings, module, groups, batch=batch, mesh=mesh.spec)
     training = make_training(

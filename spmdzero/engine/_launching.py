@@ -8,6 +8,7 @@ import torch
 
 from spmdzero._logging import log_once
 from spmdzero.backend import counters, memory_maps, programs, runtime
+from spmdzero.engine._compile_lines import explained
 from spmdzero.engine._programs import Call, Compiled, ProgramLog
 from spmdzero.engine._repeated_rows import RepeatedRows
 from spmdzero.engine._snapshot import StepGraph
@@ -43,7 +44,8 @@ class Launching:
         Still pending, it would make the first step another program than the second.
         """
         before = Compiled.so_far()
-        runtime.sync()
+        with explained("what makes the first state"):
+            runtime.sync()
         self.programs.initial = Compiled.so_far() - before
 
     def note_call(self, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> None:
@@ -81,9 +83,18 @@ class Launching:
         self.programs.compiling.look(self._program_text)
         before = Compiled.so_far()
         launched = f"folded {kind}" if folded else kind
-        runtime.sync()
+        with self.compiling(kind, new=self.programs.is_new(launched)):
+            runtime.sync()
         self._launched(kind, launched, Compiled.so_far() - before)
         return failure
+
+    def compiling(self, kind: str, *, new: bool = True) -> contextlib.AbstractContextManager[None]:
+        """Around what compiles a program of that kind, if it is new: explains a long silence."""
+        what = "the micro-batch before the step's last"
+        if kind == "boundary":
+            alone = self._training.batch.accumulation == 1
+            what = "the step" if alone else "the step's last micro-batch"
+        return explained(what, often="once for each shape of its inputs", new=new)
 
     def started(self, kind: str, compiled: Compiled) -> None:
         """Takes note of a captured program, compiled by so much, that was started as `kind`."""

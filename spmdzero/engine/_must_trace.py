@@ -5,8 +5,12 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from spmdzero.engine._clients_optimizer import has_step_hooks
 from spmdzero.engine._launching import Launching
 from spmdzero.state._training import Training
+
+OBSERVED = "somebody reads the step's program"
+"""Why, where it is an audit, a record of ledgers or a profile."""
 
 
 def block(
@@ -14,7 +18,7 @@ def block(
 ) -> str | None:
     """Why the coming micro-batch has to be traced whatever was captured, None for no reason."""
     if launching.observers:
-        return "somebody reads the step's program"
+        return OBSERVED
     if training.spmd_config.wall_clock_breakdown:
         return "wall_clock_breakdown times forward, backward and step apart"
     if any(launching.hooks) or nn.modules.module._has_any_global_hook():
@@ -23,10 +27,7 @@ def block(
     with torch._C.DisableTorchFunctionSubclass():
         if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters):
             return "a parameter has a gradient hook"
-    optimizer = training.optimizer
-    if optimizer is not None and (
-        optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    ):
+    if training.optimizer is not None and has_step_hooks(training.optimizer):
         return "a hook of the optimizer has to run at each step"
     if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
         return "a torch dispatch or function mode watches operations"

@@ -147,6 +147,10 @@ class ProgramLog:
             self._reads_before = counters.host_reads()
         self._calls[call] = None
 
+    def is_new(self, kind: str) -> bool:
+        """Whether such a launch of these calls hasn't been, among the latest 1,024 combinations."""
+        return (kind, tuple(self._calls)) not in self._seen
+
     def launching(self, step: int) -> None:
         """Takes note that the engine is about to compile and start what is pending."""
         self._script_reads += self._reads_since()

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero._logging import is_new, log_once
+from spmdzero._logging import log_once
 from spmdzero.backend import (
     Forward,
     Mesh,
@@ -21,7 +21,6 @@ from spmdzero.backend import (
     runtime,
 )
 from spmdzero.config import (
-    NO_MEANING,
     BatchSizes,
     SpmdZeroConfig,
     load_config,
@@ -129,11 +128,6 @@ def start_backend(
     spec = MeshSpec.resolve(settings.spmd.mesh, device_count=runtime.device_count())
     batch = resolve_batch_sizes(settings, dp_world_size=spec.replicas)
     tell_sizes(settings, batch)
-    new = [key for key in settings.no_meaning if is_new(("without meaning", key))]
-    if new:
-        logger.info("config keys without effect here: %d (docs/config.md)", len(new))
-        for key in new:
-            logger.debug("%s has no effect here: %s", key, NO_MEANING[key])
     mesh = current().mesh(spec)
     follow_torchs_seed(runtime.seed)
     return mesh, batch
@@ -238,8 +232,8 @@ def make_training(
         )
     )
     schedule = make_schedule(settings.scheduler, lr_scheduler, optimizer, groups)
-    if groups is not None and groups.client is not None:
-        take_over(groups.client)
+    if groups is not None and groups.client is not None and optimizer is not None:
+        take_over(groups.client, optimizer)
     if optimizer is not None and schedule is not None:
         optimizer.hold = ScheduleHold()
     return Training(

@@ -67,7 +67,7 @@ class StepEnd:
         training, optimizer = self._training, self._training.optimizer
         assert optimizer is not None
         training.backward_done = training.step_applied = False
-        self._accumulation.ran_forward &= not boundary
+        training.ran_forward &= not boundary
         try:
             skipped = self._was_skipped(optimizer, boundary=boundary)
         except (NonFiniteError, SpmdZeroRuntimeError):

@@ -100,12 +100,12 @@ class ThreeCalls:
         """Runs the module on inputs that are on the devices."""
         self._launching.note_call(args, kwargs)
         records = torch.is_grad_enabled()
-        if not (records or self._accumulation.ran_forward):
+        if not (records or self._training.ran_forward):
             # Outputs that nobody has read would be computed with those of this forward, by a larger
             # program at each.
             runtime.sync()
         self._watch.keep_in_thread()
-        self._accumulation.ran_forward |= records
+        self._training.ran_forward |= records
         output = self._folding.forward(args, kwargs)
         output = self._watch.watch(output) if records else output
         return output if self._outward is None else self._outward(output)

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import NoReturn
 
-from spmdzero.errors import SpmdZeroUsageError
+import spmdzero
+from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 
+_LIBRARIES = (os.path.dirname(os.__file__), os.path.dirname(spmdzero.__file__))
 # Frames of these stand above those of the script.
 _NOT_THE_SCRIPTS = ("runpy", __name__)
 
@@ -59,10 +61,21 @@ def _require_module(name: str) -> None:
         raise SpmdZeroUsageError(f"no module named {name!r}, seen from {os.getcwd()}")
 
 
+def _cut_at_the_first_library(trace: TracebackType | None) -> None:
+    """A refused key is the config's: thirty frames of a client would stand before what it says."""
+    while trace is not None and trace.tb_next is not None:
+        file = trace.tb_next.tb_frame.f_code.co_filename
+        if "site-packages" in file or file.startswith(_LIBRARIES):
+            trace.tb_next = None
+        trace = trace.tb_next
+
+
 def _exit_as_python(error: BaseException) -> NoReturn:
     """Shows an exception by the hook that the script may have set, from its own frames on."""
     trace: TracebackType | None = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals.get("__name__") in _NOT_THE_SCRIPTS:
         trace = trace.tb_next
+    if isinstance(error, SpmdZeroConfigError):
+        _cut_at_the_first_library(trace)
     sys.excepthook(type(error), error.with_traceback(trace), trace)
     raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from error

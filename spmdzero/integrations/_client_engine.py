@@ -6,7 +6,7 @@ process, and reads numbers whenever it likes.
 
 import inspect
 import logging
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -30,6 +30,8 @@ class ClientEngine(Engine):
     Beside the rows of a whole micro-batch it takes any smaller number, as a client's loader ends
     with. Rows that the devices can't share equally go to each device whole.
     """
+
+    _rows_of_process: ClassVar[bool] = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -34,7 +34,11 @@ class TrainerReads:
         """Has steps traced each time, as they read `what`."""
         vars(self)["_changing"] = True
         if is_new(("trainer reads", what)):
-            logger.info("the training_step is traced at each step, because it reads %s", what)
+            logger.info(
+                "training_step runs as Python at each step, which takes longer than to start what "
+                "was compiled, because it reads %s",
+                what,
+            )
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._trainer, name)

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from spmdzero.optim._stand_in import PUT_ON
+
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _DEPTH = 3
 
@@ -36,11 +38,11 @@ def attributes_of(optimizer: torch.optim.Optimizer) -> Hashable:
 
 @functools.cache
 def _torchs() -> frozenset[str]:
-    """Torch's own attributes, and the step that a schedule puts on its optimizer.
+    """Torch's own attributes, and the methods that are put on an optimizer.
 
     Not when this file is imported: torch's first optimizer imports its compiler, 2 s of a core.
     """
-    return frozenset({*vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))])), "step"})
+    return frozenset({*vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))])), *PUT_ON})
 
 
 def _frozen(value: Any, depth: int) -> Hashable:

@@ -1,6 +1,6 @@
 """A user's torch optimizer over other tensors than its own."""
 
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +8,9 @@ import torch
 from torch import Tensor, nn
 
 State = dict[str, Any]
+
+PUT_ON = ("step", "add_param_group")
+"""Methods that a schedule, and an engine, put on an optimizer, bound to that one."""
 
 
 def stand_in(
@@ -34,8 +37,11 @@ def stand_in(
     parameter.grad = grad * 1
     copied = object.__new__(type(optimizer))
     copied.__dict__.update(vars(optimizer))
-    # A schedule puts a step on its optimizer that is bound to that one.
-    copied.__dict__.pop("step", None)
+    # Hooks are for the engine's step, which this is a part of.
+    copied._optimizer_step_pre_hooks = OrderedDict()
+    copied._optimizer_step_post_hooks = OrderedDict()
+    for bound in PUT_ON:
+        copied.__dict__.pop(bound, None)
     # torch's switches between implementations, for one tensor at a time.
     wanted = {"foreach": False, "fused": False, "capturable": capturable}
     switches = {name: value for name, value in wanted.items() if name in group}

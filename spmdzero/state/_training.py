@@ -44,6 +44,10 @@ class Training:
         batches: endless iterator over it, None before `train_batch` first needs one.
         counters, skips: how far training has come, and which skipped steps the log names.
         losses: of the micro-batches of the step so far, 0-dim on the device.
+        ran_forward: whether a forward of the engine with gradients ran since the latest step
+            ended: those of all its micro-batches may run before the first backward.
+        direct_backward: the user's line of the latest backward pass through what a call of the
+            module without its engine returned, whose gradients nobody has taken over; in fp16.
         backward_done: whether this micro-batch has had its backward.
         step_applied: whether the latest `step()` was a boundary that no known overflow skipped.
         in_train_batch: whether `train_batch` is running.
@@ -67,6 +71,8 @@ class Training:
     counters: Counters = dataclasses.field(default_factory=Counters)
     skips: SkipLog = dataclasses.field(default_factory=SkipLog)
     losses: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    ran_forward: bool = False
+    direct_backward: str | None = None
     backward_done: bool = False
     step_applied: bool = False
     in_train_batch: bool = False

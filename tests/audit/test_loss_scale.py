@@ -71,6 +71,7 @@ def batch() -> torch.Tensor:
 def test_sums_are_found_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     engine = engine_of(Losses(), cfg(spmd={"outputs": {"declared": "sum"}}))
     inputs = batch(), (torch.arange(ROWS) % 5 != 0).float(), torch.tensor(16.0)
+    caplog.clear()
     with spmdzero.auditing(engine) as audit, caplog.at_level(logging.WARNING):
         engine.train_batch(iter([inputs]))
         drawn = torch.get_rng_state()

@@ -85,7 +85,7 @@ def test_a_change_captures_anew_and_says_so_once(
         both(engines, act)
     assert traced.capture.replayed == 0
     assert replayed.capture.reason is None
-    assert caplog.text.count("train_batch captures") == (1 if said else 0)
+    assert caplog.text.count("train_batch compiles") == (1 if said else 0)
     assert said in caplog.text
 
 
@@ -101,7 +101,7 @@ def test_another_shape_is_another_program_and_the_first_stays(
         assert engine.capture.reason is None
         train(engine, 5, length=6)
         assert engine.capture.reason is None
-    assert caplog.text.count("train_batch captures") == 1
+    assert caplog.text.count("train_batch compiles") == 1
 
 
 class Switching(torch.optim.Optimizer):
@@ -134,7 +134,7 @@ def test_an_attribute_of_the_users_own_optimizer_is_followed(
     with caplog.at_level(logging.INFO, "spmdzero"):
         both(engines, go_up)
     assert engines[1].capture.reason is None
-    assert caplog.text.count("train_batch captures one more program") == 1
+    assert caplog.text.count("train_batch compiles one more program") == 1
 
 
 class OwnDict(dict[str, int]):
@@ -221,7 +221,7 @@ def test_another_mode_or_dtype_is_another_program(
         assert_twins_agree(engines, run)
     assert reasons[1] is None
     assert engines[1].capture.replayed == 5
-    assert caplog.text.count("train_batch captures one more program") == 1
+    assert caplog.text.count("train_batch compiles one more program") == 1
 
 
 class Tagged(Residual):

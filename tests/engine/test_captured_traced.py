@@ -131,7 +131,7 @@ def test_python_that_matters_is_traced_at_each_step_with_the_reason(
     assert re.search(said, str(told(engines[1]).reason))
     assert (engines[1].capture.replayed, engines[1].folding.folded) == (0, 0)
     (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert "goes on" in warning
+    assert "runs the model's Python at every step from now on" in warning
     assert re.search(said, warning)
 
 
@@ -256,7 +256,7 @@ def test_who_looks_at_a_step_has_it_traced_and_is_named_once(
     with caplog.at_level(logging.INFO, "spmdzero"), look(engine):
         train(engine, 2)
         assert said in str(engine.capture.reason)
-    assert caplog.text.count("train_batch traces instead of replaying") == 1
+    assert caplog.text.count("train_batch runs the model's Python in this step") == 1
     train(engine, 1)
     assert engine.capture.reason is None
 

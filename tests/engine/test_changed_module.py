@@ -39,6 +39,7 @@ def test_what_is_frozen_and_unfrozen_in_mid_run_is_named_once(
     model = Two()
     model.first.requires_grad_(requires_grad=False)
     engine = start(model)
+    caplog.clear()
     with caplog.at_level(logging.WARNING, logger="spmdzero"):
         run(engine, ROWS)
         assert not caplog.messages

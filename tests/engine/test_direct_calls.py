@@ -1,8 +1,10 @@
 """A module that is called in the place of its engine: the numbers stay, and it is said once."""
 
 import copy
+import inspect
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -124,6 +126,24 @@ def test_gradients_of_a_loss_that_fp16_did_not_scale_are_refused(name: str) -> N
     engine.optimizer.zero_grad()
     engine.backward(engine(x))
     assert_summed(scaled, engine.module.line.weight.grad.cpu())
+
+
+def test_gradients_that_fp16_did_not_scale_are_refused_at_the_line_of_their_backward() -> None:
+    engine = start(Mean(), **HALF)
+    x = torch.ones(engine.mesh.size, 4, dtype=torch.float16).to(engine.device)
+    # What is asked for is no gradient of a step.
+    torch.autograd.grad(engine.module(x), engine.module.line.weight)
+    for _ in range(2):
+        loss = engine.module(x)
+        line = inspect.currentframe().f_lineno + 1
+        loss.backward()
+        with pytest.raises(SpmdZeroUsageError, match=rf"{Path(__file__).name}:{line}: Mean has"):
+            engine.step()
+    # Of what the module has no part in, the step that notices it is all there is to name.
+    engine.module.line.weight.square().sum().backward()
+    line = inspect.currentframe().f_lineno + 2
+    with pytest.raises(SpmdZeroUsageError, match=rf"{Path(__file__).name}:{line}: Mean has"):
+        engine.step()
 
 
 def test_one_backward_scales_for_every_engine_that_it_runs_through() -> None:

@@ -82,10 +82,10 @@ def one_call(engine: spmdzero.Engine) -> torch.Tensor:
 
 def three_calls(engine: spmdzero.Engine) -> torch.Tensor:
     """As a loop that is run again where it was interrupted."""
-    if engine._training.backward_done:
-        # The interrupt came before `step` had begun.
-        engine.step()
     step, loss = engine.global_steps, torch.zeros(())
+    if engine._training.backward_done:
+        # The interrupt came before `step` had begun, which may be all that is missing.
+        engine.step()
     while engine.global_steps == step and engine.micro_steps < (step + 1) * ACCUMULATION:
         loss = engine(*batch(engine.micro_steps))
         engine.backward(loss)

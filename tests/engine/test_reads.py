@@ -1,12 +1,13 @@
 """Python that reads a replica's tensor gets a value or an error in words, never a dead process."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from spmdzero.backend import counters, current
+from spmdzero.backend import counters, current, runtime
 from spmdzero.errors import ReplicaRegionError
 from tests.support.engines import Mean, one_call, start, three_calls
 from tests.support.processes import run_python
@@ -96,7 +97,8 @@ def test_a_loss_with_what_a_hook_kept_is_refused_and_the_next_step_trains() -> N
     assert total.isnan()
 
 
-def test_evaluation_outputs_that_nobody_reads_add_up_to_no_larger_program() -> None:
+@pytest.mark.parametrize("called", [lambda engine: engine, lambda engine: engine.module])
+def test_evaluation_outputs_that_nobody_reads_add_up_to_no_larger_program(called: Any) -> None:
     engine = start(Mean())
     engine.eval()
     rows = torch.ones(engine.dp_world_size, 4)
@@ -104,7 +106,9 @@ def test_evaluation_outputs_that_nobody_reads_add_up_to_no_larger_program() -> N
     with torch.no_grad():
         for count in (2, 8):
             before = counters.compiled()[0]
-            kept = [engine(rows * place) for place in range(count)]
+            kept = [called(engine)((rows * place).to(engine.device)) for place in range(count)]
             assert kept[-1].isfinite().item()
+            # As the next step does.
+            runtime.sync()
             programs.append(counters.compiled()[0] - before)
     assert programs[1] == 0, programs

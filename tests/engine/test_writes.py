@@ -10,6 +10,8 @@ from spmdzero.utils import safe_get_full_fp32_param
 from torch import nn
 
 import spmdzero
+from spmdzero.backend import Mesh, runtime
+from spmdzero.engine._module_watch import ModuleWatch
 from tests.support.engines import one_call, start, three_calls
 
 SIZE, STEPS, LR = 6, 5, 0.25
@@ -271,3 +273,39 @@ def test_a_step_that_is_skipped_keeps_what_its_forward_wrote(style: str) -> None
     assert engine.module.weight.tolist() == [0.5, 0.25, 1.0, -1.0]
     master = safe_get_full_fp32_param(engine.module.weight)
     assert master.tolist() == [0.5, 0.25, 1.0, -1.0]
+
+
+# Ways into what `.data` gave of a tensor before.
+BY_DATA: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "copy": lambda t, v: t.copy_(v),
+    "a part": lambda t, v: t[1:].copy_(v[1:]),
+    "in place": lambda t, v: t.mul_(2),
+    "foreach": lambda t, v: torch._foreach_mul_([t], 2),
+    "foreach_copy": lambda t, v: torch._foreach_copy_([t], [v]),
+}
+
+
+@pytest.mark.parametrize("way", BY_DATA)
+def test_a_write_into_a_tensor_that_a_module_keeps_is_seen_and_undone(mesh: Mesh, way: str) -> None:
+    module = nn.Linear(2, 2)
+    module.kept = [mesh.place(torch.ones(SIZE))]
+    data = module.kept[0].data
+    watch = ModuleWatch(module, {})
+    runtime.sync()
+    assert watch.change() is None
+    BY_DATA[way](data, torch.full_like(data, 2))
+    assert watch.change() == "0 of 'kept' of the module was written"
+    watch.restore()
+    assert torch.equal(module.kept[0].cpu(), torch.ones(SIZE))
+    assert watch.change() is None
+
+
+@pytest.mark.parametrize("way", BY_DATA)
+def test_masters_follow_what_is_written_through_data_into_gathered_parameters(way: str) -> None:
+    engine = start(nn.Sequential(nn.Linear(2, SIZE)), bf16={"enabled": True})
+    weight = engine.module[0].weight
+    data = weight.data
+    with spmdzero.zero.GatheredParameters([weight], modifier_rank=0):
+        BY_DATA[way](data, torch.full_like(data, 2))
+    master = safe_get_full_fp32_param(weight)
+    assert torch.equal(master, weight.detach().cpu().float())

@@ -1,5 +1,6 @@
 """A host that dies, fails or freezes ends the others: with its name, and a status of their own."""
 
+import re
 import signal
 from pathlib import Path
 
@@ -70,3 +71,8 @@ def test_hosts_that_wait_for_each_other_in_different_places_end(way: str, tmp_pa
             errors = host.said()[1]
             assert all(place in errors for place in APART[way])
             assert "they never meet" in errors
+            # Where each of them is in its own code.
+            found = re.search(r"to .+ \((\S+):\d+\), host . to .+ \((\S+):\d+\): they", errors)
+            assert found is not None, errors
+            assert {Path(file).name for file in found.groups()} == {"ending.py", "training.py"}
+            assert "`if rank == 0: print(loss.item())`" in errors

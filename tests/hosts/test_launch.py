@@ -153,6 +153,23 @@ def test_the_others_sentence_is_printed_where_a_host_is_killed(tmp_path: Path) -
     assert "Traceback" not in said
 
 
+def test_what_all_hosts_raise_alike_is_printed_once(tmp_path: Path) -> None:
+    differ = TRAIN.replace("manual_seed(0)", 'manual_seed(int(os.environ["RANK"]))')
+    status, out, errors = run(
+        "--hosts", "2", "--devices-per-host", "1", "--restarts", "1",
+        script(tmp_path, differ), str(tmp_path / "saved"), "1", "",
+    )  # fmt: skip
+    assert status == 1
+    (line,) = re.findall(r"^.*the hosts don't agree on the model's.*$", out + errors, re.M)
+    assert re.match(r"host 0: (\[rank0\]: )?\S+HostsDifferError: .+ the model's values: ", line)
+    said = errors.partition(line)[2].split("\n", 1)[1]
+    assert re.fullmatch(
+        r"\nhost [01] ended with status 1, as all hosts do: they differ, as host 0 says above\.\n"
+        r"spmdzero launch: not started again: it would fail again: HostsDifferError\n",
+        said,
+    ), said
+
+
 # By ssh, Ctrl-C is tried always.
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])

@@ -1,11 +1,16 @@
 """A host that waits for another says so, hears Ctrl-C, and names in the end who hasn't come."""
 
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
 
-from tests.hosts.hosts import Host, by_torchrun
-from tests.support.processes import free_port
+import pytest
+
+from tests.hosts.hosts import Host, by_slurm, by_torchrun
+from tests.support.processes import ROOT, environment, free_port
 
 SECONDS = 90
 
@@ -36,6 +41,48 @@ def test_a_host_that_waits_says_for_whom_and_ends_by_ctrl_c() -> None:
     finally:
         for host in waiting:
             host.end()
+
+
+def test_a_host_of_a_detected_cluster_that_waits_says_so_and_ends_by_ctrl_c() -> None:
+    # Each waits for the other of its job of Slurm's, which isn't there.
+    waiting = [
+        Host(rank, ("-m", "tests.hosts.alone"), devices=1, variables=by_slurm(rank, 2, free_port()))
+        for rank in range(2)
+    ]
+    try:
+        for host in waiting:
+            line = (
+                rf"spmdzero: host {host.rank} of 2 waits for the others at localhost:\d+, as JAX "
+            )
+            errors = said_by(host, "waits for the others")
+            assert re.search(line + r"has found them: \d+ s of 600 s\n", errors), errors
+            os.kill(host.process.pid, signal.SIGINT)
+            assert host.wait(SECONDS) != 0
+            assert "KeyboardInterrupt" in host.said()[1]
+    finally:
+        for host in waiting:
+            host.end()
+
+
+@pytest.mark.slow
+def test_a_host_of_a_detected_cluster_that_waited_in_vain_says_so() -> None:
+    # A process that imports spmdzero itself, which reads the minutes then: they have no parts.
+    place = by_slurm(0, 2, free_port())
+    told = {"SPMDZERO_BACKEND": "jax", "PJRT_DEVICE": "CPU", "DEEPSPEED_TIMEOUT": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.hosts.alone"],
+        cwd=ROOT,
+        env=environment(CPU_NUM_DEVICES="1", **told, **place),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=4 * SECONDS,
+    )
+    assert done.returncode == 1
+    # What JAX's threads say of the end stands below it.
+    (error,) = re.findall(r"^.*SpmdZeroRuntimeError: .*$", done.stderr, re.M)
+    assert "host 0 of 2 waits for the others at localhost:" in error
+    assert "and 60 s are over (DEEPSPEED_TIMEOUT counts minutes)" in error
 
 
 def test_a_host_that_waited_in_vain_names_those_who_have_not_come() -> None:

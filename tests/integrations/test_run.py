@@ -1,5 +1,6 @@
 """`spmdzero run`: what a script sees and leaves is what `python` would show."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,26 @@ def test_a_module_sees_and_shows_what_it_does_under_python(
     # Python's own frames of -m stand above the script's.
     own = [line for line in expected[1].splitlines() if "runpy" not in line]
     assert (out, errors.splitlines(), code) == (expected[0], own, expected[2])
+
+
+def test_a_refused_key_is_told_below_the_scripts_own_frames_alone(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # A client's frames are a library's too, as these of json.
+    text = (
+        "import json\nfrom spmdzero.config import load_config\ndef start(*_):\n"
+        '    load_config({"train_batch_size": 8, "zero_optimization": {"stage": 3}})\n'
+        'json.loads("{}", object_pairs_hook=start)\n'
+    )
+    (here / "refused.py").write_text(text)
+    _, errors, code = by_us("refused.py", capfd, module=False)
+    assert code == 1
+    first, *frames, last = errors.splitlines()
+    assert first == "Traceback (most recent call last):"
+    files = re.findall(r'File "(.*)", line (\d+)', "\n".join(frames))
+    assert files == [(str(here / "refused.py"), "5")], errors
+    assert last.startswith("spmdzero.errors.SpmdZeroConfigError: zero_optimization.stage = 3: ")
+    assert last.endswith("FSDPv2 or DeepSpeed.")
 
 
 def test_an_interrupted_script_ends_as_the_shell_reports_it(

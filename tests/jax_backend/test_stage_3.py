@@ -1,7 +1,6 @@
 """Stage 3: parameters rest as shards, are gathered where they are used, and let go."""
 
 import collections
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,16 +88,35 @@ WAYS: Ways = {
 }
 
 
-@pytest.mark.parametrize("call", [engines.one_call, engines.three_calls])
-@pytest.mark.parametrize("way", WAYS)
-def test_stage_3_trains_as_stage_2(way: str, call: Callable[..., torch.Tensor]) -> None:
+CALLS = {"one call": engines.one_call, "three calls": engines.three_calls}
+# Every way of running a step, and every form of a gathered parameter, once.
+QUICK = {
+    ("fp32", "three calls"),
+    ("bf16, accumulating", "one call"),
+    ("autocast", "one call"),
+    ("checkpointed", "three calls"),
+    ("two axes", "one call"),
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "call"),
+    [
+        pytest.param(way, call, marks=[pytest.mark.slow] * ((way, call) not in QUICK))
+        for way in WAYS
+        for call in CALLS
+    ],
+)
+def test_stage_3_trains_as_stage_2(way: str, call: str) -> None:
     more, how = WAYS[way]
     found = []
     for zero in ({"stage": 2}, ALL):
         engine = engines.start(model(**how), zero_optimization=zero, **more)
         steps, count = 4, engine.gradient_accumulation_steps()
         given = batches(steps * count)
-        losses = [call(engine, *given[i * count : (i + 1) * count]).item() for i in range(steps)]
+        losses = [
+            CALLS[call](engine, *given[i * count : (i + 1) * count]).item() for i in range(steps)
+        ]
         found.append((losses, engine.get_global_grad_norm()))
     (two, norm), (three, norm_3) = found
     # A gathered parameter has the very numbers of a whole one. What XLA fuses around it may
@@ -242,7 +260,9 @@ def test_explain_counts_shards_of_parameters_and_finds_nothing() -> None:
 # -- checkpoints -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("saved", "loaded"), [(3, 3), (2, 3), (3, 2)])
+@pytest.mark.parametrize(
+    ("saved", "loaded"), [pytest.param(3, 3, marks=pytest.mark.slow), (2, 3), (3, 2)]
+)
 def test_a_checkpoint_of_one_stage_resumes_in_another(
     tmp_path: Path, saved: int, loaded: int
 ) -> None:

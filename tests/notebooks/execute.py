@@ -23,9 +23,25 @@ def execute(path: Path) -> nbformat.NotebookNode:
         resources={"metadata": {"path": str(path.parent)}},
     )
     client.execute()
+    _leave_out_log_lines(notebook)
     # The kernel adds its own version, which would differ from one machine to the next.
     notebook.metadata = nbformat.from_dict(metadata)
     return notebook
+
+
+def _leave_out_log_lines(notebook: nbformat.NotebookNode) -> None:
+    """Takes out spmdzero's lines of the level INFO, which have the time, and the backend, in them.
+
+    A reader sees them below the cell.
+    """
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if not _is_log(output)]
+
+
+def _is_log(output: nbformat.NotebookNode) -> bool:
+    lines = output.text.splitlines() if output.get("name") == "stderr" else []
+    return bool(lines) and all("] [INFO] [spmdzero] " in line for line in lines)
 
 
 def main() -> None:

@@ -46,8 +46,11 @@ def test_auto_is_logged_with_what_it_became(caplog):
                 "optimizer": {"type": "Adam", "params": {"weight_decay": "auto"}},
             }
         )
-    assert "'gradient_clipping' is \"auto\", which is read as its default" in caplog.text
-    assert "'optimizer.params.weight_decay' is \"auto\", which is read as 0.0" in caplog.text
+    (line,) = [record.message for record in caplog.records]
+    assert line == (
+        'config keys that are "auto" are read: optimizer.params.weight_decay as 0.0, '
+        "gradient_clipping as its default, 1.0"
+    )
 
 
 def test_the_source_keeps_auto():

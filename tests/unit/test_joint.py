@@ -35,6 +35,20 @@ def test_a_host_that_came_to_the_same_by_another_way_is_found() -> None:
     assert found.startswith("came to c by another way than host 0. Every host has to do")
 
 
+def test_where_each_host_is_in_the_script_is_told_and_the_likely_cause() -> None:
+    here, there = Joint(), Joint()
+    for joint, what, where in ((here, "b", "train.py:31"), (there, "x", "train.py:30")):
+        joint.come_to("a", where=f"load.py:{len(where)}")
+        joint.come_to(what, where=where)
+    found = here.apart(there.latest, here="host 0")
+    assert found.startswith("came to x (train.py:30), host 0 to b (train.py:31): they never meet.")
+    assert "`if rank == 0: print(loss.item())`" in found
+    # The same from another line is the same.
+    other = Joint()
+    other.come_to("a", where="elsewhere.py:1")
+    assert not here.apart(other.latest, here="host 0")
+
+
 def test_what_is_part_of_something_is_told_with_it() -> None:
     here, there = Joint(), Joint()
     for joint, batch in ((here, "training"), (there, "evaluation")):

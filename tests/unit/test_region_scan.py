@@ -206,7 +206,7 @@ def test_a_value_that_a_loop_does_not_keep_is_computed_block_by_block(
 ) -> None:
     with caplog.at_level(logging.INFO, logger="spmdzero"):
         assert_same(mesh, loops=0, run=_uses_the_last_but_one)
-    assert "traced again, block by block" in caplog.text
+    assert "compiled one by one, and not as one loop: " in caplog.text
 
 
 class _Twice(torch.autograd.Function):

@@ -82,15 +82,35 @@ def test_data_of_another_shape_is_refused(mesh: Mesh) -> None:
         probe(probe.batch(numbers(ROWS, 3)))
 
 
-def test_a_write_by_a_reference_from_before_is_refused_by_name(mesh: Mesh) -> None:
+# Each writes into what is kept of a parameter or a buffer: the tensor, or what `.data` gave.
+KEPT_WRITES: dict[str, Callable[[torch.Tensor], object]] = {
+    "in place": lambda kept: kept.mul_(2),
+    "copy_": lambda kept: kept.copy_(torch.full_like(kept, 2)),
+    "a part": lambda kept: kept.reshape(-1)[:1].copy_(torch.ones_like(kept.reshape(-1)[:1])),
+    "foreach": lambda kept: torch._foreach_add_([kept], 1),
+    "foreach_copy": lambda kept: torch._foreach_copy_([kept], [torch.full_like(kept, 2)]),
+    "its data": lambda kept: setattr(kept, "data", kept.detach() + 1),
+}
+
+
+@pytest.mark.parametrize("name", ["frozen", "count"])
+@pytest.mark.parametrize(
+    ("way", "data"),
+    # What is assigned to the `.data` of what `.data` gave is no write into the tensor.
+    [(way, data) for way in KEPT_WRITES for data in (False, True) if way != "its data" or not data],
+)
+def test_a_write_by_a_reference_from_before_is_refused_by_name(
+    mesh: Mesh, way: str, name: str, data: bool
+) -> None:
     @torch.no_grad()
     def write(module: Writer, x: torch.Tensor) -> None:
-        kept[0].mul_(0.5)
+        KEPT_WRITES[way](kept[0])
 
     kept: list[torch.Tensor] = []
     probe = Probe(Writer(write), mesh)
-    kept.append(probe.module.frozen)
-    with pytest.raises(ReplicaRegionError, match=r"'frozen' by a reference .*self\.frozen"):
+    own = getattr(probe.module, name)
+    kept.append(own.data if data else own)
+    with pytest.raises(ReplicaRegionError, match=rf"'{name}' by a reference .*self\.{name}"):
         probe(probe.batch(numbers(ROWS, 3)))
 
 

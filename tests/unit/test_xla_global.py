@@ -12,6 +12,7 @@ from torch import nn
 from spmdzero.backend import Batch
 from spmdzero.backend.replica import GlobalForward
 from spmdzero.backend.torch_xla import DeviceMesh, global_forward, optimized_hlo
+from spmdzero.errors import SpmdZeroRuntimeError
 from spmdzero.state._placed_module import move_module
 
 WIDTH = 24
@@ -41,6 +42,17 @@ def test_an_extreme_over_all_dims_is_one_number(mesh: DeviceMesh) -> None:
     highest, lowest = forward((place(mesh, x),), {})
     assert torch.equal(highest.cpu(), x.amax())
     assert torch.equal(lowest.cpu(), x.amin(keepdim=True))
+
+
+def test_a_write_into_windows_is_refused_in_words(mesh: DeviceMesh) -> None:
+    # Between windows torch_xla would lose what is there. In the region there are none.
+    for write in (
+        lambda x: x.unfold(1, 2, 3).zero_(),
+        lambda x: x.unfold(1, 2, 2)[0].__setitem__(0, 1.0),
+        lambda x: torch._foreach_mul_([x.unfold(1, 2, 2)], 2),
+    ):
+        with pytest.raises(SpmdZeroRuntimeError, match=r"test_xla_global.py.* Write into a clone"):
+            computing(write, mesh)((place(mesh, numbers(ROWS, 4)),), {})
 
 
 MODELS = {

@@ -13,8 +13,15 @@ import numpy as np
 import torch.distributed as dist
 from jax.experimental import multihost_utils
 
-from spmdzero.backend._launched import free_port, is_launched, join_launched, own_host
+from spmdzero.backend._launched import (
+    TIMEOUT,
+    free_port,
+    is_launched,
+    join_launched,
+    own_host,
+)
 from spmdzero.backend._watching import begin, watch
+from spmdzero.backend.jax import _detected
 from spmdzero.errors import SpmdZeroRuntimeError
 
 # JAX ends a process without a word of ours where another one's heartbeats stop for so long.
@@ -88,7 +95,10 @@ def connect() -> None:
 def _initialize(*, has_peers: bool, **how: Any) -> None:
     try:
         _say_why_before_an_abort()
-        jax.distributed.initialize(heartbeat_timeout_seconds=_HEARTBEATS, **how)
+        if has_peers:
+            jax.distributed.initialize(heartbeat_timeout_seconds=_HEARTBEATS, **how)
+        else:
+            _detected.initialize(timeout=TIMEOUT, heartbeat_timeout_seconds=_HEARTBEATS, **how)
     except RuntimeError as error:
         if "must be called before" not in str(error):
             raise

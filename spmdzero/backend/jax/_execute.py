@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from spmdzero.backend._interrupts import held
+from spmdzero.backend._quiet import without_gloos_lines
 from spmdzero.backend._watching import note_joint, note_started, waiting
 from spmdzero.backend.jax import _own
 from spmdzero.backend.jax._apart import apart, as_held, as_known, mesh_of_host
@@ -42,12 +43,14 @@ class Executable:
         smallest: number of the output with the fewest elements.
         meets: what hosts do together in it, as the others are told; empty for nothing.
         numbers: of Python's, its last input; none for a program of which they are a part.
+        fresh: has an item as long as it wasn't started.
     """
 
     compiled: Any
     smallest: int
     meets: str = ""
     numbers: np.ndarray | None = None
+    fresh: list[bool] = dataclasses.field(default_factory=lambda: [True])
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
         """Starts it, as all hosts do; on the CPU it may have ended when this returns."""
@@ -62,6 +65,15 @@ class Executable:
 
     def run_alone(self, arrays: Sequence[Any]) -> list[Any]:
         """Starts it where no other host takes part."""
+        if self.fresh:
+            self.fresh.clear()
+            if jax.process_count() > 1 and jax.default_backend() == "cpu":
+                # Its groups of devices are made now, of which gloo prints lines in other threads.
+                with without_gloos_lines():
+                    return jax.block_until_ready(self._started(arrays))
+        return self._started(arrays)
+
+    def _started(self, arrays: Sequence[Any]) -> list[Any]:
         if self.numbers is None:
             return self.compiled(*arrays)
         with wide_numbers():

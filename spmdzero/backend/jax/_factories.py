@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spmdzero.backend import _autocast_lists
 from spmdzero.backend._device_index import take_over
+from spmdzero.backend._ranges import require_step
 from spmdzero.backend.jax._dispatch import dispatched
 from spmdzero.backend.jax._python import answer_alike
 from spmdzero.backend.jax._random import RandomState
@@ -85,6 +86,8 @@ def _make(func: Any, *args: Any, **kwargs: Any) -> Any:
             f"{func} is called past torch's dispatcher for Python, by `torch.tensor` that was "
             f"imported by name for example. Make the tensor on the CPU, and move it: .to({DEVICE})"
         )
+    if func is _aten.arange.start_step and len(args) == 3:
+        require_step(*args, kwargs.get("dtype"))
     return dispatched(func, args, kwargs)
 
 

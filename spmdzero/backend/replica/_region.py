@@ -123,7 +123,7 @@ class ReplicaRegion:
         try:
             entered, output, dispatch = self._run(args, kwargs, own, loops=True)
         except FollowError as error:
-            log_once(f"the forward is traced again, block by block: {error}")
+            log_once(f"the equal blocks are compiled one by one, and not as one loop: {error}")
             torch.set_rng_state(generator)
             entered, output, dispatch = self._run(args, kwargs, own, loops=False)
         self.recomputes, self.read_at = dispatch.recomputes, dispatch.read_at

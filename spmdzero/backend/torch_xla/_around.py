@@ -16,7 +16,7 @@ from spmdzero.backend.torch_xla._autocast import autocast
 from spmdzero.backend.torch_xla._loop import LOOPS
 from spmdzero.backend.torch_xla._quirks import TorchXlaQuirks
 from spmdzero.backend.torch_xla.attention import KERNELS
-from spmdzero.backend.torch_xla.kernels import NoGroupedProducts, TorchsNorms
+from spmdzero.backend.torch_xla.kernels import TorchsCalls, TorchsNorms
 from spmdzero.backend.torch_xla.strangers import is_fixed
 
 
@@ -56,7 +56,7 @@ class TorchXlaAround:
         """Around a forward in the region."""
         with (
             TorchsNorms(),
-            NoGroupedProducts(),
+            TorchsCalls(),
             AttentionKernels(self._attention, KERNELS, owner=self._module) as kernels,
             autocast(self._autocast),
             # Inside of the loops: what runs again is a part of a loop's body.
@@ -72,7 +72,7 @@ class TorchXlaAround:
     def global_forward(self) -> Iterator[None]:
         """Around a forward in global space."""
         kernels = AttentionKernels(self._attention, KERNELS, owner=self._module, is_global=True)
-        with TorchsNorms(), NoGroupedProducts(), kernels, autocast(self._autocast):
+        with TorchsNorms(), TorchsCalls(), kernels, autocast(self._autocast):
             yield
         self.attention = tuple(kernels.calls)
 
@@ -83,7 +83,8 @@ class TorchXlaAround:
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
         """Around the backward of a forward in the region."""
-        with TorchsNorms(), AttentionKernels(self._attention, KERNELS, owner=self._module):
+        kernels = AttentionKernels(self._attention, KERNELS, owner=self._module)
+        with TorchsNorms(), TorchsCalls(), kernels:
             yield
 
     def is_fixed(self, tensor: torch.Tensor) -> bool:

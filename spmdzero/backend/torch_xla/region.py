@@ -17,7 +17,6 @@ from spmdzero.backend.replica import GlobalForward, ReplicaRegion
 from spmdzero.backend.scan import Scan
 from spmdzero.backend.torch_xla._around import TorchXlaAround
 from spmdzero.backend.torch_xla._reads import watch_reads
-from spmdzero.backend.torch_xla.kernels import mend_extremes, move_labels
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
 
 
@@ -35,7 +34,7 @@ def replica_region(
     wrote: Wrote = ignore_writes,
 ) -> ReplicaRegion:
     """A `ReplicaRegion`; autocast, attention, scan and recompute as in `TorchXlaAround`."""
-    _prepare(mesh)
+    watch_reads(mesh)
     around = TorchXlaAround(
         module, autocast=autocast, attention=attention, scan=scan, recompute=recompute
     )
@@ -48,12 +47,6 @@ def global_forward(
     *, mesh: DeviceMesh, module: nn.Module, wrote: Wrote = ignore_writes, **around: Any
 ) -> GlobalForward:
     """A `GlobalForward`; autocast and attention as in `TorchXlaAround`."""
-    _prepare(mesh)
+    watch_reads(mesh)
     made = TorchXlaAround(module, **around)
     return GlobalForward(mesh=mesh, module=module, around=made, wrote=wrote)
-
-
-def _prepare(mesh: DeviceMesh) -> None:
-    mend_extremes()
-    move_labels()
-    watch_reads(mesh)

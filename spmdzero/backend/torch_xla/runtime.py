@@ -15,6 +15,7 @@ from spmdzero.backend.torch_xla._cpu_flags import in_force as cpu_flags
 from spmdzero.backend.torch_xla._cpu_flags import start_as_torch_computes
 from spmdzero.backend.torch_xla._torus import torus_of
 from spmdzero.backend.torch_xla.counters import aliased_inputs
+from spmdzero.backend.torch_xla.kernels import mend
 from spmdzero.errors import SpmdZeroRuntimeError
 
 __all__ = [
@@ -28,7 +29,7 @@ __all__ = [
 
 
 def start() -> None:
-    """Switches SPMD on and starts XLA on the CPU; does nothing when both are done.
+    """Switches SPMD on, starts XLA on the CPU and mends kernels; does nothing when all are done.
 
     Raises:
         SpmdZeroRuntimeError: a device was used before, without SPMD: torch_xla would then
@@ -40,6 +41,7 @@ def start() -> None:
     if not xr.is_spmd():
         _use_spmd()
     start_as_torch_computes()
+    mend()
     memory_maps.bound_cache()
     take_over(device)
     _autocast_lists.register("xla")

@@ -48,7 +48,11 @@ def init_distributed(
         SpmdZeroUsageError: `dist_init_required=False`, and it was not done before.
     """
     if dist_backend not in (None, "gloo") and not dist.is_initialized():
-        logger.info("process group: gloo, not %s; it moves host data only", dist_backend)
+        logger.info(
+            "init_distributed(dist_backend=%r): gloo takes its place for what hosts tell each "
+            "other, and the compiled step moves what is on the devices",
+            dist_backend,
+        )
     processes.join(
         required=dist_init_required,
         timeout=timeout,

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from spmdzero._to_launcher import WATCHES, heard
 from spmdzero.backend.processes import STATUS
+from spmdzero.errors import HostsDifferError
 
 _LAST_LINES = 10
 # The others say themselves which host is gone, and then end.
@@ -23,6 +24,8 @@ _TO_FOLLOW = 3.0
 _TO_END = 5.0
 _PAUSE = 0.05
 _INTERRUPTED = 130
+HOSTS_DIFFER = HostsDifferError.__name__
+"""What a host says that it failed by, where each has failed by the same."""
 # Whichever of them is blamed: none of them is gone, and it comes again where the script does it.
 _APART = "the hosts came to different places, where each waited for the others"
 
@@ -176,7 +179,7 @@ def run_together(commands: Sequence[Command]) -> Run:
         if failed is None:
             return Run(0)
         _let_the_others_say_so(started, failed[0])
-        _describe(*failed)
+        _describe(*failed, first=started[0])
         return _failed_run(started, *failed)
     except KeyboardInterrupt:
         print(f"\nends all {len(started)} hosts", file=sys.stderr)
@@ -254,7 +257,7 @@ def _blamed(started: Sequence[Started], *, apart: bool | None = None) -> list[St
     return [started[peer] for peer, _ in votes.most_common(1)]
 
 
-def _describe(host: Started, status: int) -> None:
+def _describe(host: Started, status: int, *, first: Started) -> None:
     ended = f"ended with status {status}"
     if host.status() is None:
         ended = "is gone, as the others say"
@@ -263,6 +266,12 @@ def _describe(host: Started, status: int) -> None:
     elif status > 128:
         with contextlib.suppress(ValueError):
             ended = f"ended by {signal.Signals(status - 128).name}"
+    if host.told.get("failed", ("",))[0] == HOSTS_DIFFER:
+        print(
+            f"\n{host.name} {ended}, as all hosts do: they differ, as {first.name} says above.",
+            file=sys.stderr,
+        )
+        return
     print(f"\n{host.name} {ended}, and so all hosts end. Its last lines:", file=sys.stderr)
     for line in host.last:
         print(f"    {line}", file=sys.stderr)

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from types import TracebackType
 
 from spmdzero import _to_launcher
 from spmdzero.backend._watching import watch
@@ -17,15 +18,14 @@ from spmdzero.errors import HostsDifferError, SpmdZeroConfigError, SpmdZeroUsage
 from spmdzero.integrations import install
 from spmdzero.integrations._as_main import run_as_main
 from spmdzero.integrations.launcher._commands import ELASTIC, RESTART
+from spmdzero.integrations.launcher._job import HOSTS_DIFFER
 
 _MODULE = "-m"
 _TO_END = 3.0
 # Characters of an error, of which JSON makes at most six bytes each.
 _LONGEST = 500
 # Whoever starts the same script again meets the same.
-_REPEATED = (
-    SpmdZeroConfigError, SpmdZeroUsageError, HostsDifferError, ImportError, SyntaxError,
-)  # fmt: skip
+_REPEATED = (SpmdZeroConfigError, SpmdZeroUsageError, ImportError, SyntaxError)
 
 
 def main() -> None:
@@ -44,6 +44,7 @@ def main() -> None:
     words = words[elastic:]
     module = words[0] == _MODULE
     script, *arguments = words[1:] if module else words
+    _leave_to_the_first_what_all_raise()
     try:
         install()
         run_as_main(script, arguments, module=module)
@@ -59,7 +60,21 @@ def main() -> None:
         raise
 
 
+def _leave_to_the_first_what_all_raise() -> None:
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if os.environ.get("RANK") == "0" or not isinstance(error, HostsDifferError):
+            before(kind, error, trace)
+
+    sys.excepthook = hook
+
+
 def _tell_failure(error: BaseException) -> None:
+    if isinstance(error, HostsDifferError):
+        # The first host says the rest, once for all.
+        _to_launcher.tell("failed", (HOSTS_DIFFER, True))
+        return
     first_line = (str(error).splitlines() or [""])[0]
     said = f"{type(error).__name__}: {first_line}"[:_LONGEST]
     _to_launcher.tell("failed", (said, isinstance(error, _REPEATED)))

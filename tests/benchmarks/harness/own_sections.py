@@ -160,7 +160,10 @@ def start_up(scale: Scale) -> Iterator[str]:
     yield report.markdown(titles, warm)
     yield "\nThe first time in a process, with what that compiles:\n"
     yield report.markdown(titles, cold)
-    yield "\nSeconds until a command, or an import, of a fresh process is done:\n"
+    yield (
+        "\nSeconds until a command, or an import, of a fresh process is done, and the ratio to\n"
+        "`import torch`:\n"
+    )
     yield report.markdown(["", "seconds"], _commands(repeats=5))
 
 
@@ -185,7 +188,9 @@ def _commands(*, repeats: int) -> list[list[str]]:
                 start = time.monotonic()
                 subprocess.run([sys.executable, *words], check=True, capture_output=True)
                 taken[name].append(time.monotonic() - start)
-    return [[name, f"{statistics.median(seconds):.2f}"] for name, seconds in taken.items()]
+    medians = {name: statistics.median(seconds) for name, seconds in taken.items()}
+    beside = medians["`import torch`"]
+    return [[name, f"{median:.2f} ({median / beside:.2f})"] for name, median in medians.items()]
 
 
 def _beside_by_hand(seconds: Mapping[str, float]) -> list[str]:

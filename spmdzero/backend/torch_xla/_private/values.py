@@ -94,10 +94,9 @@ def tensor_id(tensor: torch.Tensor) -> int:
 
 def write_stamp(tensor: torch.Tensor) -> tuple[int, int]:
     """Changes whenever `tensor` is written: in place, through a view, or through `.data`."""
-    # Writes through .data leave the version alone, and copy_ leaves the id alone. What is made in
-    # inference mode has no version.
-    version = 0 if tensor.is_inference() else tensor._version
-    return _C._xla_get_tensor_id(tensor), version
+    # What is assigned to .data has an id of its own, which a write with copy_ leaves alone. The
+    # version doesn't count what is written through .data or as a list.
+    return _C._xla_get_tensor_id(tensor), torch._functionalize_mutation_counter(tensor)
 
 
 def buffer_ids(tensor: torch.Tensor) -> tuple[int, int]:

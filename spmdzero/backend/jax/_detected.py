@@ -1,0 +1,72 @@
+"""Waiting for the hosts of a cluster that JAX detects: says so, and ends by Ctrl-C.
+
+JAX waits in C++, silent and deaf to signals. So a thread of its own calls it, and this one waits in
+slices.
+"""
+
+import datetime
+import sys
+import threading
+import time
+from typing import Any
+
+import jax
+from jax._src import distributed
+
+from spmdzero.backend._roll_call import EACH, FIRST, SLICE
+from spmdzero.errors import SpmdZeroRuntimeError
+
+# JAX aborts the process where its own limit is over.
+_LATER = 60
+
+
+def initialize(*, timeout: datetime.timedelta, **how: Any) -> None:
+    """As `jax.distributed.initialize`, which detects the cluster.
+
+    After 5 s, and then each 30 s, it says on stderr that it waits.
+
+    Args:
+        timeout: for all hosts to come.
+        how: JAX's.
+
+    Raises:
+        SpmdZeroRuntimeError: they haven't.
+    """
+    limit = timeout.total_seconds()
+    raised: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            jax.distributed.initialize(initialization_timeout=int(limit) + _LATER, **how)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=call, name="spmdzero-detected", daemon=True)
+    begun, next_line = time.monotonic(), FIRST
+    thread.start()
+    while thread.is_alive():
+        thread.join(SLICE)
+        waited = time.monotonic() - begun
+        if waited > limit:
+            raise SpmdZeroRuntimeError(
+                f"{_who()}, and {limit:.0f} s are over (DEEPSPEED_TIMEOUT counts minutes). See "
+                "whether the script runs on each host, and whether that address is reached from it"
+            )
+        if waited > next_line:
+            next_line += EACH
+            line = f"spmdzero: {_who()}: {waited:.0f} s of {limit:.0f} s"
+            print(line, file=sys.stderr, flush=True)
+    if raised:
+        raise raised[0]
+
+
+def _who() -> str:
+    found = distributed.global_state
+    # JAX writes down the first before it asks the cluster for anything, the others after that.
+    address, count = found.coordinator_address, found.num_processes
+    if address is None or count is None:
+        return "JAX asks the cluster for its hosts"
+    return (
+        f"host {found.process_id} of {count} waits for the others at {address}, as JAX has found "
+        "them"
+    )

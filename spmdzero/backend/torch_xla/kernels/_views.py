@@ -1,0 +1,112 @@
+"""Views, which torch_xla's tensors take otherwise than torch's: theirs have no strides."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from spmdzero._user_line import user_line
+from spmdzero.backend.torch_xla.kernels._wrap import Kernel, put_kernel, wrap_kernel
+from spmdzero.errors import SpmdZeroRuntimeError
+
+_functionalization: Any = torch._C._functionalization
+_Tensor = torch.Tensor
+# They return a view where the strides let them.
+_MAY_COPY = {
+    torch.reshape,
+    torch.flatten,
+    torch.ravel,
+    _Tensor.reshape,
+    _Tensor.reshape_as,
+    _Tensor.flatten,
+    _Tensor.ravel,
+    _Tensor.contiguous,
+}
+
+_UNWRITABLE = (_functionalization.expand_ViewMeta, _functionalization.unfold_ViewMeta)
+
+
+@functools.cache
+def mend_views() -> None:
+    """Has an `expand` that only adds dims be written as any view, and `as_strided_` refused."""
+    wrap_kernel("expand", _adding_dims, key="Functionalize")
+    put_kernel("as_strided_", _refuse_strides, key="Functionalize")
+
+
+def _adding_dims(kernel: Kernel) -> Kernel:
+    def expand(keys: Any, tensor: torch.Tensor, size: list[int], **implicit: bool) -> Any:
+        added = len(size) - tensor.dim()
+        own = zip(size[added:], tensor.shape, strict=True)
+        if any(n != 1 for n in size[:added]) or any(n not in (-1, had) for n, had in own):
+            return kernel(keys, tensor, size, **implicit)
+        # torch's way back sums, and a sum of small integers has another dtype.
+        view = torch.ops.aten.alias.default(tensor)
+        for _ in range(added):
+            view = view.unsqueeze(0)
+        return view
+
+    return expand
+
+
+def _refuse_strides(*_: Any, **__: Any) -> Any:
+    raise SpmdZeroRuntimeError(
+        f"{user_line()}: torch_xla would lose what is written after as_strided_. Use as_strided"
+    )
+
+
+def kept_apart(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """The arguments of a call, the first one copied where torch would return a copy.
+
+    By strides torch tells a turned tensor from a contiguous one: what `x.t().reshape(-1)` returns
+    is a copy, into which one may write. torch_xla's would be written into `x`.
+    """
+    if func not in _MAY_COPY or not args or args[0].device.type != "xla" or args[0]._base is None:
+        return args
+    base, steps = args[0]._base, _functionalization.get_view_meta_sequence(args[0])
+    empty = torch.empty(base.shape, dtype=base.dtype, device="meta")
+    strided = _functionalization.apply_view_meta_sequence(empty, [*map(_as_view, steps)])
+    made = func(strided, *args[1:], **kwargs)
+    if made.untyped_storage()._cdata == empty.untyped_storage()._cdata:
+        return args
+    return (args[0].clone(), *args[1:])
+
+
+def _as_view(step: Any) -> Any:
+    """The same step of a view, which returns a view of what it is applied to, and no copy."""
+    said = list(step.as_tuple())
+    mode = next(
+        i for i, one in enumerate(said) if isinstance(one, _functionalization.InverseReturnMode)
+    )
+    said[mode - 1] = True
+    return type(step)(tuple(said))
+
+
+@functools.cache
+def _writes(func: Callable[..., Any]) -> bool:
+    name = getattr(func, "__name__", "")
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+
+
+def require_places(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
+    """Refuses a write into an expanded tensor or into windows, which torch_xla does wrongly.
+
+    torch refuses the first one where it shows one element in several places.
+
+    Raises:
+        SpmdZeroRuntimeError: names the call.
+    """
+    targets = kwargs.get("out")
+    if targets is None and _writes(func) and args:
+        targets = args[0]
+    if targets is None:
+        return
+    for target in targets if isinstance(targets, list | tuple) else (targets,):
+        if not isinstance(target, torch.Tensor) or not torch._is_functional_tensor(target):
+            continue
+        steps = _functionalization.get_view_meta_sequence(target)
+        if any(isinstance(step, _UNWRITABLE) for step in steps):
+            raise SpmdZeroRuntimeError(
+                f"{user_line()}: {func.__name__} writes into what expand or unfold returned, which "
+                "torch_xla can't. Write into a clone"
+            )

@@ -1,0 +1,81 @@
+"""What a run says of itself before anything is placed or compiled."""
+
+import logging
+from importlib.metadata import version
+
+from spmdzero._logging import is_new, log_once
+from spmdzero.backend import current, runtime
+from spmdzero.config import NO_MEANING, BatchSizes, SpmdZeroConfig
+from spmdzero.plan import MeshSpec
+from spmdzero.precision import PrecisionPolicy
+
+logger = logging.getLogger("spmdzero")
+_SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_BACKENDS = {"jax": "JAX"}
+
+
+def say_start(
+    settings: SpmdZeroConfig, batch: BatchSizes, mesh: MeshSpec, *, of_process: bool
+) -> None:
+    """Logs what is going to happen, and the config's keys that have no part in it.
+
+    Engines that are alike say it once, and each key is named once.
+
+    Args:
+        settings: the config.
+        batch: what its sizes are on these devices.
+        mesh: all of them.
+        of_process: whether a client counts its batch size for a process, and not for a device.
+    """
+    line = _line(settings, batch, mesh)
+    if of_process and runtime.local_device_count() > 1:
+        line += _of_client(batch, mesh)
+    log_once(line)
+    new = [key for key in settings.no_meaning if is_new(("without meaning", key))]
+    if new:
+        logger.info("config keys without effect here: %s (docs/config.md says why)", ", ".join(new))
+        for key in new:
+            logger.debug("%s has no effect here: %s", key, NO_MEANING[key])
+
+
+def _line(settings: SpmdZeroConfig, batch: BatchSizes, mesh: MeshSpec) -> str:
+    stage, policy = settings.zero_optimization.stage, PrecisionPolicy.from_config(settings)
+    precision = _name(policy.parameter)
+    if policy.autocast is not None:
+        precision += f" with autocast to {_name(policy.autocast)}"
+    how = ", ".join(
+        (
+            f"ZeRO-{stage}" if stage else "stage 0 (no ZeRO)",
+            precision,
+            _BACKENDS.get(current().name, current().name),
+            f"{_counted(mesh.size, f'{runtime.platform()} device')} on "
+            f"{_counted(runtime.process_count(), 'host')}",
+        )
+    )
+    hosts = f" x {runtime.process_count()} hosts" if runtime.process_count() > 1 else ""
+    return (
+        f"spmdzero {version('spmdzero')}: {how}; {_rows(batch)} rows a process = {batch.micro} a "
+        f"device, x {batch.accumulation} accumulation{hosts} = {batch.train} a step"
+    )
+
+
+def _of_client(batch: BatchSizes, mesh: MeshSpec) -> str:
+    rows, devices = _rows(batch), runtime.local_device_count()
+    return (
+        ". The client's batch size (per_device_train_batch_size, a loader's batch_size) is these "
+        f"{rows} rows, which {devices} devices share: under DeepSpeed it would be {rows} rows on "
+        f"each of {mesh.size} GPUs, {rows * mesh.size * batch.accumulation} a step"
+    )
+
+
+def _rows(batch: BatchSizes) -> int:
+    return batch.micro * runtime.local_device_count()
+
+
+def _name(dtype: object) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return _SHORT.get(name, name)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count > 1 else ''}"
