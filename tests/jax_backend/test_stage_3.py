@@ -4,6 +4,7 @@ import collections
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ import spmdzero
 from spmdzero.backend import arrays
 from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.inspect import StepLedgers, peak_temporary_bytes
+from spmdzero.plan import Role
 from tests.engine.test_trajectories import BF16, FP32, Close, assert_follows
 from tests.support import engines
 from tests.support.trajectory import case_of, recording, run
@@ -213,6 +215,46 @@ def test_what_is_gathered_does_not_add_up_over_the_depth() -> None:
     # more blocks add is of activations, and of gradients that wait for the norm as shards.
     added, whole, shards = 6, 8 * 256 * 256 * 4, 8 * 256 * 256 * 4 // 8
     assert many - few < added * (shards + whole // 8)
+
+
+class Reads(Tied):
+    """Python looks at a value before the first block, and then at what the devices hold."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.blocks[0].norm.bias.abs().sum().item() < 1e6
+        self.held = {array.size for array in jax.live_arrays()}
+        return super().forward(x)
+
+
+def test_what_python_reads_in_the_forward_has_no_parameter_gathered_and_kept() -> None:
+    reads = Reads()
+    engine = engines.start(reads, zero_optimization=ALL)
+    engines.one_call(engine, *batches(1))
+    # A table is the smallest of the large ones; each device would hold all of it.
+    assert max(reads.held) < 8 * WORDS * WIDTH
+
+
+def test_the_program_of_a_step_that_is_not_captured_stays_the_same() -> None:
+    engine = engines.start(model(), zero_optimization=ALL)
+    with engine.observe(lambda graph: None):
+        for batch in batches(3):
+            engines.one_call(engine, batch)
+            # What waits for Python's collector would be a result of the second step.
+            known = engine.programs.compilations
+    assert [c.kind for c in known if c.kind.endswith("boundary")] == ["boundary"]
+
+
+def test_explain_counts_shards_of_parameters_and_finds_nothing() -> None:
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "zero_optimization": ALL,
+    }
+    found = spmdzero.explain(model(), config, batches(1)[0], stages=())
+    two, three = (found.fit_at(stage).plan[Role.PARAMETER] for stage in (2, 3))
+    # The norms and three of four biases are under min_shard_elements, and stay whole.
+    assert two / 8 < three < two / 7
+    assert found.audit.findings == ()
 
 
 # -- checkpoints -----------------------------------------------------------------------------
