@@ -63,23 +63,13 @@ def kept_apart(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> A
     """
     if func not in _MAY_COPY or not args or args[0].device.type != "xla" or args[0]._base is None:
         return args
-    base, steps = args[0]._base, _functionalization.get_view_meta_sequence(args[0])
+    base = args[0]._base
     empty = torch.empty(base.shape, dtype=base.dtype, device="meta")
-    strided = _functionalization.apply_view_meta_sequence(empty, [*map(_as_view, steps)])
-    made = func(strided, *args[1:], **kwargs)
+    # autograd takes the same view of another base, which has strides.
+    made = func(args[0]._view_func_unsafe(empty), *args[1:], **kwargs)
     if made.untyped_storage()._cdata == empty.untyped_storage()._cdata:
         return args
     return (args[0].clone(), *args[1:])
-
-
-def _as_view(step: Any) -> Any:
-    """The same step of a view, which returns a view of what it is applied to, and no copy."""
-    said = list(step.as_tuple())
-    mode = next(
-        i for i, one in enumerate(said) if isinstance(one, _functionalization.InverseReturnMode)
-    )
-    said[mode - 1] = True
-    return type(step)(tuple(said))
 
 
 @functools.cache
