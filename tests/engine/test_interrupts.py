@@ -5,6 +5,7 @@ An interrupt comes between two lines. Here it is raised at chosen lines of the p
 
 import asyncio
 import copy
+import gc
 import signal
 import sys
 import threading
@@ -178,6 +179,9 @@ def goes_on(engine: spmdzero.Engine, twin: spmdzero.Engine, step: Step, *, lines
 def pair(way: str) -> tuple[spmdzero.Engine, spmdzero.Engine, Step, int]:
     """Two equal engines, how they are trained, and how many lines a step has."""
     step, how = WAYS[way]
+    # What another test's engines hold is gone over in each step until they are collected, which
+    # takes lines: steps would have fewer of them later.
+    gc.collect()
     engine, twin = start(**how), start(**how)
     for _ in range(WARM):
         step(engine), step(twin)
