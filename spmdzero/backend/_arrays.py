@@ -60,11 +60,14 @@ class Arrays(Protocol):
         """
 
     def source_of(self, tensor: Any) -> Any:
-        """What tells the value that `tensor` is, or views, from others as long as it lives.
+        """What tells that which `tensor` is, or views, from others; it lives as long as they do.
 
-        It is hashed by identity and may be weakly referred to. None for what has no such value:
-        what is not on the devices, and anything where views can't be told.
+        It is hashed by identity and may be weakly referred to. A write leaves it as it is. None
+        for what is not on the devices, and for anything where views can't be told.
         """
+
+    def compute_on_demand(self, tensor: torch.Tensor) -> None:
+        """Leaves `tensor` out of the programs that are started, until it is asked for."""
 
     def is_whole(self, tensor: torch.Tensor) -> bool:
         """Whether it is all of its source as it is, rather than a view of it."""

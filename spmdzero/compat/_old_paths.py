@@ -72,8 +72,11 @@ _MADE: dict[str, dict[str, str]] = {
     "runtime.zero": {"compat.zero_contexts": _CONTEXTS},
     "runtime.zero.partition_parameters": {
         "compat.accelerator": "get_accelerator",
-        "compat.zero_contexts": f"{_CONTEXTS} {_KINDS}",
+        "compat.zero_contexts": (
+            f"{_CONTEXTS} {_KINDS} is_zero_param unregister_external_parameter"
+        ),
     },
+    "runtime.zero.utils": {"compat.zero_contexts": "is_zero_param"},
     "runtime.zero.stage_1_and_2": {
         "compat.zero_estimate": _ESTIMATES,
         "engine": "ZeroOptimizer=DeepSpeedZeroOptimizer",
@@ -100,7 +103,9 @@ _MADE: dict[str, dict[str, str]] = {
     },
     "utils.nvtx": {"compat.helpers": "instrument_w_nvtx"},
     "zero": {
-        "compat.zero_contexts": f"DeepSpeedTensorOverride {_CONTEXTS} {_KINDS}",
+        "compat.zero_contexts": (
+            f"DeepSpeedTensorOverride {_CONTEXTS} {_KINDS} unwrap_model_for_generation"
+        ),
         "compat.zero_estimate": _ESTIMATES,
         "plan": "estimate_zero2_model_states_mem_needs",
     },

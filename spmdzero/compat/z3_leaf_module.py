@@ -1,11 +1,13 @@
-"""`deepspeed.utils.z3_leaf_module`: flags that tell ZeRO-3 where to stop, which nothing reads.
+"""`deepspeed.utils.z3_leaf_module`: flags that tell ZeRO-3's hooks where to stop.
 
 Set and found as in DeepSpeed, so that scripts which mark their mixture-of-experts blocks run.
+Nothing reads them: a parameter is gathered where an operation uses it, and no module is hooked.
 """
 
 import torch
 from torch import nn
 
+from spmdzero._logging import log_once
 from spmdzero.errors import SpmdZeroUsageError
 
 
@@ -15,7 +17,7 @@ def z3_leaf_module(model: nn.Module) -> bool:
 
 
 def z3_leaf_parameter(model: torch.Tensor) -> bool:
-    """False: ZeRO-3 never partitioned this parameter."""
+    """False: what is gathered is up to the operation that uses a parameter, not to its module."""
     return hasattr(model, "ds_z3_leaf_module")
 
 
@@ -26,6 +28,10 @@ def get_z3_leaf_modules(model: nn.Module) -> list[nn.Module]:
 
 def set_z3_leaf_module(model: nn.Module, flag: bool) -> None:
     """Flags one module, or takes its flag away."""
+    log_once(
+        "set_z3_leaf_module() flags modules and has no other effect: a parameter is gathered where "
+        "an operation uses it"
+    )
     model._z3_leaf = flag  # type: ignore[assignment]
 
 

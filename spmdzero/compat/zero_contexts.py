@@ -1,14 +1,19 @@
-"""ZeRO-3's contexts below stage 3: parameters are whole, so nothing has to be gathered."""
+"""ZeRO-3's contexts. A parameter has its whole shape at every stage, so none has to be gathered.
+
+At stage 3 its parts rest on the devices between steps, which no script sees: what reads it gets all
+of it, and what writes into it writes each device's part.
+"""
 
 import contextlib
 import enum
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from spmdzero._logging import log_once
 from spmdzero.backend import arrays, runtime
 from spmdzero.config import load_config
 from spmdzero.engine import trained_parameter
@@ -22,7 +27,7 @@ class DeepSpeedTensorOverride(enum.Enum):
 
 
 class ZeroParamType(enum.Enum):
-    """How DeepSpeed holds a parameter; NORMAL is the only one below stage 3."""
+    """How DeepSpeed holds a parameter; here `is_zero_param` says whether it rests as shards."""
 
     NORMAL = 1
     PARTITIONED = 2
@@ -30,7 +35,7 @@ class ZeroParamType(enum.Enum):
 
 
 class ZeroParamStatus(enum.Enum):
-    """Whether a parameter is whole; AVAILABLE is the only one below stage 3."""
+    """Whether a parameter can be read; here each always is, as AVAILABLE says."""
 
     AVAILABLE = 1
     NOT_AVAILABLE = 2
@@ -38,10 +43,12 @@ class ZeroParamStatus(enum.Enum):
 
 
 class Init(contextlib.AbstractContextManager["Init", None]):
-    """Builds a module as without it: below stage 3 parameters are not partitioned.
+    """Builds a module as without it, in this process's memory; `initialize` makes shards of it.
 
-    DeepSpeed's signature. A config that is given is checked, so that stage 3 is refused here and
-    not only by `initialize`. Everything else is without meaning.
+    DeepSpeed's signature. A config that is given is checked, so that what is refused is refused
+    here and not only by `initialize`. Everything else is without meaning. A module that is too
+    large for the host's memory is built by `OnDevice(device="meta")`, and gets its values from
+    `initialize(..., weights=...)`.
 
     Raises:
         SpmdZeroConfigError: the config can't be honoured.
@@ -81,7 +88,7 @@ class Init(contextlib.AbstractContextManager["Init", None]):
 
 
 class GatheredParameters(contextlib.AbstractContextManager[None, None]):
-    """Parameters are whole already; what is written to them inside becomes their fp32 masters.
+    """Parameters are read whole without it; what is written inside becomes their fp32 masters.
 
     Args:
         params: a parameter or several; a module's are `module.parameters()`.
@@ -122,4 +129,28 @@ class GatheredParameters(contextlib.AbstractContextManager[None, None]):
 
 
 def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
-    """Nothing: a parameter that another module's forward uses is whole everywhere."""
+    """Nothing: a parameter is gathered for each operation that uses it, in any module."""
+    log_once(
+        "register_external_parameter() has no effect: a parameter is gathered where an operation "
+        "uses it, whichever module that is in"
+    )
+
+
+def unregister_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
+    """Nothing, as `register_external_parameter`."""
+    log_once("unregister_external_parameter() has no effect: none was registered")
+
+
+def is_zero_param(parameter: Any) -> bool:
+    """Whether a parameter rests as shards, a part of it on each device.
+
+    False for what `stage3_param_persistence_threshold` keeps whole; DeepSpeed's says True of every
+    parameter of a stage 3 engine.
+    """
+    return isinstance(parameter, torch.Tensor) and arrays.is_split(parameter)
+
+
+@contextlib.contextmanager
+def unwrap_model_for_generation(model: Any) -> Iterator[Any]:
+    """Gives the engine itself, whose module generates without hooks at every stage."""
+    yield model

@@ -42,9 +42,10 @@ def _names(names: str) -> tuple[str, ...]:
 
 _ENABLED = {"enabled": False}
 _NO_OFFLOAD = "optimizer states are sharded over the devices' memory, spmdzero doesn't offload them"
-_NO_PARAM_OFFLOAD = "parameters stay replicated in the devices' memory, spmdzero doesn't offload"
-_MORE_DEVICES = "Turn it off, and use stage 2 or more devices where memory is short."
+_NO_PARAM_OFFLOAD = "parameters stay in the devices' memory, spmdzero doesn't offload them"
+_MORE_DEVICES = "Turn it off, and use stage 3 or more devices where memory is short."
 _ONE_PARALLELISM = "spmdzero shards the states of data parallelism and knows no other parallelism"
+_GATHERED = "parameters are gathered in their own dtype, or in autocast's"
 _COLLECTIVES = "collectives run in fp32, bf16 or fp16"
 _COMM_DTYPE = 'Remove the key; "communication_data_type": "bf16" halves what is sent.'
 
@@ -86,10 +87,14 @@ _ZERO: dict[str, OffValue | OffSection] = {
         fix='Write true; "gradient_clipping": 0 turns clipping off.',
     ),
     "legacy_stage1": OffValue(reason="DeepSpeed removed its first implementation of stage 1"),
-    "zero_hpz_partition_size": OffValue(off=1, reason="parameters stay replicated"),
+    "zero_hpz_partition_size": OffValue(
+        off=1,
+        reason="a parameter has one partition, over the mesh axis fsdp",
+        fix='Remove the key; "spmd": {"mesh": {"data": 2, "fsdp": -1}} shards within halves.',
+    ),
     "zero_quantized_gradients": OffValue(reason=_COLLECTIVES, fix=_COMM_DTYPE),
-    "zero_quantized_nontrainable_weights": OffValue(reason="parameters stay replicated"),
-    "zero_quantized_weights": OffValue(reason="parameters stay replicated"),
+    "zero_quantized_nontrainable_weights": OffValue(reason=_GATHERED),
+    "zero_quantized_weights": OffValue(reason=_GATHERED),
 }
 
 _PARALLELISM: dict[str, OffValue | OffSection] = {

@@ -61,6 +61,7 @@ else:
 @offers("_module_methods", ModuleMethods)
 @offers("_checkpoints", Checkpoints)
 @offers("_exports", Exports)
+@offers("_exports", Exports, "_zero3_consolidated_16bit_state_dict")
 class Engine(nn.Module, _Offered):
     """Trains a module under a sharding plan, called as a DeepSpeedEngine is.
 
@@ -169,7 +170,7 @@ class Engine(nn.Module, _Offered):
         return self._training.spmd_config.gradient_clipping
 
     def zero_optimization_stage(self) -> int:
-        """0, 1 or 2."""
+        """0 to 3."""
         return self._training.plan.stage
 
     def train(self, mode: bool = True) -> "Engine":

@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from spmdzero.engine._accumulation import Accumulation
-from spmdzero.errors import SpmdZeroCheckpointError
+from spmdzero.errors import SpmdZeroCheckpointError, UsageValueError
 from spmdzero.formats import (
     Conversion,
     TrainingState,
@@ -35,7 +37,9 @@ class Exports:
         """Writes the module's state dict, in the dtypes that it trains in, as one torch file.
 
         One tensor is in memory at a time. All of them are in the system's temporary folder
-        meanwhile (`tempfile.gettempdir()`), of the first host if there are several.
+        meanwhile (`tempfile.gettempdir()`), of the first host if there are several. At stage 3 it
+        is read from the shards: DeepSpeed writes nothing there, and returns False, unless
+        ``stage3_gather_16bit_weights_on_model_save`` is true.
 
         Args:
             save_dir: the folder, made if need be.
@@ -62,6 +66,37 @@ class Exports:
         state = live_state(self._training, exclude_frozen=exclude_frozen_parameters)
         written_by_the_first_host(state, write)
         return True
+
+    def _zero3_consolidated_16bit_state_dict(
+        self, exclude_frozen_parameters: bool = False
+    ) -> dict[str, torch.Tensor] | None:
+        """The module's state dict, whole and on the CPU, in the dtypes that it trains in.
+
+        What clients ask a stage 3 engine for. Parameters that are tied are one tensor.
+
+        Args:
+            exclude_frozen_parameters: leave out parameters that don't require gradients.
+
+        Returns None on all hosts but the first, as DeepSpeed does on all ranks but the first.
+
+        Raises:
+            UsageValueError: below stage 3.
+            SpmdZeroRuntimeError: of several hosts the first could not read what others hold.
+        """
+        if self._training.plan.stage != 3:
+            raise UsageValueError(
+                "_zero3_consolidated_16bit_state_dict() is stage 3's, and zero_optimization.stage "
+                f"is {self._training.plan.stage}. Use engine.module_state_dict()"
+            )
+        found: dict[str, torch.Tensor] | None = None
+
+        def keep(state: TrainingState) -> None:
+            nonlocal found
+            found = Weights.of(state).state_dict()
+
+        state = live_state(self._training, exclude_frozen=exclude_frozen_parameters)
+        written_by_the_first_host(state, keep)
+        return found
 
     def save_fp16_model(
         self, save_dir: str | os.PathLike[str], save_filename: str = "pytorch_model.bin"

@@ -39,7 +39,7 @@ class ModuleMethods:
         return state
 
     def empty_partition_cache(self) -> None:
-        """Nothing: below stage 3 no parameter is gathered and kept (as in DeepSpeed)."""
+        """Nothing: no gathered parameter outlives the operations that use it."""
 
     def load_module_state_dict(
         self,
@@ -56,7 +56,8 @@ class ModuleMethods:
             checkpoint: holds the state dict under ``"module"``.
             strict: names must match, but for `allowed_missing_keys`.
             custom_load_fn: called as `custom_load_fn(src=..., dst=module)` in place of torch's.
-            fetch_z3_params, z3_params_to_fetch: without meaning below stage 3.
+            fetch_z3_params, z3_params_to_fetch: without meaning: a parameter is written
+                as a whole at every stage.
 
         Raises:
             SpmdZeroUsageError: there is no ``"module"``; names don't match, and

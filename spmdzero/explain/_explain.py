@@ -106,7 +106,7 @@ def explain_engine(
     """Whether this engine's step fits, what it moves, what is wrong, how long it takes.
 
     Trains one step: `gradient_accumulation_steps` micro-batches of these inputs. Only the
-    engine's own stage is compiled; `spmdzero.explain` compiles all three and trains nothing.
+    engine's own stage is compiled; `spmdzero.explain` compiles others too and trains nothing.
     What changes from step to step, `engine.audit` shows.
 
     Args:

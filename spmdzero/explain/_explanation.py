@@ -32,7 +32,7 @@ class Explanation(Shown):
         tokens: per device and step: positions of integer inputs, rows of others.
         counted: which of them.
         xla_flags: the TPU compiler's flags, as ``name=value``.
-        fits: the memory of the stages 0, 1 and 2.
+        fits: the memory of the stages 0 to 3.
         paper_note: when the ZeRO paper's formula applies, or why it doesn't here.
         moves: the traffic of the config's stage on each target that compiled it.
         audit: what is wrong in the programs and, where steps were trained, with those.

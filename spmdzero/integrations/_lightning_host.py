@@ -78,5 +78,5 @@ def own_config(given: Any, strategy: Any) -> bool:
 def register(registry: Any, strategy: type) -> None:
     """Makes `strategy="spmdzero"` known to one of Lightning's registries."""
     registry.register(
-        "spmdzero", strategy, description="ZeRO-1/2 on all devices, by spmdzero", override=True
+        "spmdzero", strategy, description="ZeRO on all devices, by spmdzero", override=True
     )

@@ -125,10 +125,15 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
 
     def _initialize_deepspeed_inference(self, model: Any) -> None:
         assert isinstance(self.config, dict)
-        kept = {key: self.config[key] for key in ("fp16", "bf16", "spmd") if key in self.config}
+        # Below stage 3 nothing of an evaluation is a shard.
+        names = ("fp16", "bf16", "spmd", *(("zero_optimization",) if self.zero_stage_3 else ()))
+        kept = {key: self.config[key] for key in names if key in self.config}
         # In evaluation mode any number of rows will do.
         config = {ROWS: runtime.local_device_count(), **kept}
         self.model, *_ = initialize_for_client(config=config, model=model)
+
+    def model_to_device(self) -> None:
+        """Nothing: the engine has put the module where it trains."""
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs it in the engine's forward; what it logs is logged when the step is under way."""

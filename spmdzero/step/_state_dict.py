@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,6 @@ class WholeStates(LossScaled, LastingState, PlannedOptimizer):
 
     _names: Mapping[torch.Tensor, str]
     _rules: Sequence[UpdateRule]
-    _scalars: Collection[str]
     _plan: ShardingPlan
     _mesh: Mesh
     _applied: torch.Tensor
@@ -128,7 +127,7 @@ class WholeStates(LossScaled, LastingState, PlannedOptimizer):
         runtime.wait()
 
     def _own_shape(self, parameter: torch.Tensor, slot: str) -> tuple[int, ...]:
-        return () if slot in self._scalars else self._plan[self._names[parameter]].shape
+        return self._plan.at_rest(f"{slot}/{self._names[parameter]}").shape
 
     def _fill(self, stored: torch.Tensor, value: Any) -> None:
         self._mesh.overwrite(stored, _device_parts(stored, torch.as_tensor(value)))

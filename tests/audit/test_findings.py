@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 import spmdzero
 from spmdzero.backend import current
+from spmdzero.plan import Role
 from tests.audit.models import (
     GLOBAL,
     HIDDEN,
@@ -48,6 +49,18 @@ def test_nothing_is_found_in_a_sound_model(cfg: dict) -> None:
     assert report.steps == 3
     assert engine.global_steps == 3
     report.strict()
+
+
+@pytest.mark.skipif(current().name != "jax", reason="stage 3 is JAX's")
+def test_nothing_is_found_at_stage_3_where_a_device_holds_an_eighth() -> None:
+    zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
+    cfg = config(spmd={"min_shard_elements": 1}, **BF16) | {"zero_optimization": zero}
+    engine = engine_of(Sound(), cfg)
+    report = spmdzero.audit(engine, batches(3, torch.bfloat16))
+    assert report.findings == ()
+    held, planned = spmdzero.measure(engine), engine.plan.memory()
+    whole = sum(p.numel() * p.element_size() for p in engine.module.parameters())
+    assert held[Role.PARAMETER] == planned[Role.PARAMETER] == whole // 8
 
 
 def test_a_layer_that_mixes_rows_is_a_stray_collective_with_module_and_operation() -> None:

@@ -59,7 +59,7 @@ def dataset() -> TensorDataset:
     return TensorDataset(*(torch.randn(44, WIDTH, generator=generator) for _ in range(2)))
 
 
-def by_loader(case: dict[str, Any]) -> list[float]:
+def by_loader(case: dict[str, Any]) -> tuple[spmdzero.Engine, list[float]]:
     """Losses of two epochs of the engine's own loader, each with an evaluation of fewer rows."""
     torch.manual_seed(0)
     model = Model(case.get("dropout", 0.0))
@@ -78,7 +78,7 @@ def by_loader(case: dict[str, Any]) -> list[float]:
         engine.eval()
         with torch.no_grad():
             losses += [engine(*batch).item() for batch in (rows(7), rows(epoch, MICRO // 2))]
-    return losses
+    return engine, losses
 
 
 def engine_of(case: dict[str, Any]) -> spmdzero.Engine:
@@ -106,7 +106,8 @@ def step_of(engine: spmdzero.Engine, step: int, case: dict[str, Any]) -> float:
 def result_of(case: dict[str, Any]) -> dict[str, Any]:
     """What a host sees of a case."""
     if case.get("style") == "loader":
-        return {"losses": by_loader(case), "weights": {}, "world": runtime.device_count()}
+        engine, losses = by_loader(case)
+        return {"losses": losses, "weights": sums(engine), "world": engine.dp_world_size}
     engine = engine_of(case)
     if "load" in case:
         engine.load_checkpoint(case["load"])
@@ -116,11 +117,15 @@ def result_of(case: dict[str, Any]) -> dict[str, Any]:
         if step + 1 == case.get("save_after"):
             engine.save_checkpoint(case["save"])
             export(engine, case.get("export"))
-    weights = {
-        name: p.detach().cpu().double().sum().item() for name, p in engine.module.named_parameters()
-    }
     moved = moved_by(engine, case) if "mesh" in case.get("config", {}).get("spmd", {}) else []
-    return {"losses": losses, "weights": weights, "world": engine.dp_world_size, "moved": moved}
+    result = {"losses": losses, "weights": sums(engine), "world": engine.dp_world_size}
+    return result | {"moved": moved}
+
+
+def sums(engine: spmdzero.Engine) -> dict[str, float]:
+    """That of each weight's elements."""
+    state = engine.module.state_dict()
+    return {name: tensor.cpu().double().sum().item() for name, tensor in state.items()}
 
 
 def export(engine: spmdzero.Engine, folder: str | None) -> None:

@@ -53,10 +53,21 @@ def _steps(loop: Loop, count: int, *, skip: int = 0) -> list[float]:
     return loop.seen["losses"][before:]
 
 
-def save_and_resume(folder: Path) -> dict[str, Any]:
+_RESUMED = {"gas": 2, "optimizer": "torch", "schedule": "torch", "steps": 10}
+# Of so small a model too a parameter is to rest as shards.
+STAGE_3 = {
+    "stage": 3,
+    "zero": {
+        "stage3_param_persistence_threshold": 0,
+        "stage3_prefetch_bucket_size": "auto",
+        "stage3_max_live_parameters": 1e9,
+    },
+}
+
+
+def save_and_resume(folder: Path, **order: Any) -> dict[str, Any]:
     """Goes on after `save_state`, and once more from `load_state`."""
-    order = {"gas": 2, "optimizer": "torch", "schedule": "torch", "steps": 10}
-    loop, counted = _loop(**order), Counted()
+    loop, counted = _loop(**_RESUMED, **order), Counted()
     loop.accelerator.register_for_checkpointing(counted)
     _steps(loop, 6)
     counted.seen = 6
@@ -64,13 +75,15 @@ def save_and_resume(folder: Path) -> dict[str, Any]:
     straight = _steps(loop, 6, skip=6)
     weights = _weights(loop)
     loop.accelerator.free_memory()
-    return {"straight": straight, "lr": loop.seen["lr"][-1]} | resume(folder, weights)
+    again = resume(folder, weights, **order)
+    return {"straight": straight, "lr": loop.seen["lr"][-1]} | again
 
 
-def resume(folder: Path, weights: dict[str, torch.Tensor] | None = None) -> dict[str, Any]:
+def resume(
+    folder: Path, weights: dict[str, torch.Tensor] | None = None, **order: Any
+) -> dict[str, Any]:
     """What follows from the state that `save_and_resume` saved, on any number of devices."""
-    order = {"gas": 2, "optimizer": "torch", "schedule": "torch", "steps": 10}
-    loop, counted = _loop(**order), Counted()
+    loop, counted = _loop(**_RESUMED, **order), Counted()
     loop.accelerator.register_for_checkpointing(counted)
     loop.accelerator.load_state(str(folder / "state"))
     resumed = _steps(loop, 6, skip=counted.seen)
@@ -85,9 +98,9 @@ def _weights(loop: Loop) -> dict[str, torch.Tensor]:
     return loop.accelerator.get_state_dict(loop.model)
 
 
-def export(folder: Path) -> dict[str, Any]:
+def export(folder: Path, **order: Any) -> dict[str, Any]:
     """Every way to the weights: all hold the trained ones."""
-    loop = _loop(steps=3)
+    loop = _loop(steps=3, **order)
     loop.train()
     accelerator, weights = loop.accelerator, _weights(loop)
     inner = accelerator.unwrap_model(loop.model)
@@ -104,6 +117,17 @@ def export(folder: Path) -> dict[str, Any]:
     device = {str(value.device) for value in weights.values()}
     accelerator.free_memory()
     return {"class": type(inner).__name__, "devices": sorted(device)}
+
+
+def stage_3(folder: Path) -> dict[str, Any]:
+    """A model whose parameters rest as shards is saved, resumed and exported."""
+    from spmdzero.backend import arrays
+
+    loop = _loop(steps=1, **STAGE_3)
+    whole = [n for n, p in loop.model.module.named_parameters() if not arrays.is_split(p)]
+    loop.accelerator.free_memory()
+    told = {"whole": [name for name in whole if "ln" not in name and "bias" not in name]}
+    return told | save_and_resume(folder, **STAGE_3) | export(folder, **STAGE_3)
 
 
 def without_sync(folder: Path) -> dict[str, Any]:
@@ -258,7 +282,7 @@ _REFUSED = (_stage_3, _offload, _two, _second, _plain_backward, _tensor, _hosts)
 FEATURES: dict[str, Callable[[Path], dict[str, Any]]] = {
     feature.__name__: feature
     for feature in (
-        *(save_and_resume, resume, export, without_sync, steady, collectives, refusals),
+        *(save_and_resume, resume, export, stage_3, without_sync, steady, collectives, refusals),
     )
 }
 

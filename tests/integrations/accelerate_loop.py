@@ -24,6 +24,8 @@ DEFAULTS: dict[str, Any] = {
     "steps": STEPS,
     "gas": 1,
     "stage": 2,
+    # More of the config's section.
+    "zero": {},
     "precision": "no",
     # More of the config's section.
     "fp16": {},
@@ -121,7 +123,8 @@ def config_of(order: dict[str, Any]) -> dict[str, Any]:
         "train_batch_size": "auto",
         "gradient_accumulation_steps": order["gas"],
         "gradient_clipping": 1.0,
-        "zero_optimization": {"stage": order["stage"], "reduce_bucket_size": "auto"},
+        "zero_optimization": {"stage": order["stage"], "reduce_bucket_size": "auto"}
+        | order["zero"],
         "bf16": {"enabled": "auto"},
         "fp16": {"enabled": "auto", "initial_scale_power": 8} | order["fp16"],
     }

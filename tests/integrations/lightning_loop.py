@@ -24,7 +24,7 @@ from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from spmdzero.backend import counters
+from spmdzero.backend import arrays, counters
 
 LR = 1e-3
 DEFAULTS: dict[str, Any] = {
@@ -32,6 +32,10 @@ DEFAULTS: dict[str, Any] = {
     "steps": 20,
     "gas": 1,
     "stage": 2,
+    # A section of the config in place of the stage.
+    "zero": None,
+    # Whether the model is made in `configure_model`.
+    "late": False,
     "clip": 1.0,
     "precision": "32-true",
     "schedule": "step",
@@ -44,6 +48,8 @@ DEFAULTS: dict[str, Any] = {
     "folder": None,
     "save_at": None,
     "resume": None,
+    # Whether that one is a file of Lightning's own.
+    "resumes_file": False,
     # Only evaluates a module that no fit has seen; then fits it, by the same Trainer.
     "evaluates_first": False,
     # What the Trainer is told; the processes are as many as there are.
@@ -51,22 +57,30 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
+def gpt2() -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    config = GPT2Config(
+        n_layer=2, n_head=2, n_embd=64, vocab_size=128, n_positions=32, use_cache=False,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    return GPT2LMHeadModel(config)
+
+
 class Lit(lightning.LightningModule):
     """A GPT-2 of 2 layers, 64 wide, that logs and measures as people do."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        config = GPT2Config(
-            n_layer=2, n_head=2, n_embd=64, vocab_size=128, n_positions=32, use_cache=False,
-            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
-        )  # fmt: skip
-        self.order, self.model = order, GPT2LMHeadModel(config)
+        self.order, self.model = order, None if order["late"] else gpt2()
         self.accuracy, self.right = MulticlassAccuracy(128, average="micro"), MeanMetric()
         self.losses: list[torch.Tensor] = []
         if order["frozen"]:
             self.model.transformer.wte.requires_grad_(False)
             self.model.transformer.h[0].requires_grad_(False)
+
+    def configure_model(self) -> None:
+        if self.model is None:
+            self.model = gpt2()
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         out = self.model(**batch)
@@ -112,8 +126,21 @@ class Watch(lightning.Callback):
     def __init__(self, order: dict[str, Any]) -> None:
         self.order, self.norm = order, 0.0
         self.seen: dict[str, list[Any]] = {
-            name: [] for name in ("losses", "logged", "norms", "lr", "validated", "compiled")
+            name: []
+            for name in (*("losses", "logged", "norms", "lr", "validated", "compiled", "in parts"),)
         }
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        self._note_parts(trainer, module)
+
+    def on_test_end(self, trainer: Any, module: Any) -> None:
+        self._note_parts(trainer, module)
+
+    def _note_parts(self, trainer: Any, module: Any) -> None:
+        if getattr(trainer.strategy, "deepspeed_engine", None) is not None:
+            matrices = [p for p in module.parameters() if p.dim() > 1]
+            parts = sum(arrays.is_split(p) for p in matrices)
+            self.seen["in parts"].append(parts / len(matrices))
 
     def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
         grads = [p.grad for p in module.parameters() if p.grad is not None]
@@ -153,7 +180,9 @@ def run(role: str, order: dict[str, Any]) -> dict[str, Any]:
     from spmdzero.integrations.lightning import SpmdZeroStrategy
 
     module, watch = Lit(order), Watch(order)
-    strategy = "auto" if role == "plain" else SpmdZeroStrategy(stage=order["stage"])
+    config = order["zero"] and {"zero_optimization": order["zero"]}
+    told = {"stage": order["stage"], "config": config, "load_full_weights": order["resumes_file"]}
+    strategy = "auto" if role == "plain" else SpmdZeroStrategy(**told)
     held_out = DataLoader(data_of(order, seed=2), batch_size=order["rows"])
     trainer = lightning.Trainer(
         accelerator="cpu", devices=1, strategy=strategy, max_steps=order["steps"], max_epochs=-1,

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-KINDS = ("scenarios", "refusals", "results", "interrupts", "trl")
+KINDS = ("scenarios", "refusals", "results", "interrupts", "stage_3", "trl")
 
 
 def run(name: str, side: Any) -> Any:

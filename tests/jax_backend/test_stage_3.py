@@ -1,10 +1,10 @@
 """Stage 3: parameters rest as shards, are gathered where they are used, and let go."""
 
 import collections
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ import spmdzero
 from spmdzero.backend import arrays
 from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.inspect import StepLedgers, peak_temporary_bytes
+from spmdzero.plan import Role
 from tests.engine.test_trajectories import BF16, FP32, Close, assert_follows
 from tests.support import engines
 from tests.support.trajectory import case_of, recording, run
@@ -87,16 +88,35 @@ WAYS: Ways = {
 }
 
 
-@pytest.mark.parametrize("call", [engines.one_call, engines.three_calls])
-@pytest.mark.parametrize("way", WAYS)
-def test_stage_3_trains_as_stage_2(way: str, call: Callable[..., torch.Tensor]) -> None:
+CALLS = {"one call": engines.one_call, "three calls": engines.three_calls}
+# Every way of running a step, and every form of a gathered parameter, once.
+QUICK = {
+    ("fp32", "three calls"),
+    ("bf16, accumulating", "one call"),
+    ("autocast", "one call"),
+    ("checkpointed", "three calls"),
+    ("two axes", "one call"),
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "call"),
+    [
+        pytest.param(way, call, marks=[pytest.mark.slow] * ((way, call) not in QUICK))
+        for way in WAYS
+        for call in CALLS
+    ],
+)
+def test_stage_3_trains_as_stage_2(way: str, call: str) -> None:
     more, how = WAYS[way]
     found = []
     for zero in ({"stage": 2}, ALL):
         engine = engines.start(model(**how), zero_optimization=zero, **more)
         steps, count = 4, engine.gradient_accumulation_steps()
         given = batches(steps * count)
-        losses = [call(engine, *given[i * count : (i + 1) * count]).item() for i in range(steps)]
+        losses = [
+            CALLS[call](engine, *given[i * count : (i + 1) * count]).item() for i in range(steps)
+        ]
         found.append((losses, engine.get_global_grad_norm()))
     (two, norm), (three, norm_3) = found
     # A gathered parameter has the very numbers of a whole one. What XLA fuses around it may
@@ -197,10 +217,52 @@ def test_what_is_gathered_does_not_add_up_over_the_depth() -> None:
     assert many - few < added * (shards + whole // 8)
 
 
+class Reads(Tied):
+    """Python looks at a value before the first block, and then at what the devices hold."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.blocks[0].norm.bias.abs().sum().item() < 1e6
+        self.held = {array.size for array in jax.live_arrays()}
+        return super().forward(x)
+
+
+def test_what_python_reads_in_the_forward_has_no_parameter_gathered_and_kept() -> None:
+    reads = Reads()
+    engine = engines.start(reads, zero_optimization=ALL)
+    engines.one_call(engine, *batches(1))
+    # A table is the smallest of the large ones; each device would hold all of it.
+    assert max(reads.held) < 8 * WORDS * WIDTH
+
+
+def test_the_program_of_a_step_that_is_not_captured_stays_the_same() -> None:
+    engine = engines.start(model(), zero_optimization=ALL)
+    with engine.observe(lambda graph: None):
+        for batch in batches(3):
+            engines.one_call(engine, batch)
+            # What waits for Python's collector would be a result of the second step.
+            known = engine.programs.compilations
+    assert [c.kind for c in known if c.kind.endswith("boundary")] == ["boundary"]
+
+
+def test_explain_counts_shards_of_parameters_and_finds_nothing() -> None:
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "zero_optimization": ALL,
+    }
+    found = spmdzero.explain(model(), config, batches(1)[0], stages=())
+    two, three = (found.fit_at(stage).plan[Role.PARAMETER] for stage in (2, 3))
+    # The norms and three of four biases are under min_shard_elements, and stay whole.
+    assert two / 8 < three < two / 7
+    assert found.audit.findings == ()
+
+
 # -- checkpoints -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("saved", "loaded"), [(3, 3), (2, 3), (3, 2)])
+@pytest.mark.parametrize(
+    ("saved", "loaded"), [pytest.param(3, 3, marks=pytest.mark.slow), (2, 3), (3, 2)]
+)
 def test_a_checkpoint_of_one_stage_resumes_in_another(
     tmp_path: Path, saved: int, loaded: int
 ) -> None:

@@ -37,12 +37,17 @@ What differs although the name is the same:
   and a `SpmdZeroError`, and so with `ValueError`, `TypeError` and `NotImplementedError`.
 - `zero_to_fp32.load_state_dict_from_zero_checkpoint(engine.module, ...)` moves the module off the
   devices, as in DeepSpeed: its engine refuses to go on, and says so.
-- `utils.safe_get_local_*` and `safe_set_local_*` are ZeRO-3's. Set a tensor as a whole, and
-  `spmdzero.local_shards(engine.named_tensors()["exp_avg/..."])` is what each device holds of it.
+- `utils.safe_get_local_*` and `safe_set_local_*` are refused: a process has several devices, each
+  with a part. Set a tensor as a whole, and `spmdzero.local_shards(parameter)`, or of
+  `engine.named_tensors()["exp_avg/..."]`, is what each device holds of it.
+- `engine.save_16bit_model` and `engine._zero3_consolidated_16bit_state_dict()` give whole weights
+  at stage 3 whatever `stage3_gather_16bit_weights_on_model_save` says. DeepSpeed saves nothing
+  where it is false.
 - `checkpointing.checkpoint` recomputes in the compiled program. `torch.utils.checkpoint` runs, but
   XLA merges its second forward with the first and saves no memory.
-- `zero.Init` and `zero.GatheredParameters` do what they do below stage 3: nothing, but for making
-  masters of what was written with a `modifier_rank`.
+- `zero.Init` and `zero.GatheredParameters` gather and split nothing, as a parameter has its whole
+  shape at every stage. What was written with a `modifier_rank` becomes the masters. At stage 3 a
+  parameter has no `ds_id` and no `ds_status`; `is_zero_param` says whether it rests as shards.
 """
 OF_INSTANCES = """\
 What scripts ask of an engine and its optimizer besides:

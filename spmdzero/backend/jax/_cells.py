@@ -91,11 +91,12 @@ def pending_values() -> list[Value]:
     """What live tensors hold and is not started, each once, in the order in which it was made.
 
     What is computed from an input without data can't be started and is left out, and so is what
-    failed.
+    failed, and what is computed on demand only.
     """
+    values = [cell.value for cell in cells() if cell.value.node is not None]
     found = {
-        id(cell.value): cell.value
-        for cell in cells()
-        if cell.value.node is not None and not (cell.value.stand_in or cell.value.failed)
+        id(value): value
+        for value in values
+        if not (value.stand_in or value.failed or value.on_demand)
     }
     return sorted(found.values(), key=lambda value: value.serial)

@@ -59,12 +59,14 @@ class Value:
         holders: live tensors' cells that hold it.
         uploaded: whether it came from the host as a constant.
         failed: whether JAX couldn't lower what makes it.
+        on_demand: whether it waits until somebody asks for it, where others are computed with the
+            next program.
         replaces: serial of the computed value whose place in a tensor it takes; 0 for none.
     """
 
     __slots__ = (
-        "__weakref__", "array", "dtype", "failed", "holders", "index", "node", "replaces", "serial",
-        "shape", "space", "stand_in", "uploaded",
+        "__weakref__", "array", "dtype", "failed", "holders", "index", "node", "on_demand",
+        "replaces", "serial", "shape", "space", "stand_in", "uploaded",
     )  # fmt: skip
 
     def __init__(
@@ -82,6 +84,7 @@ class Value:
         self.node, self.index, self.array = node, index, array
         self.stand_in, self.serial = stand_in, next(_serial)
         self.holders, self.uploaded, self.failed, self.replaces = 0, False, False, 0
+        self.on_demand = False
 
     @property
     def pending(self) -> bool:

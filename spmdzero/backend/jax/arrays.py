@@ -66,8 +66,13 @@ def value_ids(tensors: Sequence[torch.Tensor]) -> list[Hashable]:
 
 
 def source_of(tensor: Any) -> Any:
-    """What tells the value that `tensor` is, or views, from others as long as it lives."""
-    return tensor.cell.value if isinstance(tensor, LazyTensor) else None
+    """What tells that which `tensor` is, or views, from others; it lives as long as they do."""
+    return tensor.cell if isinstance(tensor, LazyTensor) else None
+
+
+def compute_on_demand(tensor: torch.Tensor) -> None:
+    """Leaves `tensor` out of the programs that are started, until it is asked for."""
+    value_of(tensor).on_demand = True
 
 
 def is_whole(tensor: torch.Tensor) -> bool:

@@ -31,11 +31,13 @@ class _Shard:
         name: the parameter's.
         local: this device's part, in replica space.
         dim: along which the parts are joined.
+        stamp: that of the whole parameter's writes, which no longer is the shard's after one.
     """
 
     name: str
     local: torch.Tensor
     dim: int
+    stamp: Any = None
 
 
 class GatheredAtUse:
@@ -82,7 +84,10 @@ class GatheredAtUse:
 
     def _stand_in(self, shard: _Shard) -> torch.Tensor:
         whole = self._whole(shard, shard.local)
-        self._shards[arrays.source_of(whole)] = shard
+        # It is live as long as autograd keeps it, and a read in between would gather it.
+        arrays.compute_on_demand(whole)
+        stamped = dataclasses.replace(shard, stamp=arrays.write_stamp(whole))
+        self._shards[arrays.source_of(whole)] = stamped
         return whole
 
     def _whole(self, shard: _Shard, local: torch.Tensor) -> torch.Tensor:
@@ -94,7 +99,8 @@ class GatheredAtUse:
         if func.is_view or func._schema.is_mutable:
             # A view is one of the stand-in; what is written in place is the stand-in's own.
             return func(*args, **kwargs)
-        if func is _CAST and (shard := self._shard_of(args[0])) is not None:
+        shard = self._shard_of(args[0]) if func is _CAST and arrays.is_whole(args[0]) else None
+        if shard is not None:
             cast = func(shard.local, *args[1:], **kwargs)
             return self._stand_in(dataclasses.replace(shard, local=cast))
         args, kwargs = tree_map_only(torch.Tensor, self._operand, (args, kwargs))
@@ -105,12 +111,11 @@ class GatheredAtUse:
     def _shard_of(self, tensor: Any) -> _Shard | None:
         source = arrays.source_of(tensor)
         shard = None if source is None else self._shards.get(source)
-        whole = shard is not None and arrays.is_whole(tensor)
-        return shard if whole else None
+        written = shard is not None and arrays.write_stamp(tensor) != shard.stamp
+        return None if written else shard
 
     def _operand(self, tensor: torch.Tensor) -> torch.Tensor:
-        source = arrays.source_of(tensor)
-        shard = None if source is None else self._shards.get(source)
+        shard = self._shard_of(tensor)
         if shard is None:
             return tensor
         if id(shard) in self._live:

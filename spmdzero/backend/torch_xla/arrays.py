@@ -124,6 +124,11 @@ def source_of(tensor: Any) -> Any:
     return None
 
 
+def compute_on_demand(tensor: torch.Tensor) -> None:
+    """See `Arrays`; torch_xla starts all that is live."""
+    raise NotImplementedError
+
+
 def is_whole(tensor: torch.Tensor) -> bool:
     """See `Arrays`; False, as no source is known."""
     return False

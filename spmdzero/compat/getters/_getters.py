@@ -155,6 +155,15 @@ class ConfigGetters:
         """Whether parameters rest as shards: stage 3."""
         return self._settings.zero_optimization.stage == 3
 
+    def zero_gather_16bit_weights_on_model_save(self) -> bool:
+        """Whether `save_16bit_model` writes whole weights of shards: at stage 3 always.
+
+        Below it the config's `stage3_gather_16bit_weights_on_model_save`, as in DeepSpeed. Its
+        clients ask before they save a model, and save a checkpoint in its place if it says no.
+        """
+        zero = self._settings.zero_optimization
+        return zero.stage == 3 or zero.stage3_gather_16bit_weights_on_model_save
+
     def zero_overlap_comm(self) -> bool:
         """The config's `overlap_comm`; DeepSpeed turns it on by itself in stage 3 only."""
         return bool(self._settings.zero_optimization.overlap_comm)

@@ -44,7 +44,7 @@ KEYS = (
         "zero_",
         """prefetch_bucket_size param_persistence_threshold model_persistence_threshold
         max_live_parameters max_reuse_distance module_granularity_threshold
-        gather_16bit_weights_on_model_save allgather_sequential""",
+        allgather_sequential""",
     ),
 )
 _ONE_PARALLELISM = "there is no model, tensor or sequence parallelism"

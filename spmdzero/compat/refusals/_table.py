@@ -31,7 +31,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         """,
     ),
     (
-        "spmdzero is data-parallel ZeRO-1/2; there is no tensor, pipeline or expert parallelism",
+        "spmdzero is data-parallel ZeRO; there is no tensor, pipeline or expert parallelism",
         "Train with `spmdzero.initialize`; models that don't fit need another tool",
         """
         tp_model_init set_autotp_mode merge_tp_model_init_into_config record_tp_model_init_args
@@ -143,18 +143,34 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         """,
     ),
     (
-        "ZeRO-3 partitions parameters; at stages 1 and 2 every device holds them whole",
-        "Use the parameters directly; `spmdzero.local_shards(tensor)` shows what each device holds",
+        "DeepSpeed's stage 3 hooks modules; here the compiled step gathers a parameter where an "
+        "operation uses it",
+        'Write "zero_optimization": {"stage": 3}, and use modules and parameters directly: '
+        "`spmdzero.zero.GatheredParameters` and `spmdzero.zero.Init` are here",
         """
         runtime.zero: stage3 partitioned_param_coordinator parameter_offload tiling linear mics
         zero: DeepSpeedZeRoOffload TiledLinear TiledLinearReturnBias
-          estimate_zero3_model_states_mem_needs unwrap_model_for_generation
-          estimate_zero3_model_states_mem_needs_all_live
-          estimate_zero3_model_states_mem_needs_all_cold
-        utils: safe_get_local_fp32_param safe_get_local_grad safe_get_local_optimizer_state
-          safe_set_local_optimizer_state safe_set_local_fp32_param safe_set_local_grad
         runtime.zero.partition_parameters: zero_wrapper_for_fp_tensor_constructor
           _orig_torch_arange
+        """,
+    ),
+    (
+        "DeepSpeed's estimate of stage 3 is about its own buffers and what it offloads",
+        "`spmdzero explain`, or `engine.explain`, says what a step needs at each stage",
+        """
+        zero: estimate_zero3_model_states_mem_needs
+          estimate_zero3_model_states_mem_needs_all_live
+          estimate_zero3_model_states_mem_needs_all_cold
+        """,
+    ),
+    (
+        "a process has several devices with a part on each, of which none is the local one",
+        "`spmdzero.local_shards(tensor)` shows what each device holds of a parameter, and of "
+        '`engine.named_tensors()["exp_avg/..."]`; `safe_get_full_...` and `safe_set_full_...` of '
+        "`spmdzero.utils` read and set a tensor as a whole",
+        """
+        utils: safe_get_local_fp32_param safe_get_local_grad safe_get_local_optimizer_state
+          safe_set_local_optimizer_state safe_set_local_fp32_param safe_set_local_grad
         """,
     ),
     (
