@@ -253,6 +253,28 @@ def test_an_expanded_tensor_that_only_has_more_dims_is_written(mesh: Mesh) -> No
         assert torch.equal(written.cpu(), torch.full((2, 3), 2, dtype=dtype))
 
 
+def test_what_squeeze_leaves_as_it_is_is_written(mesh: Mesh) -> None:
+    calls: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        lambda x: x.squeeze(),
+        lambda x: x.squeeze(-1),
+        lambda x: x.squeeze((0, 1)),
+        lambda x: x.squeeze_(),
+        lambda x: x.squeeze_(0),
+        lambda x: x.squeeze_((0, 1)),
+    ]
+    new = torch.arange(6.0).reshape(2, 3)
+    for call in calls:
+        x = torch.ones(2, 3, device=runtime.device()) * 1
+        squeezed = call(x)
+        # Nothing else holds what is uploaded.
+        squeezed.copy_(new.to(runtime.device()))
+        runtime.sync()
+        assert torch.equal(x.cpu(), new)
+        assert torch.equal(squeezed.cpu(), new)
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        x.squeeze(2)
+
+
 def test_what_torch_refuses_to_write_is_refused_in_a_forward(mesh: Mesh) -> None:
     kept = {name: lambda x, f=f: f(x.new_ones(4, dtype=torch.long)) for name, f in REFUSED.items()}
     found = in_region(kept, mesh)

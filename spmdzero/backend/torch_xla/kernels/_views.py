@@ -29,8 +29,14 @@ _UNWRITABLE = (_functionalization.expand_ViewMeta, _functionalization.unfold_Vie
 
 @functools.cache
 def mend_views() -> None:
-    """Has an `expand` that only adds dims be written as any view, and `as_strided_` refused."""
+    """Has them be written as any view, and `as_strided_` refused.
+
+    They are an `expand` that only adds dims and a `squeeze` of none.
+    """
     wrap_kernel("expand", _adding_dims, key="Functionalize")
+    for dims in ("", ".dim", ".dims"):
+        wrap_kernel(f"squeeze{dims}", _squeezing, key="Functionalize")
+        wrap_kernel(f"squeeze_{dims}", _squeezing_in_place, key="Functionalize")
     put_kernel("as_strided_", _refuse_strides, key="Functionalize")
 
 
@@ -47,6 +53,29 @@ def _adding_dims(kernel: Kernel) -> Kernel:
         return view
 
     return expand
+
+
+def _squeezing(kernel: Kernel) -> Kernel:
+    def squeeze(keys: Any, tensor: torch.Tensor, *dims: Any) -> Any:
+        if _squeezes(tensor, dims):
+            return kernel(keys, tensor, *dims)
+        # torch's way back would give the base the view's own value. torch_xla then donates the
+        # buffer of the one to the other, and neither can be read.
+        return torch.ops.aten.alias.default(tensor)
+
+    return squeeze
+
+
+def _squeezing_in_place(kernel: Kernel) -> Kernel:
+    def squeeze_(keys: Any, tensor: torch.Tensor, *dims: Any) -> Any:
+        return kernel(keys, tensor, *dims) if _squeezes(tensor, dims) else tensor
+
+    return squeeze_
+
+
+def _squeezes(tensor: torch.Tensor, dims: tuple[Any, ...]) -> bool:
+    like = torch.empty(tensor.shape, device="meta")
+    return like.squeeze(*dims).dim() < like.dim()
 
 
 def _refuse_strides(*_: Any, **__: Any) -> Any:
