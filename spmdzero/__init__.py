@@ -1,4 +1,4 @@
-"""ZeRO-1/2 as sharding annotations: DeepSpeed's engine on PyTorch/XLA SPMD."""
+"""ZeRO as sharding annotations: DeepSpeed's engine on PyTorch/XLA SPMD."""
 
 import importlib
 import re

@@ -61,7 +61,7 @@ def initialize(
         lr_scheduler: None takes the config's; one bound to `optimizer`, or a callable making it.
         distributed_port: without meaning, the launcher's environment names the port.
         dist_init_required: False requires that `init_distributed` was called before.
-        mpu, mesh_param: refused, tensor parallelism is not ZeRO-1/2.
+        mpu, mesh_param: refused, tensor parallelism is not ZeRO's.
         collate_fn: samples -> batch, for the loader.
         config: path of a DeepSpeed JSON, or its dict. `config_params` is the old name.
         weights: spmdzero's own: a safetensors file, its index, a folder with either, or a function

@@ -78,7 +78,7 @@ def require_module(model: object, **refused: object) -> nn.Module:
     for name, value in refused.items():
         if value is not None:
             raise SpmdZeroUsageError(
-                f"initialize({name}=...): spmdzero is data-parallel ZeRO-1/2, it has no model "
+                f"initialize({name}=...): spmdzero is data-parallel ZeRO, it has no model "
                 'parallelism. Leave it out; "spmd": {"mesh": ...} shapes the data axes'
             )
     return model

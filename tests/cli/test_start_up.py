@@ -43,7 +43,7 @@ def test_check_imports_no_torch_and_its_status_says_whether_a_key_is_refused(
     tmp_path: Path,
 ) -> None:
     config = tmp_path / "ds.json"
-    for stage, status in ((2, 0), (3, 1)):
+    for stage, status in ((2, 0), (4, 1)):
         config.write_text(
             json.dumps({"train_batch_size": 8, "zero_optimization": {"stage": stage}})
         )

@@ -48,7 +48,10 @@ def test_the_model_stays_as_it_was(explained: tuple[Explanation, torch.nn.Module
 
 
 def test_compilers_paper_and_deepspeed_count_the_same_states(explanation: Explanation) -> None:
-    for fit in explanation.fits:
+    *compiled, third = explanation.fits
+    # It is compiled where the config asks for it: torch_xla can't.
+    assert third.compiled == ()
+    for fit in compiled:
         (cpu,) = fit.compiled
         assert cpu.target == "cpu:8"
         # Beside the states, an input is the batch, or a scalar such as the learning rate.
@@ -56,10 +59,10 @@ def test_compilers_paper_and_deepspeed_count_the_same_states(explanation: Explan
         assert cpu.memory.peak > cpu.memory.arguments
         assert (cpu.hbm_bytes, cpu.fits) == (None, None)
     papers = [fit.paper for fit in explanation.fits]
-    assert papers == [16 * PSI, round(5.5 * PSI), round(3.75 * PSI)]
+    assert papers == [16 * PSI, round(5.5 * PSI), round(3.75 * PSI), 2 * PSI]
     # 2Ψ + 18Ψ/N (DeepSpeed's runtime/zero/stage_1_and_2.py).
     estimates = [fit.deepspeed for fit in explanation.fits]
-    assert estimates == [None, None, 2 * PSI + int(18 * PSI / 8)]
+    assert estimates == [None, None, 2 * PSI + int(18 * PSI / 8), None]
     # Stage 2 shards the accumulator.
     accumulators = [fit.plan[Role.ACCUMULATOR] for fit in explanation.fits]
     assert accumulators[0] == accumulators[1] > 4 * accumulators[2]
@@ -150,7 +153,7 @@ def test_an_engine_explains_its_own_stage_by_training_one_step() -> None:
     engine, *_ = spmdzero.initialize(model=make_model(), config=config(stage=1))
     explanation = engine.explain(*make_batch(0, 0))
     assert engine.global_steps == 1
-    assert [len(fit.compiled) for fit in explanation.fits] == [0, 1, 0]
+    assert [len(fit.compiled) for fit in explanation.fits] == [0, 1, 0, 0]
     micro, boundary = explanation.moves_on("cpu:8").programs
     assert [c.role for c in micro.ledger.collectives] == ["output"]
     assert boundary.ledger.of_role("gradient")
