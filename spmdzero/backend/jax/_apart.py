@@ -75,7 +75,7 @@ def mesh_of_host(mesh: Mesh) -> Mesh:
 
 
 def as_held(leaves: Sequence[Value], mesh: Mesh) -> list[jax.Array]:
-    """What this host's devices hold of each, as arrays of theirs; nothing is copied."""
+    """What this host's devices hold of each, as arrays of theirs; only one device's is copied."""
     own = mesh_of_host(mesh)
     found = []
     for leaf in leaves:
@@ -85,7 +85,11 @@ def as_held(leaves: Sequence[Value], mesh: Mesh) -> list[jax.Array]:
             how = _own.sharding(leaf.shape, own)
         else:
             how = NamedSharding(own, PartitionSpec())
-        found.append(_rejoined(leaf.array, shape, how))
+        if len(leaf.array.addressable_shards) < own.size:
+            # What was computed of nothing, such as torch.zeros, is on one device.
+            found.append(jax.device_put(leaf.array, how))
+        else:
+            found.append(_rejoined(leaf.array, shape, how))
     return found
 
 
