@@ -36,7 +36,16 @@ def _leave_out_log_lines(notebook: nbformat.NotebookNode) -> None:
     """
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            cell.outputs = [output for output in cell.outputs if not _is_log(output)]
+            kept: list[nbformat.NotebookNode] = []
+            for output in cell.outputs:
+                if _is_log(output):
+                    continue
+                if kept and output.get("name") and output.get("name") == kept[-1].get("name"):
+                    # A line between two parts of a stream had cut it.
+                    kept[-1].text += output.text
+                else:
+                    kept.append(output)
+            cell.outputs = kept
 
 
 def _is_log(output: nbformat.NotebookNode) -> bool:
