@@ -22,9 +22,8 @@ from spmdzero.errors import SpmdZeroRuntimeError
 
 HOSTS = "SPMDZERO_HOSTS"
 """Variable in which a launcher names the hosts, with commas between them."""
-FIRST, EACH = 5.0, 30.0
-"""Seconds of waiting after which it is said, and between two lines."""
-SLICE = 0.2
+# Seconds of waiting after which it is said, and between two lines; those of one slice.
+_FIRST, _EACH, _SLICE = 5.0, 30.0, 0.2
 # Seconds between two questions to the store; which of a thousand hosts are missing costs more.
 _PAUSE, _LOOK = 0.05, 1.0
 _CONNECT = 2.0
@@ -54,30 +53,72 @@ def call_roll(
         SpmdZeroRuntimeError: hosts are missing after `timeout`; it names them.
     """
     call = _Call(connect, rank, count)
-    begun = time.monotonic()
-    limit, next_line = timeout.total_seconds(), FIRST
+
+    def late() -> SpmdZeroRuntimeError:
+        # The launcher goes by that where it starts again without a host.
+        tell("blames", [call.missing[0], False])
+        return SpmdZeroRuntimeError(
+            f"{_named(call.missing, count)} didn't come {where} in {timeout.total_seconds():g} s "
+            f"(DEEPSPEED_TIMEOUT counts minutes). Host {rank} can't train without: see whether the "
+            "script runs there, and whether that address is reached from there"
+        )
+
     try:
-        while not call.wait(SLICE):
-            waited = time.monotonic() - begun
-            missing = _named(call.missing, count)
-            if waited > limit:
-                # The launcher goes by that where it starts again without a host.
-                tell("blames", [call.missing[0], False])
-                raise SpmdZeroRuntimeError(
-                    f"{missing} didn't come {where} in {limit:g} s (DEEPSPEED_TIMEOUT counts "
-                    f"minutes). Host {rank} can't train without: see whether the script runs "
-                    "there, and whether that address is reached from there"
-                )
-            if waited > next_line:
-                next_line += EACH
-                print(
-                    f"spmdzero: waiting for {missing} {where}: {waited:.0f} s of {limit:g} s",
-                    file=sys.stderr,
-                    flush=True,
-                )
+        return in_slices(
+            call.run,
+            name="spmdzero-roll-call",
+            what=lambda: f"waiting for {_named(call.missing, count)} {where}",
+            timeout=timeout,
+            late=late,
+        )
     finally:
         call.left = True
-    return call.result()
+
+
+def in_slices(
+    call: Callable[[], Any],
+    *,
+    name: str,
+    what: Callable[[], str],
+    timeout: datetime.timedelta,
+    late: Callable[[], Exception],
+) -> Any:
+    """What `call` returns, which waits in C++; this thread hears Ctrl-C meanwhile.
+
+    After 5 s, and then each 30 s, it says on stderr that it waits.
+
+    Args:
+        call: runs in a thread of its own, and goes on there where this one leaves.
+        name: the thread's.
+        what: says at any time what is waited for.
+        timeout: for all of it.
+        late: makes what is raised after `timeout`.
+    """
+    returned, raised = list[Any](), list[BaseException]()
+
+    def run() -> None:
+        try:
+            returned.append(call())
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    begun, next_line, limit = time.monotonic(), _FIRST, timeout.total_seconds()
+    thread.start()
+    while True:
+        thread.join(_SLICE)
+        if not thread.is_alive():
+            break
+        waited = time.monotonic() - begun
+        if waited > limit:
+            raise late()
+        if waited > next_line:
+            next_line += _EACH
+            line = f"spmdzero: {what()}: {waited:.0f} s of {limit:g} s"
+            print(line, file=sys.stderr, flush=True)
+    if raised:
+        raise raised[0]
+    return returned[0]
 
 
 def tcp_store(address: str, port: int, *, rank: int, timeout: datetime.timedelta) -> Any:
@@ -106,7 +147,7 @@ def _await_listener(address: str, port: int, timeout: datetime.timedelta) -> Non
         with contextlib.suppress(OSError):
             socket.create_connection((address, port), timeout=_CONNECT).close()
             return
-        time.sleep(SLICE)
+        time.sleep(_SLICE)
 
 
 def _named(ranks: Sequence[int], count: int) -> str:
@@ -116,7 +157,7 @@ def _named(ranks: Sequence[int], count: int) -> str:
 
 
 class _Call:
-    """The thread that talks to the store.
+    """What talks to the store, in a thread of its own.
 
     Attributes:
         missing: ranks of hosts that haven't come yet, as far as is known.
@@ -129,35 +170,19 @@ class _Call:
         # Nothing is known of the rest before the first has answered.
         self.missing = self._others if rank == 0 else [0]
         self.left = False
-        self._store: Any = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="spmdzero-roll-call", daemon=True)
-        self._thread.start()
 
-    def wait(self, seconds: float) -> bool:
-        """Whether it is done; Ctrl-C comes through."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
-
-    def result(self) -> Any:
-        """The store; raises what the thread was ended by."""
-        if self._error is not None:
-            raise self._error
-        return self._store
-
-    def _run(self) -> None:
-        try:
-            self._store = store = self._connect()
-            store.set(_key(self._rank), "here")
-            self.missing, looked = self._others, time.monotonic()
-            while not self.left and not store.check([_key(rank) for rank in self.missing]):
-                if time.monotonic() - looked > _LOOK:
-                    # Where the last have come meanwhile, the next question finds them all here.
-                    missing = [rank for rank in self.missing if not store.check([_key(rank)])]
-                    self.missing, looked = missing or self.missing, time.monotonic()
-                time.sleep(_PAUSE)
-        except BaseException as error:
-            self._error = error
+    def run(self) -> Any:
+        """The store, once all have come."""
+        store = self._connect()
+        store.set(_key(self._rank), "here")
+        self.missing, looked = self._others, time.monotonic()
+        while not self.left and not store.check([_key(rank) for rank in self.missing]):
+            if time.monotonic() - looked > _LOOK:
+                # Where the last have come meanwhile, the next question finds them all here.
+                missing = [rank for rank in self.missing if not store.check([_key(rank)])]
+                self.missing, looked = missing or self.missing, time.monotonic()
+            time.sleep(_PAUSE)
+        return store
 
 
 def _key(rank: int) -> str:

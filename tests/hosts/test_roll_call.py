@@ -1,11 +1,13 @@
 """A host that waits for another says so, hears Ctrl-C, and names in the end who hasn't come."""
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -25,43 +27,43 @@ def said_by(host: Host, what: str) -> str:
     return errors
 
 
-def test_a_host_that_waits_says_for_whom_and_ends_by_ctrl_c() -> None:
-    ports = [free_port(), free_port()]
-    # Hosts of two jobs, each of which waits for the one that isn't there.
+@contextlib.contextmanager
+def alone(*places: dict[str, str]) -> Iterator[list[Host]]:
+    """Hosts of a job each, the first of one and the second of another, that wait for the others."""
     waiting = [
-        Host(rank, ("-m", "tests.hosts.alone"), devices=1, variables=by_torchrun(rank, 2, port))
-        for rank, port in enumerate(ports)
+        Host(rank, ("-m", "tests.hosts.alone"), devices=1, variables=variables)
+        for rank, variables in enumerate(places)
     ]
     try:
-        for host, port in zip(waiting, ports, strict=True):
-            said_by(host, f"spmdzero: waiting for host {1 - host.rank} of 2 at 127.0.0.1:{port}: ")
-            os.kill(host.process.pid, signal.SIGINT)
-            assert host.wait(SECONDS) != 0
-            assert "KeyboardInterrupt" in host.said()[1]
+        yield waiting
     finally:
         for host in waiting:
             host.end()
 
 
+def assert_ends_by_ctrl_c(host: Host) -> None:
+    os.kill(host.process.pid, signal.SIGINT)
+    assert host.wait(SECONDS) != 0
+    assert "KeyboardInterrupt" in host.said()[1]
+
+
+def test_a_host_that_waits_says_for_whom_and_ends_by_ctrl_c() -> None:
+    ports = [free_port(), free_port()]
+    with alone(*(by_torchrun(rank, 2, port) for rank, port in enumerate(ports))) as waiting:
+        for host, port in zip(waiting, ports, strict=True):
+            said_by(host, f"spmdzero: waiting for host {1 - host.rank} of 2 at 127.0.0.1:{port}: ")
+            assert_ends_by_ctrl_c(host)
+
+
 def test_a_host_of_a_detected_cluster_that_waits_says_so_and_ends_by_ctrl_c() -> None:
-    # Each waits for the other of its job of Slurm's, which isn't there.
-    waiting = [
-        Host(rank, ("-m", "tests.hosts.alone"), devices=1, variables=by_slurm(rank, 2, free_port()))
-        for rank in range(2)
-    ]
-    try:
+    with alone(*(by_slurm(rank, 2, free_port()) for rank in range(2))) as waiting:
         for host in waiting:
             line = (
                 rf"spmdzero: host {host.rank} of 2 waits for the others at localhost:\d+, as JAX "
             )
             errors = said_by(host, "waits for the others")
             assert re.search(line + r"has found them: \d+ s of 600 s\n", errors), errors
-            os.kill(host.process.pid, signal.SIGINT)
-            assert host.wait(SECONDS) != 0
-            assert "KeyboardInterrupt" in host.said()[1]
-    finally:
-        for host in waiting:
-            host.end()
+            assert_ends_by_ctrl_c(host)
 
 
 @pytest.mark.slow

@@ -1,19 +1,13 @@
-"""Waiting for the hosts of a cluster that JAX detects: says so, and ends by Ctrl-C.
-
-JAX waits in C++, silent and deaf to signals. So a thread of its own calls it, and this one waits in
-slices.
-"""
+"""Waiting for the hosts of a cluster that JAX detects: says so, and ends by Ctrl-C."""
 
 import datetime
-import sys
-import threading
-import time
+import functools
 from typing import Any
 
 import jax
 from jax._src import distributed
 
-from spmdzero.backend._roll_call import EACH, FIRST, SLICE
+from spmdzero.backend._roll_call import in_slices
 from spmdzero.errors import SpmdZeroRuntimeError
 
 # JAX aborts the process where its own limit is over.
@@ -33,31 +27,17 @@ def initialize(*, timeout: datetime.timedelta, **how: Any) -> None:
         SpmdZeroRuntimeError: they haven't.
     """
     limit = timeout.total_seconds()
-    raised: list[BaseException] = []
 
-    def call() -> None:
-        try:
-            jax.distributed.initialize(initialization_timeout=int(limit) + _LATER, **how)
-        except BaseException as error:
-            raised.append(error)
+    def late() -> SpmdZeroRuntimeError:
+        return SpmdZeroRuntimeError(
+            f"{_who()}, and {limit:.0f} s are over (DEEPSPEED_TIMEOUT counts minutes). See whether "
+            "the script runs on each host, and whether that address is reached from it"
+        )
 
-    thread = threading.Thread(target=call, name="spmdzero-detected", daemon=True)
-    begun, next_line = time.monotonic(), FIRST
-    thread.start()
-    while thread.is_alive():
-        thread.join(SLICE)
-        waited = time.monotonic() - begun
-        if waited > limit:
-            raise SpmdZeroRuntimeError(
-                f"{_who()}, and {limit:.0f} s are over (DEEPSPEED_TIMEOUT counts minutes). See "
-                "whether the script runs on each host, and whether that address is reached from it"
-            )
-        if waited > next_line:
-            next_line += EACH
-            line = f"spmdzero: {_who()}: {waited:.0f} s of {limit:.0f} s"
-            print(line, file=sys.stderr, flush=True)
-    if raised:
-        raise raised[0]
+    call = functools.partial(
+        jax.distributed.initialize, initialization_timeout=int(limit) + _LATER, **how
+    )
+    in_slices(call, name="spmdzero-detected", what=_who, timeout=timeout, late=late)
 
 
 def _who() -> str:
