@@ -59,22 +59,6 @@ class Arrays(Protocol):
         when a pending tensor is computed.
         """
 
-    def source_of(self, tensor: Any) -> Any:
-        """What tells that which `tensor` is, or views, from others; it lives as long as they do.
-
-        It is hashed by identity and may be weakly referred to. A write leaves it as it is. None
-        for what is not on the devices, and for anything where views can't be told.
-        """
-
-    def compute_on_demand(self, tensor: torch.Tensor) -> None:
-        """Leaves `tensor` out of the programs that are started, until it is asked for."""
-
-    def is_whole(self, tensor: torch.Tensor) -> bool:
-        """Whether it is all of its source as it is, rather than a view of it."""
-
-    def viewed_as(self, tensor: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-        """Of `whole`, what `tensor` is of its source."""
-
     def set_value(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Makes `tensor`, what is detached from it and its views hold what `value` holds."""
 

@@ -91,9 +91,6 @@ class Mesh(Protocol):
     def all_reduce(self, local: torch.Tensor, *, axis: str) -> torch.Tensor:
         """The sum over an axis, in replica space."""
 
-    def all_gather(self, local: torch.Tensor, *, axis: str, dim: int) -> torch.Tensor:
-        """What the devices of an axis have, joined along `dim`; in replica space."""
-
     def sum_partial(self, partial: torch.Tensor) -> torch.Tensor:
         """The sum over dim 0 of a Partial `[n, *shape]`, in its dtype, which crosses the wire."""
 

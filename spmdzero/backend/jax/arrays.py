@@ -14,7 +14,7 @@ from spmdzero.backend._arrays import Form
 from spmdzero.backend.jax import _dispatch, _host, _unasked, _writes
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._graph import mark_of
-from spmdzero.backend.jax._tensor import OWN, LazyTensor, alias_of, meta_of
+from spmdzero.backend.jax._tensor import OWN, LazyTensor
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax.mesh import ordered_shards
@@ -63,30 +63,6 @@ def write_stamp(tensor: torch.Tensor) -> tuple[int, int]:
 def value_ids(tensors: Sequence[torch.Tensor]) -> list[Hashable]:
     """One for each tensor: the same as before where nothing was written into it."""
     return [value_of(tensor).serial for tensor in tensors]
-
-
-def source_of(tensor: Any) -> Any:
-    """What tells that which `tensor` is, or views, from others; it lives as long as they do."""
-    return tensor.cell if isinstance(tensor, LazyTensor) else None
-
-
-def compute_on_demand(tensor: torch.Tensor) -> None:
-    """Leaves `tensor` out of the programs that are started, until it is asked for."""
-    value_of(tensor).on_demand = True
-
-
-def is_whole(tensor: torch.Tensor) -> bool:
-    """Whether it is all of its source as it is, rather than a view of it."""
-    return isinstance(tensor, LazyTensor) and not tensor.steps
-
-
-def viewed_as(tensor: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """Of `whole`, what `tensor` is of its source."""
-    assert isinstance(tensor, LazyTensor)
-    assert isinstance(whole, LazyTensor)
-    if not tensor.steps:
-        return whole
-    return alias_of(whole, tensor.steps, meta_of(tensor), int(tensor.storage_offset()))
 
 
 def set_value(tensor: torch.Tensor, value: torch.Tensor) -> None:

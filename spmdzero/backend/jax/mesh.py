@@ -184,19 +184,6 @@ class DeviceMesh:
         op = MeshOp(key, summed, Space.REPLICA, mesh=self.devices)
         return over(record(op, (own_value(local),), {}, [(tuple(local.shape), local.dtype)])[0])
 
-    def all_gather(self, local: torch.Tensor, *, axis: str, dim: int) -> torch.Tensor:
-        """What the devices of an axis have, joined along `dim`; in replica space."""
-        shape = list(local.shape)
-        shape[dim] *= self._parts(axis)
-
-        def gathered(array: jax.Array) -> jax.Array:
-            return jax.lax.all_gather(array, axis, axis=dim, tiled=True)
-
-        op = MeshOp(
-            ("all_gather", axis, dim, *self._key), gathered, Space.REPLICA, mesh=self.devices
-        )
-        return over(record(op, (own_value(local),), {}, [(shape, local.dtype)])[0])
-
     def sum_partial(self, partial: torch.Tensor) -> torch.Tensor:
         """The sum over dim 0 of a Partial `[n, *shape]`, in its dtype, which crosses the wire.
 

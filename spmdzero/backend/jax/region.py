@@ -17,9 +17,10 @@ from spmdzero.backend._region import (
     ignore_writes,
 )
 from spmdzero.backend.jax._around import JaxAround
+from spmdzero.backend.jax._gathering import JaxGathering
 from spmdzero.backend.jax._reads import watch_reads
 from spmdzero.backend.jax.mesh import DeviceMesh
-from spmdzero.backend.replica import GlobalForward, ReplicaRegion
+from spmdzero.backend.replica import GatheredAtUse, GlobalForward, ReplicaRegion
 from spmdzero.backend.scan import Scan
 from spmdzero.plan import Layout
 
@@ -43,9 +44,10 @@ def replica_region(
     around = JaxAround(
         module, autocast=autocast, attention=attention, scan=scan, recompute=recompute
     )
+    gathered = GatheredAtUse(mesh, layouts, JaxGathering(mesh)) if layouts else None
     return ReplicaRegion(
         mesh=mesh, module=module, sink=sink, rules=rules, around=around, seed=seed, wrote=wrote,
-        layouts=layouts,
+        gathered=gathered,
     )  # fmt: skip
 
 

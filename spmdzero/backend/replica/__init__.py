@@ -2,6 +2,7 @@
 
 from spmdzero.backend.replica._around import Around, FollowError, Quirks
 from spmdzero.backend.replica._boundary import refuse_leak
+from spmdzero.backend.replica._gathered import GatheredAtUse, Gathering
 from spmdzero.backend.replica._global import GlobalForward
 from spmdzero.backend.replica._manual import leave_stacked, read_stacked
 from spmdzero.backend.replica._norm import global_norm
@@ -37,6 +38,8 @@ __all__ = [
     "REPLACEMENTS",
     "Around",
     "FollowError",
+    "GatheredAtUse",
+    "Gathering",
     "GlobalForward",
     "GradientReduction",
     "Quirks",

@@ -43,7 +43,7 @@ def enter(
     *,
     mesh: Mesh,
     seed: int,
-    gathered: GatheredAtUse,
+    gathered: GatheredAtUse | None,
 ) -> Entered:
     """Takes global inputs and `own` state into the region of `mesh`; see `_boundary` for `seed`."""
     rows: dict[int, int] = {}
@@ -74,13 +74,14 @@ def enter(
 
 
 def _enter_state(
-    own: Tracing, mesh: Mesh, seed: int, gathered: GatheredAtUse
+    own: Tracing, mesh: Mesh, seed: int, gathered: GatheredAtUse | None
 ) -> dict[str, torch.Tensor]:
     state = {}
     for name, parameter in own.parameters.items():
-        there = functools.partial(_manual.enter_copy, mesh=mesh)
-        if name in gathered.layouts:
+        if gathered is not None and name in gathered.layouts:
             there = functools.partial(gathered.enter, name=name)
+        else:
+            there = functools.partial(_manual.enter_copy, mesh=mesh)
         if parameter.requires_grad and torch.is_grad_enabled():
             refuse_gradient_hooks(name, parameter)
             state[name] = enter_parameter(parameter, name, mesh, seed, own.sink, there=there)

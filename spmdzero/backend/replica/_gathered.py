@@ -3,11 +3,11 @@
 import collections
 import dataclasses
 import weakref
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from spmdzero.backend._current import arrays, programs
 from spmdzero.backend._mesh import Mesh
@@ -40,6 +40,29 @@ class _Shard:
     stamp: Any = None
 
 
+class Gathering(Protocol):
+    """What a backend knows of its tensors, by which a parameter is gathered where it is used."""
+
+    def all_gather(self, local: torch.Tensor, *, axis: str, dim: int) -> torch.Tensor:
+        """What the devices of an axis have, joined along `dim`; in replica space."""
+
+    def source_of(self, tensor: Any) -> Any:
+        """What tells that which `tensor` is, or views, from others; it lives as long as they do.
+
+        It is hashed by identity and may be weakly referred to. A write leaves it as it is. None
+        for what is not on the devices.
+        """
+
+    def is_whole(self, tensor: Any) -> bool:
+        """Whether it is all of its source as it is, rather than a view of it."""
+
+    def viewed_as(self, tensor: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        """Of `whole`, what `tensor` is of its source."""
+
+    def compute_on_demand(self, tensor: torch.Tensor) -> None:
+        """Leaves `tensor` out of the programs that are started, until it is asked for."""
+
+
 class GatheredAtUse:
     """Gathers a parameter for each use, in forward and again in backward, and lets it go.
 
@@ -55,10 +78,11 @@ class GatheredAtUse:
     Args:
         mesh: the devices.
         layouts: name -> where a parameter rests, of those that rest as shards.
+        gathering: the backend's.
     """
 
-    def __init__(self, mesh: Mesh, layouts: Mapping[str, Layout]) -> None:
-        self._mesh, self.layouts = mesh, layouts
+    def __init__(self, mesh: Mesh, layouts: Mapping[str, Layout], gathering: Gathering) -> None:
+        self._mesh, self.layouts, self._gathering = mesh, layouts, gathering
         self._shards: weakref.WeakKeyDictionary[Any, _Shard] = weakref.WeakKeyDictionary()
         self._live: collections.OrderedDict[int, tuple[_Shard, torch.Tensor]]
         self._forget()
@@ -85,22 +109,22 @@ class GatheredAtUse:
     def _stand_in(self, shard: _Shard) -> torch.Tensor:
         whole = self._whole(shard, shard.local)
         # It is live as long as autograd keeps it, and a read in between would gather it.
-        arrays.compute_on_demand(whole)
+        self._gathering.compute_on_demand(whole)
         stamped = dataclasses.replace(shard, stamp=arrays.write_stamp(whole))
-        self._shards[arrays.source_of(whole)] = stamped
+        self._shards[self._gathering.source_of(whole)] = stamped
         return whole
 
     def _whole(self, shard: _Shard, local: torch.Tensor) -> torch.Tensor:
         with programs.scope(f"zero.parameter/{shard.name}"):
-            return self._mesh.all_gather(local, axis="fsdp", dim=shard.dim)
+            return self._gathering.all_gather(local, axis="fsdp", dim=shard.dim)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What `func` returns of operands that are gathered for it."""
         if func.is_view or func._schema.is_mutable:
             # A view is one of the stand-in; what is written in place is the stand-in's own.
             return func(*args, **kwargs)
-        shard = self._shard_of(args[0]) if func is _CAST and arrays.is_whole(args[0]) else None
-        if shard is not None:
+        casts = func is _CAST and self._gathering.is_whole(args[0])
+        if casts and (shard := self._shard_of(args[0])) is not None:
             cast = func(shard.local, *args[1:], **kwargs)
             return self._stand_in(dataclasses.replace(shard, local=cast))
         args, kwargs = tree_map_only(torch.Tensor, self._operand, (args, kwargs))
@@ -109,7 +133,7 @@ class GatheredAtUse:
         return made
 
     def _shard_of(self, tensor: Any) -> _Shard | None:
-        source = arrays.source_of(tensor)
+        source = self._gathering.source_of(tensor)
         shard = None if source is None else self._shards.get(source)
         written = shard is not None and arrays.write_stamp(tensor) != shard.stamp
         return None if written else shard
@@ -128,17 +152,12 @@ class GatheredAtUse:
             self._before.append(self._latest)
             while len(self._live) > _LIVE:
                 self._live.popitem(last=False)
-        return arrays.viewed_as(tensor, self._live[id(shard)][1])
+        return self._gathering.viewed_as(tensor, self._live[id(shard)][1])
 
     def _note(self, made: Any) -> None:
-        for tensor in _tensors(made):
-            if arrays.is_mine(tensor) and tensor.is_floating_point() and tensor.numel():
+        for tensor in tree_leaves(made):
+            if not isinstance(tensor, torch.Tensor) or not arrays.is_mine(tensor):
+                continue
+            if tensor.is_floating_point() and tensor.numel():
                 self._latest = tensor
                 return
-
-
-def _tensors(made: Any) -> Iterator[torch.Tensor]:
-    if isinstance(made, torch.Tensor):
-        yield made
-    elif isinstance(made, list | tuple):
-        yield from (item for item in made if isinstance(item, torch.Tensor))

@@ -44,7 +44,6 @@ from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.backend.replica._reentrant import second_runs
 from spmdzero.backend.replica._written import FirstWrong, leave_written
 from spmdzero.errors import ReplicaRegionError
-from spmdzero.plan import Layout
 
 
 class ReplicaRegion:
@@ -52,7 +51,7 @@ class ReplicaRegion:
 
     Args:
         mesh: the devices; every axis carries the batch.
-        module: its parameters and buffers live on the device, as `layouts` says.
+        module: its parameters and buffers live on the device, replicated but for `gathered`.
         sink: called in backward with each trainable parameter's name and this replica's
             gradient, in replica space; several calls for one name are to be summed.
         rules: declared exceptions to the rules of entering and leaving.
@@ -61,7 +60,7 @@ class ReplicaRegion:
             differentiate its own loss.
         around: what the backend puts around the module.
         wrote: is told the names of parameters and buffers that a forward wrote.
-        layouts: name -> where a parameter rests, of those that rest as shards; none by default.
+        gathered: gives operations the parameters that rest as shards; None where none does.
 
     Attributes:
         replicas: number of each replica, `[n]` int32, sharded.
@@ -80,9 +79,9 @@ class ReplicaRegion:
         around: Around,
         seed: int = 1,
         wrote: Wrote = ignore_writes,
-        layouts: Mapping[str, Layout] | None = None,
+        gathered: GatheredAtUse | None = None,
     ) -> None:
-        self._gathered = GatheredAtUse(mesh, layouts or {})
+        self._gathered = gathered
         self._mesh, self._module, self._sink, self._wrote = mesh, module, sink, wrote
         self._outputs = Outputs(mesh=mesh, rules=rules, seed=seed)
         self._seed, self._around = seed, around
@@ -163,7 +162,7 @@ class ReplicaRegion:
         inside: contextlib.AbstractContextManager[Any] | None = None,
     ) -> tuple[Any, RegionDispatch]:
         replicas = _reparametrize_module(self._module, entered.state, tie_weights=True)
-        with self._gathered, self._dispatch(own.key, own.read) as dispatch:
+        with self._gathers(), self._dispatch(own.key, own.read) as dispatch:
             around = self._around.forward(
                 dispatch.random, self._upload, self._enter_whole, loops=loops
             )
@@ -203,7 +202,7 @@ class ReplicaRegion:
             own = self._own_state()
             with torch.no_grad():
                 for name, value in written.items():
-                    rest = self._gathered.layouts.get(name)
+                    rest = self._gathered.layouts.get(name) if self._gathered else None
                     self._mesh.commit(own[name], value, rest.spec if rest else REPLICATED)
             self._wrote(written.keys())
         for label, flag in flags.items():
@@ -243,8 +242,8 @@ class ReplicaRegion:
         inside = _reparametrize_module(self._module, dict(state), tie_weights=True)
         self._in_backward += 1
         try:
-            gathered, around = self._gathered, self._around.backward()
-            with gathered, self._dispatch(key, read) as dispatch, around, inside:
+            around = self._around.backward()
+            with self._gathers(), self._dispatch(key, read) as dispatch, around, inside:
                 yield
         finally:
             self._in_backward -= 1
@@ -259,6 +258,9 @@ class ReplicaRegion:
             read=self._read,
         )
 
+    def _gathers(self) -> contextlib.AbstractContextManager[None]:
+        return self._gathered or contextlib.nullcontext()
+
     def _dispatch(self, key: KeySource | None, read: Reader | None) -> RegionDispatch:
         key = key or self._make_key
         replica = self._mesh.enter(self.replicas, self._mesh.batch_spec(1))
@@ -269,7 +271,7 @@ class ReplicaRegion:
             upload=self._upload,
             owner=self._module,
             quirks=self._around.quirks,
-            gathered=self._gathered if self._gathered.layouts else None,
+            gathered=self._gathered,
         )
 
     def _own_state(self) -> dict[str, torch.Tensor]:

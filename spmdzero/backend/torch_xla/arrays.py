@@ -32,7 +32,6 @@ __all__ = [
     "is_kept_beside",
     "is_mine",
     "is_split",
-    "is_whole",
     "local_replicas",
     "local_shapes",
     "local_shards",
@@ -42,9 +41,7 @@ __all__ = [
     "replace",
     "set_value",
     "sharding_of",
-    "source_of",
     "value_ids",
-    "viewed_as",
     "write_stamp",
 ]
 
@@ -117,23 +114,3 @@ def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
     """What each device of this process holds of `tensor`, as CPU tensors, after a sync."""
     runtime.wait()
     return [shard.data for shard in xs.XLAShardedTensor(tensor).local_shards]
-
-
-def source_of(tensor: Any) -> Any:
-    """None: torch_xla doesn't tell what a view is of."""
-    return None
-
-
-def compute_on_demand(tensor: torch.Tensor) -> None:
-    """See `Arrays`; torch_xla starts all that is live."""
-    raise NotImplementedError
-
-
-def is_whole(tensor: torch.Tensor) -> bool:
-    """See `Arrays`; False, as no source is known."""
-    return False
-
-
-def viewed_as(tensor: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """See `Arrays`; no tensor has a source to be viewed."""
-    raise NotImplementedError

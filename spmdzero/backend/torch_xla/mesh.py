@@ -99,14 +99,6 @@ class DeviceMesh:
         (groups,) = self.groups(axis)
         return _private.all_reduce(local, groups=groups)
 
-    def all_gather(self, local: torch.Tensor, *, axis: str, dim: int) -> torch.Tensor:
-        """What the devices of an axis have, joined along `dim`; in replica space."""
-        shape = list(local.shape)
-        shape[dim] *= self.spec.shape[self.spec.names.index(axis)]
-        spec = tuple(axis if place == dim else None for place in range(local.dim()))
-        # torch_xla has no call for it: what leaves split and enters whole is gathered between.
-        return self.enter(self.leave(local, spec, tuple(shape)), (None,) * local.dim())
-
     def sum_partial(self, partial: torch.Tensor) -> torch.Tensor:
         """The sum over dim 0 of a Partial `[n, *shape]`, in its dtype, which crosses the wire."""
         return partial.sum(0)

@@ -1,0 +1,56 @@
+"""What stage 3 asks of lazy tensors: see `spmdzero.backend.replica.Gathering`."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import torch
+
+from spmdzero.backend.jax._dispatch import own_value, value_of
+from spmdzero.backend.jax._operations import MeshOp
+from spmdzero.backend.jax._tensor import LazyTensor, alias_of, meta_of, over
+from spmdzero.backend.jax._values import Space, record
+from spmdzero.backend.jax.mesh import DeviceMesh
+
+
+@dataclasses.dataclass(frozen=True)
+class JaxGathering:
+    """Gathers shards, and tells views by the cell that they share.
+
+    Attributes:
+        mesh: the devices.
+    """
+
+    mesh: DeviceMesh
+
+    def all_gather(self, local: torch.Tensor, *, axis: str, dim: int) -> torch.Tensor:
+        """What the devices of an axis have, joined along `dim`; in replica space."""
+        spec, shape = self.mesh.spec, list(local.shape)
+        shape[dim] *= dict(spec.axes)[axis]
+
+        def gathered(array: jax.Array) -> jax.Array:
+            return jax.lax.all_gather(array, axis, axis=dim, tiled=True)
+
+        key = ("all_gather", axis, dim, spec.names, spec.shape)
+        op = MeshOp(key, gathered, Space.REPLICA, mesh=self.mesh.devices)
+        return over(record(op, (own_value(local),), {}, [(shape, local.dtype)])[0])
+
+    def source_of(self, tensor: Any) -> Any:
+        """What tells that which `tensor` is, or views, from others; it lives as long as they do."""
+        return tensor.cell if isinstance(tensor, LazyTensor) else None
+
+    def is_whole(self, tensor: Any) -> bool:
+        """Whether it is all of its source as it is, rather than a view of it."""
+        return isinstance(tensor, LazyTensor) and not tensor.steps
+
+    def viewed_as(self, tensor: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        """Of `whole`, what `tensor` is of its source."""
+        assert isinstance(tensor, LazyTensor)
+        assert isinstance(whole, LazyTensor)
+        if not tensor.steps:
+            return whole
+        return alias_of(whole, tensor.steps, meta_of(tensor), int(tensor.storage_offset()))
+
+    def compute_on_demand(self, tensor: torch.Tensor) -> None:
+        """Leaves `tensor` out of the programs that are started, until it is asked for."""
+        value_of(tensor).on_demand = True
