@@ -7,10 +7,9 @@ from spmdzero._logging import is_new, log_once
 from spmdzero.backend import current, runtime
 from spmdzero.config import NO_MEANING, BatchSizes, SpmdZeroConfig
 from spmdzero.plan import MeshSpec
-from spmdzero.precision import PrecisionPolicy
+from spmdzero.precision import PrecisionPolicy, name_of
 
 logger = logging.getLogger("spmdzero")
-_SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _BACKENDS = {"jax": "JAX"}
 
 
@@ -40,9 +39,9 @@ def say_start(
 
 def _line(settings: SpmdZeroConfig, batch: BatchSizes, mesh: MeshSpec) -> str:
     stage, policy = settings.zero_optimization.stage, PrecisionPolicy.from_config(settings)
-    precision = _name(policy.parameter)
+    precision = name_of(policy.parameter)
     if policy.autocast is not None:
-        precision += f" with autocast to {_name(policy.autocast)}"
+        precision += f" with autocast to {name_of(policy.autocast)}"
     how = ", ".join(
         (
             f"ZeRO-{stage}" if stage else "stage 0 (no ZeRO)",
@@ -70,11 +69,6 @@ def _of_client(batch: BatchSizes, mesh: MeshSpec) -> str:
 
 def _rows(batch: BatchSizes) -> int:
     return batch.micro * runtime.local_device_count()
-
-
-def _name(dtype: object) -> str:
-    name = str(dtype).removeprefix("torch.")
-    return _SHORT.get(name, name)
 
 
 def _counted(count: int, what: str) -> str:

@@ -14,6 +14,12 @@ def dtype_named(name: str) -> torch.dtype:
     return _NAMES[name] if name in _NAMES else getattr(torch, name)
 
 
+def name_of(dtype: torch.dtype) -> str:
+    """DeepSpeed's name of a dtype (``"fp32"``), or torch's where that has none (``"float64"``)."""
+    names = {known: name for name, known in _NAMES.items()}
+    return names.get(dtype) or str(dtype).removeprefix("torch.")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrecisionPolicy:
     """Dtypes by role; DeepSpeed's rules (runtime/engine.py, `get_data_types`).
