@@ -32,7 +32,6 @@ from spmdzero.engine._whole_step import WholeStep, trace_whole_step
 from spmdzero.state._training import Training
 
 _PYTHON = "train_batch runs the model's Python"
-_SLOWER = "which takes longer than to start what was compiled: %s"
 
 
 class CapturedSteps:
@@ -194,8 +193,8 @@ class CapturedSteps:
             outcome = attempt(trace, watch=self._following.watch, name="forward")
             reason = trust.judge(outcome)
         if trust.given_up is not None:
-            message = f"{_PYTHON} at every step from now on, {_SLOWER}"
-            self._following.say(logging.WARNING, message, trust.given_up)
+            always = f"{_PYTHON} at every step from now on"
+            self._following.say_python(logging.WARNING, always, trust.given_up)
         if trust.record is None:
             raise NotCapturableError(str(reason))
         return reason or f"this kind of micro-batch was seen {seen} of {TRACES} times"
@@ -238,7 +237,7 @@ class CapturedSteps:
         if self._training.spmd_config.spmd.capture:
             # Who reads a step's program knows that it is traced for that.
             level = logging.DEBUG if reason == OBSERVED else logging.INFO
-            self._following.say(level, f"{_PYTHON} in this step, {_SLOWER}", reason)
+            self._following.say_python(level, f"{_PYTHON} in this step", reason)
         self._run(forward, ends=ends)
         self._following.accept_changes()
 

@@ -29,8 +29,7 @@ from spmdzero.state._still_placed import require_planned
 from spmdzero.state._training import Training
 
 _PYTHON = "engine(...) runs the model's Python"
-_SLOWER = "which takes longer than to start what was compiled: %s"
-_ALWAYS = f"{_PYTHON} at every step from now on, {_SLOWER}"
+_ALWAYS = f"{_PYTHON} at every step from now on"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -117,7 +116,7 @@ class FoldedCalls:
                 return self._call(forwards, inputs)
             except NotCapturableError as reason:
                 self.reason = str(reason)
-                self._following.say(logging.INFO, f"{_PYTHON}, {_SLOWER}", self.reason)
+                self._following.say_python(logging.INFO, _PYTHON, self.reason)
         self.traced += 1
         require_planned(training)
         with errors_are_the_users(forwards):
@@ -158,7 +157,7 @@ class FoldedCalls:
         )
         reason = forwards.judge(outcome)
         if forwards.given_up is not None:
-            self._following.say(logging.WARNING, _ALWAYS, forwards.given_up)
+            self._following.say_python(logging.WARNING, _ALWAYS, forwards.given_up)
         if reason is not None:
             forwards.backwards.clear()
             raise NotCapturableError(reason)
@@ -185,7 +184,7 @@ class FoldedCalls:
                 reason = trust.judge(outcome)
             if reason is not None:
                 forwards.given_up = reason
-                self._following.say(logging.WARNING, _ALWAYS, reason)
+                self._following.say_python(logging.WARNING, _ALWAYS, reason)
         if traced or trust.record is None:
             passage, call.passage = call.passage or call.again(call, saved), None
             forwards.tracer.backward(passage, grads, folds=False)

@@ -79,6 +79,11 @@ class Following(Generic[TrustT]):
         hook = self.watch.hook
         return None if hook is None else f"Python has to run at each step: {hook}"
 
+    def say_python(self, level: int, runs: str, reason: str) -> None:
+        """Logs that Python `runs`, as in ``"engine(...) runs the model's Python"``, and why."""
+        message = f"{runs}, which takes longer than to start what was compiled: %s"
+        self.say(level, message, reason)
+
     def say(self, level: int, message: str, reason: str) -> None:
         """Logs it once for each attribute, not for each of its values."""
         about = message + reason.split(":")[0]
