@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from spmdzero._user_line import user_line
-from spmdzero.backend import arrays, current, device_types, hands_over, map_tensors, runtime
+from spmdzero.backend import arrays, current, device_types, hands_over, map_tensors
 from spmdzero.engine._backward import BackwardWatch
 from spmdzero.engine._module_hooks import ModuleHook
 from spmdzero.state._training import Training
@@ -61,9 +61,7 @@ class DirectCalls(ModuleHook):
                 "engine(...), which takes the batch from the CPU, or move it: x.to(engine.device)",
             )
         elif not torch.is_grad_enabled():
-            if not training.ran_forward:
-                # See `ThreeCalls.forward_placed`: outputs that nobody has read would pile up.
-                runtime.sync()
+            training.start_unread()
         elif module.training:
             self.say_gradients(module)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import REPLICATED, arrays, held, is_transforming, map_tensors, runtime
+from spmdzero.backend import REPLICATED, arrays, held, is_transforming, map_tensors
 from spmdzero.data._inputs import to_half
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._backward import BackwardWatch
@@ -100,10 +100,8 @@ class ThreeCalls:
         """Runs the module on inputs that are on the devices."""
         self._launching.note_call(args, kwargs)
         records = torch.is_grad_enabled()
-        if not (records or self._training.ran_forward):
-            # Outputs that nobody has read would be computed with those of this forward, by a larger
-            # program at each.
-            runtime.sync()
+        if not records:
+            self._training.start_unread()
         self._watch.keep_in_thread()
         self._training.ran_forward |= records
         output = self._folding.forward(args, kwargs)

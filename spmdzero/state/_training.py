@@ -136,6 +136,15 @@ class Training:
         tensors |= {f"accumulator/{n}": a for n, a in self.gradients.accumulators.items()}
         return tensors | (self.optimizer.named_states() if self.optimizer else {})
 
+    def start_unread(self) -> None:
+        """Starts what evaluations have left pending; nothing where a step is under way.
+
+        Outputs that nobody has read would be computed with the next forward's, by a larger program
+        at each.
+        """
+        if not self.ran_forward:
+            runtime.sync()
+
     def restart_step(self) -> None:
         """Forgets what was done of a step that will be done again."""
         self.gradients.clear()
