@@ -76,23 +76,21 @@ def planned_micro_batches(config: SpmdZeroConfig, batch: BatchSizes) -> int:
     return max(1 if config.managed_gradient_accumulation else 2, batch.accumulation)
 
 
-def parameter_layouts(
+def resting_shards(
     config: SpmdZeroConfig, model: nn.Module, *, mesh: MeshSpec
 ) -> dict[str, Layout]:
-    """Where each parameter rests, before it is known which of them are trained."""
-    kept_whole = _persistent(config, model)
-
-    def layout(name: str, shape: tuple[int, ...]) -> Layout:
-        placement = parameter_at_rest(
-            stage=config.zero_optimization.stage,
-            shard=choose_placement(
-                shape, mesh=mesh, min_shard_elements=config.spmd.min_shard_elements
-            ),
-            persistent=name in kept_whole,
-        )
-        return Layout(placement=placement, shape=shape, mesh=mesh)
-
-    return {name: layout(name, tuple(p.shape)) for name, p in model.named_parameters()}
+    """Where parameters rest that rest as shards, before it is known which of them are trained."""
+    stage, least = config.zero_optimization.stage, config.spmd.min_shard_elements
+    if stage < 3:
+        return {}
+    kept_whole, found = _persistent(config, model), dict[str, Layout]()
+    for name, parameter in model.named_parameters():
+        shape = tuple(parameter.shape)
+        shard = choose_placement(shape, mesh=mesh, min_shard_elements=least)
+        rest = parameter_at_rest(stage=stage, shard=shard, persistent=name in kept_whole)
+        if rest.is_sharded:
+            found[name] = Layout(placement=rest, shape=shape, mesh=mesh)
+    return found
 
 
 def _persistent(config: SpmdZeroConfig, model: nn.Module) -> set[str]:

@@ -31,7 +31,7 @@ from spmdzero.data._inputs import InputPlacer
 from spmdzero.engine._clients_optimizer import take_over
 from spmdzero.engine._elastic import tell_sizes
 from spmdzero.engine._groups import Groups, Members, find_groups
-from spmdzero.engine._plan_of import parameter_layouts
+from spmdzero.engine._plan_of import resting_shards
 from spmdzero.engine._schedule import make_schedule
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError, UsageAssertionError
 from spmdzero.nn._causal_lm import fuse_causal_lm_losses
@@ -160,8 +160,8 @@ def place_module(
         take_first_hosts_values(model, known)
     require_same_values(model, known)
     with open_weights(weights, model) as source:
-        layouts = parameter_layouts(settings, model, mesh=mesh.spec)
-        renewed = move_module(model, mesh=mesh, dtype=dtype, source=source, layouts=layouts)
+        shards = resting_shards(settings, model, mesh=mesh.spec)
+        renewed = move_module(model, mesh=mesh, dtype=dtype, source=source, layouts=shards)
     require_same_values(model, {name for name, _ in model.named_parameters()} - known)
     names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
     members = Members(names, renewed)
