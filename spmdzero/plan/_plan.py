@@ -98,11 +98,11 @@ class ShardingPlan(Shown):
         def states(param: ParamSpec) -> Iterator[RoleState]:
             shard = choose_placement(param.shape, mesh=mesh, min_shard_elements=min_shard_elements)
             if not param.trainable:
-                frozen = Placement(kind="replicate", reason="frozen: no gradient, no state")
-                if stage == 3:
-                    frozen = parameter_at_rest(
-                        stage=stage, shard=shard, persistent=param.persistent
-                    )
+                frozen = (
+                    parameter_at_rest(stage=stage, shard=shard, persistent=param.persistent)
+                    if stage == 3
+                    else Placement(kind="replicate", reason="frozen: no gradient, no state")
+                )
                 yield RoleState(role=Role.PARAMETER, placement=frozen, dtype=param.dtype)
                 return
             gradient_dtype = accumulator_dtype or param.dtype

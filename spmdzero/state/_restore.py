@@ -186,7 +186,9 @@ def _own_loading(training: Training, state: TrainingState, options: LoadOptions)
     if options.custom_load_fn is None:
         yield
         return
-    named = dict(training.module.named_parameters()) | dict(training.module.named_buffers())
+    named: dict[str, torch.Tensor] = {}
+    named |= {f"parameter/{name}": tensor for name, tensor in training.module.named_parameters()}
+    named |= {f"buffer/{name}": tensor for name, tensor in training.module.named_buffers()}
     before = {name: tensor.detach().cpu() for name, tensor in named.items()}
     try:
         options.custom_load_fn(src=_module_tensors(training, state), dst=training.module)
@@ -196,9 +198,7 @@ def _own_loading(training: Training, state: TrainingState, options: LoadOptions)
         yield
     except BaseException:
         for name, tensor in named.items():
-            role = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
-            spec = training.plan.at_rest(f"{role}/{name}").spec
-            training.mesh.mark(tensor.copy_(before[name]), spec)
+            training.mesh.mark(tensor.copy_(before[name]), training.plan.at_rest(name).spec)
         runtime.sync()
         raise
 

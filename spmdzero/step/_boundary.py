@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 
-from spmdzero.backend import REPLICATED, Mesh, current, programs
+from spmdzero.backend import REPLICATED, Mesh, PartitionSpec, current, programs
 from spmdzero.optim import UpdateRule
 from spmdzero.step._folds import Folds
 from spmdzero.step._numbers import numbers_of_groups
@@ -68,6 +68,11 @@ class Boundary:
     def names(self) -> list[str]:
         """The parameters that it updates."""
         return [member.name for group in self.groups for member in group.members]
+
+    @functools.cached_property
+    def _specs(self) -> dict[str, PartitionSpec]:
+        """How each parameter's gradient and states are split."""
+        return {m.name: m.layout.spec for group in self.groups for m in group.members}
 
     @functools.cached_property
     def _updates(self) -> dict[Hashable, GroupUpdate]:
@@ -156,17 +161,15 @@ class Boundary:
         apply: torch.Tensor | None,
     ) -> dict[str, torch.Tensor]:
         """What the directions changed, if the step applies."""
-        specs = {m.name: m.layout.spec for group in self.groups for m in group.members}
         applied = {}
         for name, value in moved.items():
             kept = value if apply is None else torch.where(apply, value, state[name])
-            spec = specs[name.partition("/")[2]]
+            spec = self._specs[name.partition("/")[2]]
             applied[name] = self.mesh.mark(kept.to(state[name].dtype), spec)
         return applied
 
     def _norm(self, gradients: Mapping[str, torch.Tensor], call: Folds) -> torch.Tensor:
-        specs = {m.name: m.layout.spec for group in self.groups for m in group.members}
-        ordered = tuple(specs[name] for name in gradients)
+        ordered = tuple(self._specs[name] for name in gradients)
 
         def norm(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             return [current().global_norm(list(zip(tensors, ordered, strict=True)), self.mesh)]
