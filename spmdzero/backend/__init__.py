@@ -1,14 +1,5 @@
 """What knows devices: the protocol, and one folder for each compiler's front end that keeps it."""
 
-from spmdzero.backend._arrays import Arrays, Form
-from spmdzero.backend._autograd_graph import hands_over, is_transforming, nodes_behind
-from spmdzero.backend._compiler import (
-    CompiledProgram,
-    Compiler,
-    FoldedFunction,
-    ProgramLostError,
-    StandInKeptError,
-)
 from spmdzero.backend._current import (
     arrays,
     choice_in_words,
@@ -21,13 +12,28 @@ from spmdzero.backend._current import (
     programs,
     runtime,
 )
-from spmdzero.backend._flag_sets import FLAG_SETS
 from spmdzero.backend._interrupts import held, let_in
 from spmdzero.backend._keys import draw_keys
-from spmdzero.backend._mesh import REPLICATED, Across, Mesh, PartitionSpec, Reduction
-from spmdzero.backend._own_rows import keep_same, to_all_rows, to_own_rows
-from spmdzero.backend._programs import AnnotatedProgram, Placeholders, Programs
-from spmdzero.backend._region import (
+from spmdzero.backend._seeding import follow_torchs_seed
+from spmdzero.backend._uploads import same_on_hosts
+from spmdzero.backend.chips._flag_sets import FLAG_SETS
+from spmdzero.backend.chips._torus import Torus, scatter_steps, scatters_whole
+from spmdzero.backend.forms._autograd_graph import hands_over, is_transforming, nodes_behind
+from spmdzero.backend.forms._own_rows import keep_same, to_all_rows, to_own_rows
+from spmdzero.backend.forms._stored import gather, relaid, store, stored_zeros
+from spmdzero.backend.forms._tree import Batch, Replicated, device_types, map_tensors, replicated
+from spmdzero.backend.forms._with_graph import refuse_graph
+from spmdzero.backend.protocols._arrays import Arrays, Form
+from spmdzero.backend.protocols._compiler import (
+    CompiledProgram,
+    Compiler,
+    FoldedFunction,
+    ProgramLostError,
+    StandInKeptError,
+)
+from spmdzero.backend.protocols._mesh import REPLICATED, Across, Mesh, PartitionSpec, Reduction
+from spmdzero.backend.protocols._programs import AnnotatedProgram, Placeholders, Programs
+from spmdzero.backend.protocols._region import (
     AttentionCall,
     Forward,
     KeySource,
@@ -37,12 +43,6 @@ from spmdzero.backend._region import (
     Tracing,
     refuse_gradient_hooks,
 )
-from spmdzero.backend._seeding import follow_torchs_seed
-from spmdzero.backend._stored import gather, relaid, store, stored_zeros
-from spmdzero.backend._torus import Torus, scatter_steps, scatters_whole
-from spmdzero.backend._tree import Batch, Replicated, device_types, map_tensors, replicated
-from spmdzero.backend._uploads import same_on_hosts
-from spmdzero.backend._with_graph import refuse_graph
 
 __all__ = [
     "FLAG_SETS",

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from spmdzero._names import did_you_mean
-from spmdzero.backend._arrays import Arrays
-from spmdzero.backend._backend import Backend
-from spmdzero.backend._compiler import Compiler
-from spmdzero.backend._programs import Counters, Flags, MemoryMaps, Programs
-from spmdzero.backend._runtime import Runtime
+from spmdzero.backend.protocols._arrays import Arrays
+from spmdzero.backend.protocols._backend import Backend
+from spmdzero.backend.protocols._compiler import Compiler
+from spmdzero.backend.protocols._programs import Counters, Flags, MemoryMaps, Programs
+from spmdzero.backend.protocols._runtime import Runtime
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroRuntimeError, SpmdZeroUsageError
 
 _logger = logging.getLogger("spmdzero")

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 
-from spmdzero.backend._torus import Torus
+from spmdzero.backend.chips._torus import Torus
 
 
 @dataclasses.dataclass

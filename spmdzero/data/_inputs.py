@@ -17,11 +17,11 @@ from spmdzero.backend import (
     Replicated,
     arrays,
     map_tensors,
-    processes,
     runtime,
     to_all_rows,
 )
-from spmdzero.backend.agreement import require_agreement
+from spmdzero.backend.hosts import processes
+from spmdzero.backend.hosts.agreement import require_agreement
 from spmdzero.data._batch_rows import BatchRows, Rows
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from spmdzero._to_launcher import tell
-from spmdzero.backend import processes, runtime
+from spmdzero.backend import runtime
+from spmdzero.backend.hosts import processes
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.errors import UsageValueError
 from spmdzero.formats import (

@@ -17,9 +17,9 @@ from spmdzero.backend import (
     current,
     flags,
     follow_torchs_seed,
-    processes,
     runtime,
 )
+from spmdzero.backend.hosts import processes
 from spmdzero.config import (
     BatchSizes,
     SpmdZeroConfig,

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from spmdzero.backend import choose, processes
+from spmdzero.backend import choose
+from spmdzero.backend.hosts import processes
 from spmdzero.config import backend_of, load_config
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._after_import import after_import

@@ -7,7 +7,8 @@ import sys
 from typing import Any
 
 import spmdzero
-from spmdzero.backend import choose, processes, runtime
+from spmdzero.backend import choose, runtime
+from spmdzero.backend.hosts import processes
 from spmdzero.config import backend_of, named_by, old_argument, one_of, read
 from spmdzero.errors import BatchSizesError, SpmdZeroConfigError
 from spmdzero.integrations import _trainer

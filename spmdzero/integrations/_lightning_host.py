@@ -5,7 +5,8 @@ from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-from spmdzero.backend import choose, processes, runtime
+from spmdzero.backend import choose, runtime
+from spmdzero.backend.hosts import processes
 from spmdzero.config import backend_of
 from spmdzero.errors import SpmdZeroUsageError
 

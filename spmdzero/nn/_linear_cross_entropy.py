@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 
 from spmdzero.backend import programs
-from spmdzero.backend._order import after
+from spmdzero.backend.forms._order import after
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.nn._chunks import chunks
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from spmdzero.backend import runtime
-from spmdzero.backend.processes import gather_objects
+from spmdzero.backend.hosts.processes import gather_objects
 from spmdzero.errors import SpmdZeroCheckpointError, UsageAssertionError
 
 _Value = TypeVar("_Value")

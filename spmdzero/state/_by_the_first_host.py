@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from spmdzero.backend import runtime
-from spmdzero.backend.processes import gather_objects, gather_on_first
+from spmdzero.backend.hosts.processes import gather_objects, gather_on_first
 from spmdzero.errors import SpmdZeroRuntimeError
 from spmdzero.formats import Box, StoredTensor, TrainingState, assemble, meet
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend import arrays, current, processes, runtime
-from spmdzero.backend.agreement import require_agreement
+from spmdzero.backend import arrays, current, runtime
+from spmdzero.backend.hosts import processes
+from spmdzero.backend.hosts.agreement import require_agreement
 from spmdzero.config import SpmdZeroConfig
 from spmdzero.formats._files import checksum
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from spmdzero.backend._watch import ALIVE, VERDICT, Sign, Watch
+from spmdzero.backend.hosts._watch import ALIVE, VERDICT, Sign, Watch
 from spmdzero.formats import HostState
 from spmdzero.formats._boxes import Box
 from spmdzero.formats._files import checksum, write_whole

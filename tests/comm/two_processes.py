@@ -7,7 +7,8 @@ from unittest import mock
 import torch
 
 from spmdzero import comm
-from spmdzero.backend import current, processes, runtime
+from spmdzero.backend import current, runtime
+from spmdzero.backend.hosts import processes
 from spmdzero.plan import MeshSpec
 from spmdzero.state._across_hosts import everyones, together
 

@@ -9,7 +9,8 @@ import signal
 import sys
 
 import spmdzero
-from spmdzero.backend import processes, runtime
+from spmdzero.backend import runtime
+from spmdzero.backend.hosts import processes
 
 
 def main() -> None:

@@ -24,7 +24,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import spmdzero
-from spmdzero.backend import processes, runtime
+from spmdzero.backend import runtime
+from spmdzero.backend.hosts import processes
 from tests.checkpoint.files import interrupted
 from tests.hosts.harming import HARMS
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spmdzero.backend import processes
+from spmdzero.backend.hosts import processes
 from tests.hosts.hosts import hosts
 
 # Who waits for a runtime's own barrier takes minutes; a loaded machine starts slowly.

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from spmdzero.backend import processes
+from spmdzero.backend.hosts import processes
 from spmdzero.formats import newest_complete
 from tests.hosts.faulty import EVERY
 from tests.hosts.hosts import Host, hosts, told

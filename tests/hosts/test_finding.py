@@ -2,7 +2,7 @@
 
 import pytest
 
-from spmdzero.backend import _launched
+from spmdzero.backend.hosts import _launched
 from spmdzero.errors import UsageValueError
 from tests.hosts.hosts import by_slurm, run_hosts, told
 

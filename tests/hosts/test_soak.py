@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from spmdzero.backend import processes
+from spmdzero.backend.hosts import processes
 from tests.checkpoint.test_soak import (
     TOLERANCE,
     compared,

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from spmdzero.backend._watch import ALIVE, VERDICT, Sign, Watch
+from spmdzero.backend.hosts._watch import ALIVE, VERDICT, Sign, Watch
 
 COUNT, TIMEOUT = 40, 0.3
 

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 import spmdzero
-from spmdzero.backend import processes, runtime
+from spmdzero.backend import runtime
+from spmdzero.backend.hosts import processes
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations import DeferredTensor
 from spmdzero.integrations._deferred import defer, undefer

@@ -1,7 +1,7 @@
 """One of two processes that accelerate is to count; prints what it counts, as JSON.
 
 `RANK=... python -m tests.integrations.two_hosts`. Their devices are not connected, so that nothing
-can be trained: what would, says so (`spmdzero/backend/processes.py`).
+can be trained: what would, says so (`spmdzero/backend/hosts/processes.py`).
 """
 
 import json

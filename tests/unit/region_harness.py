@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from spmdzero.backend import Batch, Mesh, RegionRules, current, runtime
-from spmdzero.backend._region import AttentionChoice
+from spmdzero.backend.protocols._region import AttentionChoice
 from spmdzero.backend.replica._manual import leave_stacked
 from spmdzero.state._placed_module import move_module
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spmdzero.backend._joint import Joint
+from spmdzero.backend.hosts._joint import Joint
 
 
 def said(own: list[str], others: list[str]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import spmdzero
-from spmdzero.backend import _chips
+from spmdzero.backend.chips import _chips
 from spmdzero.backend.torch_xla import DeviceMesh, flags
 from tests.support.processes import environment
 

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import torch
 
-from spmdzero.backend._with_graph import gradients_with_graph
 from spmdzero.backend.attention._form import Form
 from spmdzero.backend.attention._plain import attention
+from spmdzero.backend.forms._with_graph import gradients_with_graph
 
 Direction = Literal["forward", "backward"]
 

@@ -14,9 +14,9 @@ from torch.overrides import TorchFunctionMode
 from spmdzero._logging import log_once
 from spmdzero._user_line import user_line
 from spmdzero.backend._current import current, runtime
-from spmdzero.backend._region import AttentionCall, AttentionChoice
 from spmdzero.backend.attention._call import Call, PlainError
 from spmdzero.backend.attention._function import Kernels
+from spmdzero.backend.protocols._region import AttentionCall, AttentionChoice
 from spmdzero.errors import SpmdZeroRuntimeError
 
 _ATTENTION = F.scaled_dot_product_attention

@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 
-from spmdzero.backend._chips import has_tpu_chips
+from spmdzero.backend.chips._chips import has_tpu_chips
 
 # libtpu asks for a TPU's metadata, for minutes, where there is none.
 if not has_tpu_chips():

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend._compiler import FoldedFunction
 from spmdzero.backend.jax import _host
 from spmdzero.backend.jax._dispatch import own_value, value_of
 from spmdzero.backend.jax._donation import in_order
@@ -18,6 +17,7 @@ from spmdzero.backend.jax._tensor import over
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax._writes import write
+from spmdzero.backend.protocols._compiler import FoldedFunction
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend._region import AttentionCall, AttentionChoice, Recompute
 from spmdzero.backend.attention import AttentionKernels
 from spmdzero.backend.jax import _host
 from spmdzero.backend.jax._attention import KERNELS
@@ -19,6 +18,7 @@ from spmdzero.backend.jax._loop import LOOPS
 from spmdzero.backend.jax._quirks import JaxQuirks
 from spmdzero.backend.jax._tensor import DEVICE, LazyTensor
 from spmdzero.backend.jax._values import Space
+from spmdzero.backend.protocols._region import AttentionCall, AttentionChoice, Recompute
 from spmdzero.backend.replica import RecomputedBlocks, ReplicaRandom
 from spmdzero.backend.replica._around import Upload
 from spmdzero.backend.scan import Scan, equal_blocks_as_loops, made_real

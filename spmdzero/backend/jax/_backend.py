@@ -1,6 +1,5 @@
 """JAX as a backend."""
 
-from spmdzero.backend._backend import Backend
 from spmdzero.backend.jax import (
     arrays,
     compiler,
@@ -12,6 +11,7 @@ from spmdzero.backend.jax import (
 )
 from spmdzero.backend.jax.mesh import DeviceMesh
 from spmdzero.backend.jax.region import global_forward, replica_region
+from spmdzero.backend.protocols._backend import Backend
 from spmdzero.backend.replica import (
     GradientReduction,
     global_norm,

@@ -13,14 +13,14 @@ import numpy as np
 import torch.distributed as dist
 from jax.experimental import multihost_utils
 
-from spmdzero.backend._launched import (
+from spmdzero.backend.hosts._launched import (
     TIMEOUT,
     free_port,
     is_launched,
     join_launched,
     own_host,
 )
-from spmdzero.backend._watching import begin, watch
+from spmdzero.backend.hosts._watching import begin, watch
 from spmdzero.backend.jax import _detected
 from spmdzero.errors import SpmdZeroRuntimeError
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax._src import distributed
 
-from spmdzero.backend._roll_call import in_slices
+from spmdzero.backend.hosts._roll_call import in_slices
 from spmdzero.errors import SpmdZeroRuntimeError
 
 # JAX aborts the process where its own limit is over.

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from spmdzero.backend._interrupts import held
 from spmdzero.backend._quiet import without_gloos_lines
-from spmdzero.backend._watching import note_joint, note_started, waiting
+from spmdzero.backend.hosts._watching import note_joint, note_started, waiting
 from spmdzero.backend.jax import _own
 from spmdzero.backend.jax._apart import apart, as_held, as_known, mesh_of_host
 from spmdzero.backend.jax._blame import UnloweredError, blamed

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spmdzero.backend import _autocast_lists
 from spmdzero.backend._device_index import take_over
-from spmdzero.backend._ranges import require_step
+from spmdzero.backend.forms._ranges import require_step
 from spmdzero.backend.jax._dispatch import dispatched
 from spmdzero.backend.jax._python import answer_alike
 from spmdzero.backend.jax._random import RandomState

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from spmdzero.backend._compiler import FoldedFunction
 from spmdzero.backend.jax import _host
 from spmdzero.backend.jax._dispatch import own_value, value_of
 from spmdzero.backend.jax._generator import generator
@@ -14,6 +13,7 @@ from spmdzero.backend.jax._graph import Folded, Graph
 from spmdzero.backend.jax._tensor import over
 from spmdzero.backend.jax._values import Space, Value, record
 from spmdzero.backend.jax._versions import wide_numbers
+from spmdzero.backend.protocols._compiler import FoldedFunction
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from jax.experimental.multihost_utils import process_allgather
 
 from spmdzero.backend._traced import traced
 from spmdzero.backend._uploads import are_the_same
-from spmdzero.backend._watching import waiting
+from spmdzero.backend.hosts._watching import waiting
 from spmdzero.backend.jax import _own
 from spmdzero.backend.jax._cells import pending_values
 from spmdzero.backend.jax._execute import start

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import torch
 
-from spmdzero.backend._compiler import FoldedFunction
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._factories import OwnFactories
 from spmdzero.backend.jax._graph import Graph
@@ -15,6 +14,7 @@ from spmdzero.backend.jax._program import run_steps
 from spmdzero.backend.jax._quirks import JaxQuirks
 from spmdzero.backend.jax._tensor import over
 from spmdzero.backend.jax._values import Space, record
+from spmdzero.backend.protocols._compiler import FoldedFunction
 from spmdzero.backend.scan import Form, Loops
 
 

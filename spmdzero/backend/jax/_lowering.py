@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend._programs import AnnotatedProgram
 from spmdzero.backend.jax import runtime
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._donation import Arranged, arranged
 from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._values import Value
+from spmdzero.backend.protocols._programs import AnnotatedProgram
 
 
 def lowered(tensors: Sequence[torch.Tensor]) -> Any:

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from spmdzero._logging import log_once
-from spmdzero.backend._chips import tpu_generation
-from spmdzero.backend._flag_sets import ALWAYS, flags_of, given_to_libtpu, no_effect_here
+from spmdzero.backend.chips._chips import tpu_generation
+from spmdzero.backend.chips._flag_sets import ALWAYS, flags_of, given_to_libtpu, no_effect_here
 
 
 class Chosen:

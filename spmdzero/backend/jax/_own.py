@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from spmdzero.backend._watching import waiting
+from spmdzero.backend.hosts._watching import waiting
 
 
 @functools.cache

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from spmdzero.backend._torus import Torus
+from spmdzero.backend.chips._torus import Torus
 
 
 def devices_by_host() -> list[jax.Device]:

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from jax.sharding import NamedSharding
 
-from spmdzero.backend._arrays import Form
 from spmdzero.backend.jax import _dispatch, _host, _unasked, _writes
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._graph import mark_of
@@ -18,6 +17,7 @@ from spmdzero.backend.jax._tensor import OWN, LazyTensor
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax.mesh import ordered_shards
+from spmdzero.backend.protocols._arrays import Form
 from spmdzero.backend.scan import StandIn
 
 PARAMETER = LazyTensor

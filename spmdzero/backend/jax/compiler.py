@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
-from spmdzero.backend._stand_ins import nothing_outlives
+from spmdzero.backend.forms._stand_ins import nothing_outlives
 from spmdzero.backend.jax import _host, runtime
 from spmdzero.backend.jax._alone import compile_alone
 from spmdzero.backend.jax._cells import cells

@@ -13,7 +13,6 @@ import torch
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as JaxSpec
 
-from spmdzero.backend._mesh import REPLICATED, PartitionSpec
 from spmdzero.backend.jax import _host, _own
 from spmdzero.backend.jax._across import JaxAcross
 from spmdzero.backend.jax._cells import require_same
@@ -26,6 +25,7 @@ from spmdzero.backend.jax._tensor import LazyTensor, over
 from spmdzero.backend.jax._values import Space, Value, record
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax._writes import write
+from spmdzero.backend.protocols._mesh import REPLICATED, PartitionSpec
 from spmdzero.plan import MeshSpec
 
 

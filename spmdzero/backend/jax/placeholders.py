@@ -6,7 +6,6 @@ import jax
 import torch
 from jax.sharding import NamedSharding, PartitionSpec
 
-from spmdzero.backend._programs import AnnotatedProgram
 from spmdzero.backend.jax import arrays
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._execute import compilations
@@ -15,6 +14,7 @@ from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax._writes import write
 from spmdzero.backend.jax.ops import jax_dtype
+from spmdzero.backend.protocols._programs import AnnotatedProgram
 
 
 class Placeholders:

@@ -7,8 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend._mesh import REPLICATED
-from spmdzero.backend._region import (
+from spmdzero.backend.jax._around import JaxAround
+from spmdzero.backend.jax._gathering import JaxGathering
+from spmdzero.backend.jax._reads import watch_reads
+from spmdzero.backend.jax.mesh import DeviceMesh
+from spmdzero.backend.protocols._mesh import REPLICATED
+from spmdzero.backend.protocols._region import (
     AttentionChoice,
     GradientSink,
     Recompute,
@@ -16,10 +20,6 @@ from spmdzero.backend._region import (
     Wrote,
     ignore_writes,
 )
-from spmdzero.backend.jax._around import JaxAround
-from spmdzero.backend.jax._gathering import JaxGathering
-from spmdzero.backend.jax._reads import watch_reads
-from spmdzero.backend.jax.mesh import DeviceMesh
 from spmdzero.backend.replica import GatheredAtUse, GlobalForward, ReplicaRegion
 from spmdzero.backend.scan import Scan
 from spmdzero.plan import Layout

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import jax
 import torch
 
-from spmdzero.backend._chips import has_tpu_chips
-from spmdzero.backend._torus import Torus
 from spmdzero.backend._traced import is_tracing_only, on_torus, traced, tracing_only
-from spmdzero.backend._watching import waiting
+from spmdzero.backend.chips._chips import has_tpu_chips
+from spmdzero.backend.chips._torus import Torus
+from spmdzero.backend.hosts._watching import waiting
 from spmdzero.backend.jax import _cluster
 from spmdzero.backend.jax._cells import cells, pending_values
 from spmdzero.backend.jax._execute import start as start_values

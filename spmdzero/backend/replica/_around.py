@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from spmdzero.backend._region import AttentionCall
+from spmdzero.backend.protocols._region import AttentionCall
 from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.errors import ReplicaRegionError
 

@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import torch
 
-from spmdzero.backend._autograd_graph import hands_over, nodes_behind
-from spmdzero.backend._crossing import Crossing, Way
 from spmdzero.backend._current import arrays, runtime
-from spmdzero.backend._mesh import REPLICATED, Mesh
-from spmdzero.backend._with_graph import refuse_graph
+from spmdzero.backend.forms._autograd_graph import hands_over, nodes_behind
+from spmdzero.backend.forms._crossing import Crossing, Way
+from spmdzero.backend.forms._with_graph import refuse_graph
+from spmdzero.backend.protocols._mesh import REPLICATED, Mesh
 from spmdzero.backend.replica import _manual
 from spmdzero.errors import ReplicaRegionError
 

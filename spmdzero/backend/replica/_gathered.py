@@ -10,8 +10,8 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from spmdzero.backend._current import arrays, programs
-from spmdzero.backend._mesh import Mesh
-from spmdzero.backend._order import after
+from spmdzero.backend.forms._order import after
+from spmdzero.backend.protocols._mesh import Mesh
 from spmdzero.plan import Layout
 
 _CAST = torch.ops.aten._to_copy.default

@@ -11,8 +11,10 @@ from torch.func import functional_call
 from spmdzero._user_line import user_line
 from spmdzero.backend._current import arrays
 from spmdzero.backend._interrupts import let_in
-from spmdzero.backend._mesh import REPLICATED, Mesh
-from spmdzero.backend._region import (
+from spmdzero.backend._uploads import same_on_hosts
+from spmdzero.backend.forms._tree import Batch, map_tensors
+from spmdzero.backend.protocols._mesh import REPLICATED, Mesh
+from spmdzero.backend.protocols._region import (
     AttentionCall,
     KeySource,
     Passage,
@@ -20,9 +22,7 @@ from spmdzero.backend._region import (
     Wrote,
     ignore_writes,
 )
-from spmdzero.backend._region import Reader as ReadsBy
-from spmdzero.backend._tree import Batch, map_tensors
-from spmdzero.backend._uploads import same_on_hosts
+from spmdzero.backend.protocols._region import Reader as ReadsBy
 from spmdzero.backend.replica._around import Around
 from spmdzero.backend.replica._readers import Reader, reads_by
 from spmdzero.backend.replica._written import StateWatch

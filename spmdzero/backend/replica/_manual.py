@@ -3,7 +3,7 @@
 import torch
 
 from spmdzero.backend._current import arrays
-from spmdzero.backend._mesh import Mesh
+from spmdzero.backend.protocols._mesh import Mesh
 
 
 def enter_copy(tensor: torch.Tensor, mesh: Mesh) -> torch.Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from spmdzero.backend._current import programs
-from spmdzero.backend._mesh import REPLICATED, Mesh, PartitionSpec
+from spmdzero.backend.protocols._mesh import REPLICATED, Mesh, PartitionSpec
 
 
 def global_norm(tensors: Sequence[tuple[torch.Tensor, PartitionSpec]], mesh: Mesh) -> torch.Tensor:

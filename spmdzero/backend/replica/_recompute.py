@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.checkpoint import checkpoint
 
 from spmdzero.backend._current import arrays
-from spmdzero.backend._order import after
-from spmdzero.backend._tree import map_tensors
+from spmdzero.backend.forms._order import after
+from spmdzero.backend.forms._tree import map_tensors
 from spmdzero.backend.replica._products import PRODUCTS
 
 

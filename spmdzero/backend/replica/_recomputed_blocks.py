@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from spmdzero._names import did_you_mean
 from spmdzero._user_line import user_line
-from spmdzero.backend._region import Recompute
+from spmdzero.backend.protocols._region import Recompute
 from spmdzero.backend.replica._anchors import Anchors, is_hooked
 from spmdzero.backend.replica._candidates import candidates
 from spmdzero.backend.replica._class_calls import taken_over

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from spmdzero.backend._current import runtime
-from spmdzero.backend._mesh import Mesh
-from spmdzero.backend._torus import scatter_steps
+from spmdzero.backend.chips._torus import scatter_steps
+from spmdzero.backend.protocols._mesh import Mesh
 from spmdzero.backend.replica import _manual
 from spmdzero.plan import Layout
 

@@ -16,8 +16,8 @@ from torch.nn.utils.stateless import _reparametrize_module
 from spmdzero._logging import log_once
 from spmdzero.backend._current import runtime
 from spmdzero.backend._interrupts import let_in
-from spmdzero.backend._mesh import REPLICATED, Mesh
-from spmdzero.backend._region import (
+from spmdzero.backend.protocols._mesh import REPLICATED, Mesh
+from spmdzero.backend.protocols._region import (
     AttentionCall,
     GradientSink,
     KeySource,

@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from spmdzero._user_line import user_line
 from spmdzero.backend._current import arrays, programs
-from spmdzero.backend._mesh import REPLICATED, Mesh
+from spmdzero.backend.protocols._mesh import REPLICATED, Mesh
 from spmdzero.backend.replica import _manual
 from spmdzero.errors import ReplicaRegionError
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend._compiler import FoldedFunction
 from spmdzero.backend._current import compiler
+from spmdzero.backend.protocols._compiler import FoldedFunction
 from spmdzero.backend.scan._parts import Form
 
 

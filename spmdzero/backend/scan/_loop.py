@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import torch
 
-from spmdzero.backend._compiler import FoldedFunction
+from spmdzero.backend.protocols._compiler import FoldedFunction
 from spmdzero.backend.replica._anchors import no_hooks
 from spmdzero.backend.scan._body import Body
 from spmdzero.backend.scan._parts import Form, Run

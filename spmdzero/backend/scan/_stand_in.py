@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from spmdzero.backend._current import runtime
-from spmdzero.backend._tree import map_tensors
+from spmdzero.backend.forms._tree import map_tensors
 from spmdzero.backend.replica import FollowError
 
 _DEVICE = vars(torch._C.TensorBase)["device"].__get__

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn.utils.stateless import _reparametrize_module
 
-from spmdzero.backend._compiler import FoldedFunction, StandInKeptError
 from spmdzero.backend._current import arrays, compiler
+from spmdzero.backend.protocols._compiler import FoldedFunction, StandInKeptError
 from spmdzero.backend.replica._anchors import Anchors, no_hooks
 from spmdzero.backend.replica._dispatch import RegionDispatch
 from spmdzero.backend.replica._kept import kept_tensors

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils.stateless import _reparametrize_module
 
-from spmdzero.backend._with_graph import gradients_with_graph
+from spmdzero.backend.forms._with_graph import gradients_with_graph
 from spmdzero.backend.replica._dispatch import RegionDispatch
 from spmdzero.backend.replica._plain import flatten, unflatten
 from spmdzero.backend.replica._random import ReplicaRandom

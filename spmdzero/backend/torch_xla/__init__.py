@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 
-from spmdzero.backend._chips import has_tpu_chips
+from spmdzero.backend.chips._chips import has_tpu_chips
 
 if "torch_xla" not in sys.modules:
     # torch_xla chooses while it is imported, and warns when it has to guess.
@@ -18,9 +18,9 @@ if "torch_xla" not in sys.modules:
     logging.root.handlers[:] = handlers
 
 from spmdzero.backend._keys import draw_keys
-from spmdzero.backend._programs import AnnotatedProgram
-from spmdzero.backend._region import RegionRules
-from spmdzero.backend._tree import Batch, Replicated, map_tensors, replicated
+from spmdzero.backend.forms._tree import Batch, Replicated, map_tensors, replicated
+from spmdzero.backend.protocols._programs import AnnotatedProgram
+from spmdzero.backend.protocols._region import RegionRules
 from spmdzero.backend.replica import GradientReduction, global_norm
 from spmdzero.backend.torch_xla import compile_cache, counters, flags, memory_maps, runtime
 from spmdzero.backend.torch_xla._backend import TORCH_XLA as BACKEND

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend._region import AttentionCall, AttentionChoice, Recompute
 from spmdzero.backend.attention import AttentionKernels
+from spmdzero.backend.protocols._region import AttentionCall, AttentionChoice, Recompute
 from spmdzero.backend.replica import RecomputedBlocks, ReplicaRandom
 from spmdzero.backend.replica._around import Upload
 from spmdzero.backend.scan import Scan, equal_blocks_as_loops, made_real

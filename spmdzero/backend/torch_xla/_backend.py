@@ -1,6 +1,6 @@
 """torch_xla as a backend."""
 
-from spmdzero.backend._backend import Backend
+from spmdzero.backend.protocols._backend import Backend
 from spmdzero.backend.replica import (
     GradientReduction,
     global_norm,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend._compiler import FoldedFunction
+from spmdzero.backend.protocols._compiler import FoldedFunction
 from spmdzero.backend.scan import Loops
 from spmdzero.backend.torch_xla import _private
 from spmdzero.backend.torch_xla._private.loops import loop

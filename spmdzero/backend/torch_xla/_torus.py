@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from spmdzero.backend._torus import Torus
+from spmdzero.backend.chips._torus import Torus
 
 
 def torus_of(attributes: Sequence[Mapping[str, Any]]) -> Torus | None:

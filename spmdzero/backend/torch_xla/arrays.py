@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch_xla.distributed.spmd as xs
 
-from spmdzero.backend._arrays import Form
+from spmdzero.backend.protocols._arrays import Form
 from spmdzero.backend.torch_xla import _private, runtime
 from spmdzero.backend.torch_xla._private import (
     are_pending,

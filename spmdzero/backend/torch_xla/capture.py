@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from spmdzero.backend._compiler import FoldedFunction
+from spmdzero.backend.protocols._compiler import FoldedFunction
 from spmdzero.backend.torch_xla import _private, runtime
 from spmdzero.backend.torch_xla.strangers import ProgramInput
 

@@ -4,8 +4,8 @@ import os
 from collections.abc import Mapping
 
 from spmdzero._logging import log_once
-from spmdzero.backend._chips import tpu_generation
-from spmdzero.backend._flag_sets import (
+from spmdzero.backend.chips._chips import tpu_generation
+from spmdzero.backend.chips._flag_sets import (
     ALWAYS,
     FLAG_SETS,
     VARIABLE,
@@ -13,7 +13,7 @@ from spmdzero.backend._flag_sets import (
     given_to_libtpu,
     no_effect_here,
 )
-from spmdzero.backend._flag_sets import given_to_libtpu as in_force
+from spmdzero.backend.chips._flag_sets import given_to_libtpu as in_force
 from spmdzero.backend.torch_xla import _private
 from spmdzero.backend.torch_xla._cpu_flags import in_force as cpu_flags
 from spmdzero.backend.torch_xla.compile_cache import use as use_cache

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from spmdzero.backend._compiler import FoldedFunction
-from spmdzero.backend._stand_ins import nothing_outlives
+from spmdzero.backend.forms._stand_ins import nothing_outlives
+from spmdzero.backend.protocols._compiler import FoldedFunction
 from spmdzero.backend.torch_xla import _private, runtime
 from spmdzero.backend.torch_xla.mesh import fresh
 from spmdzero.backend.torch_xla.strangers import ProgramInput

@@ -10,7 +10,7 @@ import torch
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
 
-from spmdzero.backend._mesh import REPLICATED, PartitionSpec
+from spmdzero.backend.protocols._mesh import REPLICATED, PartitionSpec
 from spmdzero.backend.torch_xla import _private, runtime
 from spmdzero.backend.torch_xla.arrays import fresh
 from spmdzero.backend.torch_xla.strangers import note_upload

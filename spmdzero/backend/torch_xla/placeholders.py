@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from spmdzero.backend._programs import AnnotatedProgram
+from spmdzero.backend.protocols._programs import AnnotatedProgram
 from spmdzero.backend.torch_xla import _private
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 import torch_xla.debug.profiler as xp
 
-from spmdzero.backend._programs import AnnotatedProgram
+from spmdzero.backend.protocols._programs import AnnotatedProgram
 from spmdzero.backend.torch_xla import _private
 from spmdzero.backend.torch_xla._private import optimized_hlo, record_scopes, scope
 from spmdzero.backend.torch_xla.placeholders import Placeholders

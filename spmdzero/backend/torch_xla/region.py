@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend._region import (
+from spmdzero.backend.protocols._region import (
     AttentionChoice,
     GradientSink,
     Recompute,

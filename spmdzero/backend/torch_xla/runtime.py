@@ -6,10 +6,10 @@ import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 
 from spmdzero.backend import _autocast_lists
-from spmdzero.backend._chips import has_tpu_chips
 from spmdzero.backend._device_index import take_over
-from spmdzero.backend._torus import Torus
 from spmdzero.backend._traced import is_tracing_only, on_torus, traced, tracing_only
+from spmdzero.backend.chips._chips import has_tpu_chips
+from spmdzero.backend.chips._torus import Torus
 from spmdzero.backend.torch_xla import _private, memory_maps
 from spmdzero.backend.torch_xla._cpu_flags import in_force as cpu_flags
 from spmdzero.backend.torch_xla._cpu_flags import start_as_torch_computes

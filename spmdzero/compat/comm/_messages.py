@@ -7,7 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from spmdzero.backend import processes, runtime
+from spmdzero.backend import runtime
+from spmdzero.backend.hosts import processes
 from spmdzero.compat.comm._labels import labelled
 from spmdzero.compat.comm._through_host import Done, all_on_cpu, on_host
 from spmdzero.errors import SpmdZeroUsageError

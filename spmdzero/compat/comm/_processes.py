@@ -7,7 +7,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from spmdzero.backend import processes, runtime
+from spmdzero.backend import runtime
+from spmdzero.backend.hosts import processes
 
 logger = logging.getLogger("spmdzero")
 

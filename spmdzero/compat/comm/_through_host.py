@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import processes
+from spmdzero.backend.hosts import processes
 
 
 class Done:

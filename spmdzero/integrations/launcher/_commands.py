@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from spmdzero.backend._roll_call import HOSTS
+from spmdzero.backend.hosts._roll_call import HOSTS
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations.launcher._job import Command
 

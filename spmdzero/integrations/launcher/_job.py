@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from spmdzero._to_launcher import WATCHES, heard
-from spmdzero.backend.processes import STATUS
+from spmdzero.backend.hosts.processes import STATUS
 from spmdzero.errors import HostsDifferError
 
 _LAST_LINES = 10

@@ -4,9 +4,9 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
-from spmdzero.backend._chips import has_tpu_chips
 from spmdzero.backend._current import require_processes
-from spmdzero.backend.processes import free_port
+from spmdzero.backend.chips._chips import has_tpu_chips
+from spmdzero.backend.hosts.processes import free_port
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations.launcher._again import Commands, run_with_restarts
 from spmdzero.integrations.launcher._commands import (

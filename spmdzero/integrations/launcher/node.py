@@ -13,7 +13,7 @@ import time
 from types import TracebackType
 
 from spmdzero import _to_launcher
-from spmdzero.backend._watching import watch
+from spmdzero.backend.hosts._watching import watch
 from spmdzero.errors import HostsDifferError, SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.integrations import install
 from spmdzero.integrations._as_main import run_as_main

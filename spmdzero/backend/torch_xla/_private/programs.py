@@ -9,7 +9,7 @@ import torch
 from torch_xla import _XLAC as _C
 from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
 
-from spmdzero.backend._compiler import ProgramLostError
+from spmdzero.backend.protocols._compiler import ProgramLostError
 from spmdzero.backend.torch_xla._environment import environment_variable
 from spmdzero.errors import SpmdZeroRuntimeError
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend._ranges import require_step
+from spmdzero.backend.forms._ranges import require_step
 from spmdzero.backend.torch_xla.kernels._wrap import Kernel, wrap_kernel
 
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 
-from spmdzero.backend._programs import XlaFlag
+from spmdzero.backend.protocols._programs import XlaFlag
 from spmdzero.errors import SpmdZeroUsageError
 
 VARIABLE = "LIBTPU_INIT_ARGS"

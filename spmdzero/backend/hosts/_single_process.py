@@ -2,7 +2,7 @@
 
 import os
 
-from spmdzero.backend._launched import is_launched
+from spmdzero.backend.hosts._launched import is_launched
 
 
 def name_the_only_process(*, port: int) -> None:

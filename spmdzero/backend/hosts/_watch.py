@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spmdzero._to_launcher import tell
-from spmdzero.backend._joint import CAME, START, Joint, Place, at
+from spmdzero.backend.hosts._joint import CAME, START, Joint, Place, at
 
 STATUS = 75
 """With which a process ends because another one has; sysexits.h: a failure that may pass."""

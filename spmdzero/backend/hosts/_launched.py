@@ -8,9 +8,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from spmdzero.backend._meeting import meeting
 from spmdzero.backend._quiet import without_gloos_lines
-from spmdzero.backend._roll_call import call_roll, tcp_store
+from spmdzero.backend.hosts._meeting import meeting
+from spmdzero.backend.hosts._roll_call import call_roll, tcp_store
 from spmdzero.errors import UsageValueError
 
 GLOO = "gloo"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from spmdzero._names import listed
 from spmdzero.backend._current import runtime
-from spmdzero.backend.processes import gather_objects
+from spmdzero.backend.hosts.processes import gather_objects
 from spmdzero.errors import HostsDifferError
 
 _MISSING = "nothing"

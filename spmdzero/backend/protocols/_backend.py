@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend._arrays import Arrays
-from spmdzero.backend._compiler import Compiler
-from spmdzero.backend._mesh import Mesh, Reduction
-from spmdzero.backend._programs import Counters, Flags, MemoryMaps, Programs
-from spmdzero.backend._region import Forward, Region
-from spmdzero.backend._runtime import Runtime
+from spmdzero.backend.protocols._arrays import Arrays
+from spmdzero.backend.protocols._compiler import Compiler
+from spmdzero.backend.protocols._mesh import Mesh, Reduction
+from spmdzero.backend.protocols._programs import Counters, Flags, MemoryMaps, Programs
+from spmdzero.backend.protocols._region import Forward, Region
+from spmdzero.backend.protocols._runtime import Runtime
 from spmdzero.plan import MeshSpec
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from spmdzero.backend._current import arrays
-from spmdzero.backend._mesh import REPLICATED, Mesh
+from spmdzero.backend.protocols._mesh import REPLICATED, Mesh
 from spmdzero.plan import Layout
 
 

@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 from spmdzero._to_launcher import WATCHES, tell
 from spmdzero._user_line import user_place
-from spmdzero.backend._launched import own_host
-from spmdzero.backend._meeting import meeting
-from spmdzero.backend._roll_call import call_roll
-from spmdzero.backend._watch import ALIVE, DEFAULT_TIMEOUT, VERDICT, Sign, Watch
+from spmdzero.backend.hosts._launched import own_host
+from spmdzero.backend.hosts._meeting import meeting
+from spmdzero.backend.hosts._roll_call import call_roll
+from spmdzero.backend.hosts._watch import ALIVE, DEFAULT_TIMEOUT, VERDICT, Sign, Watch
 from spmdzero.errors import SpmdZeroError
 
 # The store is there when the others hear of it.

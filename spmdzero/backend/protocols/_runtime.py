@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from spmdzero.backend._torus import Torus
+from spmdzero.backend.chips._torus import Torus
 
 
 class Runtime(Protocol):

@@ -8,9 +8,9 @@ from typing import cast
 
 import torch
 
-from spmdzero.backend._crossing import Crossing, Way
 from spmdzero.backend._current import arrays
-from spmdzero.backend._mesh import Across
+from spmdzero.backend.forms._crossing import Crossing, Way
+from spmdzero.backend.protocols._mesh import Across
 
 
 def to_own_rows(tensor: torch.Tensor, dim: int, across: Across) -> torch.Tensor:

@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 
 from spmdzero._logging import leave_lines_to_the_first_host
-from spmdzero.backend import _single_process
 from spmdzero.backend._current import alone_on_the_cpu, current, runtime
-from spmdzero.backend._launched import (
+from spmdzero.backend._quiet import without_gloos_lines
+from spmdzero.backend.hosts import _single_process
+from spmdzero.backend.hosts._launched import (
     GLOO,
     TIMEOUT,
     call_roll_at,
@@ -19,10 +20,9 @@ from spmdzero.backend._launched import (
     has_peers,
     join_launched,
 )
-from spmdzero.backend._meeting import meeting
-from spmdzero.backend._quiet import without_gloos_lines
-from spmdzero.backend._watch import STATUS
-from spmdzero.backend._watching import begin, note_joint, waiting, watch, watch_with
+from spmdzero.backend.hosts._meeting import meeting
+from spmdzero.backend.hosts._watch import STATUS
+from spmdzero.backend.hosts._watching import begin, note_joint, waiting, watch, watch_with
 from spmdzero.errors import SpmdZeroRuntimeError, SpmdZeroUsageError
 
 logger = logging.getLogger("spmdzero")

@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from spmdzero.backend._compiler import StandInKeptError
+from spmdzero.backend.protocols._compiler import StandInKeptError
 
 
 class Kept(Protocol):

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from spmdzero.backend._watch import STATUS
+from spmdzero.backend.hosts._watch import STATUS
 
 # After the time limit of what is waited for, which says more where it holds.
 _LATER = 5.0

@@ -1,0 +1,1 @@
+"""What a backend has to be: one protocol for each part of it."""
