@@ -7,7 +7,13 @@ from spmdzero.optim._lamb import Lamb
 from spmdzero.optim._lion import Lion
 from spmdzero.optim._muon import Muon
 from spmdzero.optim._muon_groups import muon_groups
-from spmdzero.optim._named import FusedAdam, FusedLamb, FusedLion
+from spmdzero.optim._named import (
+    DeepSpeedCPUAdam,
+    DeepSpeedCPULion,
+    FusedAdam,
+    FusedLamb,
+    FusedLion,
+)
 from spmdzero.optim._one_cycle import OneCycle
 from spmdzero.optim._range_test import LRRangeTest
 from spmdzero.optim._rule import LocalTensor, Terms, UpdateRule
@@ -27,6 +33,8 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "DeepSpeedCPUAdam",
+    "DeepSpeedCPULion",
     "DeepSpeedSchedule",
     "FusedAdam",
     "FusedLamb",
