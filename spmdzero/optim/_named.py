@@ -64,7 +64,7 @@ class DeepSpeedCPUAdam(FusedAdam):
         bias_correction: bool = True,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        weight_decay: float = 0,
         amsgrad: bool = False,
         adamw_mode: bool = True,
         fp32_optimizer_states: bool = True,
@@ -102,7 +102,7 @@ class DeepSpeedCPULion(FusedLion):
         model_params: Params,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
-        weight_decay: float = 0.0,
+        weight_decay: float = 0,
         fp32_optimizer_states: bool = True,
     ) -> None:
         super().__init__(model_params, lr, betas, weight_decay)
