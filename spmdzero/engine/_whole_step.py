@@ -20,7 +20,7 @@ from spmdzero.engine._module_tracer import (
 from spmdzero.engine._places import Place, agreement, state_places
 from spmdzero.state._training import Training
 from spmdzero.step._numbers import loss_scale_number, step_number
-from spmdzero.step._program import StepProgram
+from spmdzero.step._pure_step import StepProgram
 
 
 def host_numbers(training: Training, *, last: bool) -> list[torch.Tensor]:
