@@ -156,8 +156,8 @@ class Checkpoints:
         Args:
             load_dir: folder of the checkpoints.
             tag: the checkpoint's folder; by default the one that the file `latest` names.
-                Checkpoints that DeepSpeed wrote under ZeRO-1/2 or at stage 0 are recognised,
-                regular and universal.
+                Checkpoints that DeepSpeed wrote are recognised, of every stage, regular and
+                universal.
             load_module_strict: require the names of the module's parameters and buffers; otherwise
                 the tensors that both have are loaded, and `load_report` names the others.
             load_optimizer_states: if False, masters are made from the loaded parameters, and the
