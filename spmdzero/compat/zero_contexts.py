@@ -147,7 +147,11 @@ def is_zero_param(parameter: Any) -> bool:
     False for what `stage3_param_persistence_threshold` keeps whole; DeepSpeed's says True of every
     parameter of a stage 3 engine.
     """
-    return isinstance(parameter, torch.Tensor) and arrays.is_split(parameter)
+    return (
+        isinstance(parameter, torch.Tensor)
+        and arrays.is_mine(parameter)
+        and arrays.is_split(parameter)
+    )
 
 
 @contextlib.contextmanager

@@ -25,7 +25,6 @@ from spmdzero.config import (
     SpmdZeroConfig,
     load_config,
     resolve_batch_sizes,
-    stage_3_on,
 )
 from spmdzero.data._inputs import InputPlacer
 from spmdzero.engine._clients_optimizer import take_over
@@ -119,8 +118,6 @@ def start_backend(
             mesh doesn't fit the devices.
     """
     choose(settings.spmd.backend)
-    if settings.zero_optimization.stage == 3 and current().name != "jax":
-        raise stage_3_on(current().name)
     flags.apply(settings.spmd.xla_flags)
     flags.use_cache(settings.spmd.compile_cache)
     processes.watch_with(timeout=settings.spmd.timeout)
