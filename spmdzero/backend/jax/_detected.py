@@ -23,8 +23,8 @@ def initialize(*, timeout: datetime.timedelta, **how: Any) -> None:
         timeout: for all hosts to come.
         how: further arguments for JAX.
 
-        Raises:
-            SpmdZeroRuntimeError: not all hosts have come.
+    Raises:
+        SpmdZeroRuntimeError: not all hosts have come.
     """
     limit = timeout.total_seconds()
 

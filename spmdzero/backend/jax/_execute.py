@@ -201,8 +201,8 @@ class Compilations:
             platform: of devices that need not be here, such as ``"TPU"``; None for the present
                 ones.
 
-            Raises:
-                SpmdZeroRuntimeError: JAX can't lower it; the error names the operation.
+        Raises:
+            SpmdZeroRuntimeError: JAX can't lower it; the error names the operation.
         """
         self.lowered += 1
         function = function_of(graph, mesh or self.mesh)

@@ -29,8 +29,8 @@ def lowered(op: Any, args: Any, kwargs: Any, forms: Sequence[Form] | None) -> li
         args, kwargs: its arguments.
         forms: shape and dtype of each result; None where torch doesn't know.
 
-        Raises:
-            UnsupportedError: the results have other shapes.
+    Raises:
+        UnsupportedError: the results have other shapes.
     """
     made = op(*args, **kwargs)
     # A gradient that wasn't asked for is None, in torch too.
@@ -90,8 +90,8 @@ def require_lowering(
         args, kwargs: its arguments; values stand for tensors.
         forms: shape and dtype of each result.
 
-        Raises:
-            SpmdZeroRuntimeError: JAX can't trace it.
+    Raises:
+        SpmdZeroRuntimeError: JAX can't trace it.
     """
     key = (op.key, hashable((args, kwargs), (Value, float), _decides))
     if key in _known:

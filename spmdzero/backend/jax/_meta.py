@@ -21,8 +21,8 @@ def on_meta(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         func: the operation; equal inputs must give equal results.
         args, kwargs: its arguments; their tensors may be on any device.
 
-        Raises:
-            NotImplementedError: torch can't tell the result without data.
+    Raises:
+        NotImplementedError: torch can't tell the result without data.
     """
     key = (func, torch.get_default_dtype(), hashable((args, kwargs), torch.Tensor, _form))
     if key not in _known:

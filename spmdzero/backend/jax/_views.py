@@ -45,8 +45,8 @@ def written(step: ViewStep, base: Any, new: Any, call: Call) -> Any:
         base, new: values, of the shapes `step.before` and `step.after`.
         call: computes an operation of values.
 
-        Raises:
-            UnwritableViewError: a write through this view is not supported.
+    Raises:
+        UnwritableViewError: a write through this view is not supported.
     """
     name = step.func._schema.name.partition("::")[2]
     if name in _SAME:
