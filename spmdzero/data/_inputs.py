@@ -170,8 +170,7 @@ class InputPlacer:
     def _host_rows(self, tensor: torch.Tensor, dim: int) -> int:
         """Number of rows of this host."""
         rows = tensor.shape[dim]
-        # With one process, or without hosts' own tensors, a tensor on the devices has all hosts'
-        # rows.
+        # If no tensor on the devices is a host's own, each has the rows of all hosts.
         is_own = tensor.device.type == "cpu" or self._mesh.across is not None
         return rows if is_own else rows // runtime.process_count()
 
