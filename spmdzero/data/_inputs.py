@@ -40,6 +40,12 @@ class InputPlacer:
         module: the module whose forward names the positional inputs.
         rules: says which dim of an input is its batch dim.
         micro_batch: rows that each device works on, `train_micro_batch_size_per_gpu`.
+
+    Attributes:
+        rules: as given.
+        rows: tells which inputs are batches.
+        positional: names of the inputs that a call may give by place.
+        latest: path, shape and dtype of each input of the latest call.
     """
 
     def __init__(
