@@ -77,6 +77,7 @@ class ZeroDataLoader:
         self._all_rows = placer.rows.micro_batch * mesh.replicas
         self._position = LoaderPosition(rows=self._all_rows, steps=steps)
         self._passes, self._said_short = 0, False
+        self._stream: Iterator[Any] | None = None
 
     def __len__(self) -> int:
         """Global micro-batches in an epoch.
@@ -154,6 +155,16 @@ class ZeroDataLoader:
                     f"the dataset has not one whole micro-batch of {self._rows} rows"
                 )
             self.set_epoch(self.epoch + 1)
+
+    def stream(self) -> Iterator[Any]:
+        """The endless iteration that `train_batch` reads: the same one at each call."""
+        if self._stream is None:
+            self._stream = self.endless()
+        return self._stream
+
+    def end_stream(self) -> None:
+        """Has the next `stream` be a new iteration."""
+        self._stream = None
 
     def __iter__(self) -> Iterator[Any]:
         """One epoch, or the rest of a resumed one, read and uploaded a few micro-batches ahead.

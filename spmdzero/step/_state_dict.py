@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from spmdzero._names import listed
-from spmdzero.backend import Mesh, arrays, runtime
+from spmdzero.backend import arrays, runtime
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import UpdateRule
-from spmdzero.plan import ShardingPlan
 from spmdzero.step._loss_scale import LossScaled
 from spmdzero.step._numbers import take_over_numbers
+from spmdzero.step._state import State
 from spmdzero.step._states import LastingState
 from spmdzero.step._torch_calls import PlannedOptimizer
 
@@ -32,11 +32,8 @@ class WholeStates(LossScaled, LastingState, PlannedOptimizer):
     parameter's dtype, give each device all of them, and forget the count of updates.
     """
 
-    _names: Mapping[torch.Tensor, str]
     _rules: Sequence[UpdateRule]
-    _plan: ShardingPlan
-    _mesh: Mesh
-    _applied: torch.Tensor
+    _held: State
 
     def _trainable(self) -> Iterable[nn.Parameter]:
         raise NotImplementedError
@@ -55,13 +52,13 @@ class WholeStates(LossScaled, LastingState, PlannedOptimizer):
         self.renew()
         members = [p for group in self.param_groups for p in group["params"]]
         number_of = {parameter: number for number, parameter in enumerate(members)}
-        count = self._applied.detach().cpu()
+        count, names = self._held["counter/applied"].detach().cpu(), self._held.names
         groups = [
             group | {"params": [number_of[parameter] for parameter in group["params"]]}
             for group in self.param_groups
         ]
         states = {
-            number_of[parameter]: {_STEP: count - self.reset_at.get(self._names[parameter], 0)}
+            number_of[parameter]: {_STEP: count - self.reset_at.get(names[parameter], 0)}
             | {
                 slot: _on_host(tensor, self._own_shape(parameter, slot))
                 for slot, tensor in self.state[parameter].items()
@@ -88,16 +85,17 @@ class WholeStates(LossScaled, LastingState, PlannedOptimizer):
     @torch.no_grad()
     def _take_over(self, state_dict: Mapping[str, Any]) -> None:
         self.renew()
-        names = [[self._names[p] for p in group["params"]] for group in self.param_groups]
-        states, groups = _states_by_name(state_dict, names)
-        members = {self._names[parameter]: parameter for parameter in self._trainable()}
+        names, applied = self._held.names, self._held["counter/applied"]
+        ordered = [[names[p] for p in group["params"]] for group in self.param_groups]
+        states, groups = _states_by_name(state_dict, ordered)
+        members = {names[parameter]: parameter for parameter in self._trainable()}
         states = {name: state for name, state in states.items() if name in members}
         counts = {name: int(state[_STEP]) for name, state in states.items() if _STEP in state}
         if counts:
             count = max(counts.values())
         else:
             # torch's SGD doesn't count; the first update is another one than those that follow.
-            count = max(1, int(self._applied.item())) if any(states.values()) else 0
+            count = max(1, int(applied.item())) if any(states.values()) else 0
         for name, state in states.items():
             parameter = members[name]
             shapes = {slot: self._own_shape(parameter, slot) for slot in self.state[parameter]}
@@ -107,13 +105,13 @@ class WholeStates(LossScaled, LastingState, PlannedOptimizer):
         runtime.wait()
         for rule, group in zip(self._rules, self.param_groups, strict=True):
             for parameter in group["params"]:
-                new = states.get(self._names[parameter])
+                new = states.get(names[parameter])
                 for slot, stored in self.state.get(parameter, {}).items():
                     if new is None and slot != "master":
                         self._fill(stored, torch.full(stored.shape, rule.initial(slot, group)))
                     elif new is not None and slot in new:
                         self._fill(stored, new[slot])
-        self._fill(self._applied, count)
+        self._fill(applied, count)
         self.reset_at.clear()
         if counts:
             self.reset_at.update(
@@ -127,10 +125,10 @@ class WholeStates(LossScaled, LastingState, PlannedOptimizer):
         runtime.wait()
 
     def _own_shape(self, parameter: torch.Tensor, slot: str) -> tuple[int, ...]:
-        return self._plan.at_rest(f"{slot}/{self._names[parameter]}").shape
+        return self._held.plan.at_rest(f"{slot}/{self._held.names[parameter]}").shape
 
     def _fill(self, stored: torch.Tensor, value: Any) -> None:
-        self._mesh.overwrite(stored, _device_parts(stored, torch.as_tensor(value)))
+        self._held.mesh.overwrite(stored, _device_parts(stored, torch.as_tensor(value)))
 
 
 def _on_host(stored: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

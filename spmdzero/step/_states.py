@@ -1,14 +1,14 @@
 """An optimizer's `state` as torch's users treat it: they clear it to start anew."""
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from spmdzero.backend import REPLICATED, Mesh
 from spmdzero.optim import UpdateRule
+from spmdzero.step._state import State
 
 
 class LastingState(torch.optim.Optimizer):
@@ -18,10 +18,8 @@ class LastingState(torch.optim.Optimizer):
     """
 
     _stateful: Collection[torch.Tensor]
-    _names: Mapping[torch.Tensor, str]
     _rules: Sequence[UpdateRule]
-    _mesh: Mesh
-    _applied: torch.Tensor
+    _held: State
     reset_at: dict[str, int]
 
     def _allocate(self, parameter: nn.Parameter, rule: UpdateRule, group: dict[str, Any]) -> None:
@@ -30,14 +28,14 @@ class LastingState(torch.optim.Optimizer):
     @property
     def state(self) -> defaultdict[torch.Tensor, Any]:  # type: ignore[override]
         """Parameter -> its states by slot."""
-        return vars(self)["_state"]
+        return self._held.slots
 
     @state.setter
     def state(self, value: dict[torch.Tensor, Any]) -> None:
-        held = vars(self).setdefault("_state", defaultdict(dict))
-        if value is not held:
-            held.clear()
-            held.update(value)
+        slots = self._held.slots
+        if value is not slots:
+            slots.clear()
+            slots.update(value)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         rest = dict(state)
@@ -54,13 +52,14 @@ class LastingState(torch.optim.Optimizer):
         if not missing:
             return
         counted = len(missing) < len(self._stateful)
-        now = int(self._applied.item()) if counted else 0
+        applied = self._held["counter/applied"]
+        now = int(applied.item()) if counted else 0
         if not counted:
             self.reset_at.clear()
-            self._mesh.commit(self._applied, torch.zeros_like(self._applied), REPLICATED)
+            self._held.write("counter/applied", torch.zeros_like(applied))
         for rule, group in zip(self._rules, self.param_groups, strict=True):
             for parameter in group["params"]:
                 if parameter in missing:
                     self._allocate(parameter, rule, group)
                     if now and rule.counts:
-                        self.reset_at[self._names[parameter]] = now
+                        self.reset_at[self._held.names[parameter]] = now
