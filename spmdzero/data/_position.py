@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.data._generators import host_generators, set_generators
+from spmdzero.data._seeds import host_generators, set_generators
 
 logger = logging.getLogger("spmdzero")
 

@@ -18,7 +18,7 @@ from spmdzero.backend import (
     nodes_behind,
     refuse_graph,
 )
-from spmdzero.engine._summed_rows import summed_by
+from spmdzero.engine._loss import summed_by
 from spmdzero.errors import SpmdZeroUsageError
 
 _running = threading.local()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from spmdzero.backend import ProgramLostError, compiler, current
-from spmdzero.engine._folded_call import keep_waiting
+from spmdzero.engine._folded_forward import keep_waiting
 from spmdzero.engine._following import Following
 from spmdzero.engine._input_form import InputForm, UnknownInputError
 from spmdzero.engine._kinds import (

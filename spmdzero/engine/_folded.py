@@ -10,9 +10,7 @@ from typing import Any
 import torch
 
 from spmdzero.backend import Passage, draw_keys, map_tensors
-from spmdzero.engine._folded_call import FoldedCall
-from spmdzero.engine._folded_pass import FoldedPass, PassTracer
-from spmdzero.engine._folded_surroundings import Surroundings
+from spmdzero.engine._folded_forward import FoldedCall, FoldedPass, PassTracer, Surroundings
 from spmdzero.engine._following import Following
 from spmdzero.engine._input_form import UnknownInputError, freeze
 from spmdzero.engine._kinds import (

@@ -8,8 +8,7 @@ import torch
 
 from spmdzero._logging import log_once
 from spmdzero.backend import counters, memory_maps, programs, runtime
-from spmdzero.engine._compile_lines import explained
-from spmdzero.engine._programs import Call, Compiled, ProgramLog
+from spmdzero.engine._programs import Call, Compiled, ProgramLog, explained
 from spmdzero.engine._repeated_rows import RepeatedRows
 from spmdzero.engine._snapshot import StepGraph
 from spmdzero.state._training import Training

@@ -12,7 +12,7 @@ from spmdzero.data._inputs import to_half
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._backward import BackwardWatch
 from spmdzero.engine._folded import FoldedCalls
-from spmdzero.engine._folded_call import keep_waiting
+from spmdzero.engine._folded_forward import keep_waiting
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._loss import check_loss
 from spmdzero.engine._outward import Outward

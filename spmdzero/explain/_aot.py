@@ -34,6 +34,7 @@ _OF_THE_SET = (
     '\nIt was compiled with the flags of the set that "spmd": {"xla_flags": ...} names; '
     '"none" has none'
 )
+_MEMORY = ("arguments", "peak", "host_arguments", "host_peak")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -57,16 +58,20 @@ class WaitingError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class CompilerMemory:
-    """A compiler's own account of one program, bytes per device.
+    """A compiler's own account of one program, bytes per device, the host's memory apart.
 
     Attributes:
         arguments: the program's inputs: parameters, states, the batch; None where the compiler
             gave up, because they and the rest don't fit.
-        peak: the most that is in use at once, inputs included.
+        peak: the most of a device's memory that is in use at once, inputs included.
+        host_arguments: inputs that rest in the host's memory; 0 where the compiler gave up.
+        host_peak: the most of the host's memory in use at once for one device, likewise.
     """
 
     arguments: int | None
     peak: int
+    host_arguments: int = 0
+    host_peak: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +201,7 @@ def _read(folder: Path, topology: Topology, *, hint: str = "") -> Compiled:
         return Compiled(hlo=None, memory=CompilerMemory(arguments=None, peak=peak))
     return Compiled(
         hlo=(folder / "hlo").read_text(),
-        memory=CompilerMemory(arguments=result["arguments"], peak=result["peak"]),
+        memory=CompilerMemory(**{name: result[name] for name in _MEMORY}),
         flops=result["flops"],
         bytes_accessed=result["bytes_accessed"],
     )

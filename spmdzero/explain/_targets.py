@@ -196,4 +196,10 @@ def _of_a_step(programs: Sequence[CompilerMemory]) -> CompilerMemory:
         return CompilerMemory(arguments=None, peak=max(peak for _, peak in sizes))
     temporary = max(peak - (arguments or 0) for arguments, peak in sizes)
     arguments = programs[-1].arguments or 0
-    return CompilerMemory(arguments=arguments, peak=arguments + temporary)
+    on_host = programs[-1].host_arguments
+    return CompilerMemory(
+        arguments=arguments,
+        peak=arguments + temporary,
+        host_arguments=on_host,
+        host_peak=on_host + max(each.host_peak - each.host_arguments for each in programs),
+    )

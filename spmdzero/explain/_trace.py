@@ -49,8 +49,12 @@ def trace_step(engine: Engine, batch: Batch) -> tuple[TracedProgram, ...]:
         if graph.kind not in programs:
             annotated, text = graph.annotated(), graph.hlo()
             arguments = entry_argument_bytes(text)
+            on_host = entry_argument_bytes(text, on_host=True)
             memory = CompilerMemory(
-                arguments=arguments, peak=arguments + peak_temporary_bytes(text)
+                arguments=arguments,
+                peak=arguments + peak_temporary_bytes(text),
+                host_arguments=on_host,
+                host_peak=on_host + peak_temporary_bytes(text, on_host=True),
             )
             programs[graph.kind] = TracedProgram(
                 kind=graph.kind,

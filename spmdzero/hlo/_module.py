@@ -3,7 +3,7 @@
 import re
 from collections import deque
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
@@ -14,6 +14,8 @@ _CALLED = re.compile(
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _SOURCE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
 _ALIAS = re.compile(r"\{[\d, ]*\}: \((\d+), \{([\d, ]*)\}")
+# The same, of an output that is an element of the program's tuple.
+_ALIASED_OUTPUT = re.compile(r"\{(\d+)\}: \(\d+, \{[\d, ]*\}")
 # The caller hands its operands to the called computation's parameters one by one, and takes its
 # root as its own value; a while, a reduce or a sort does not.
 _TRANSPARENT_CALLS = frozenset({"fusion", "call", "async-start"})
@@ -26,10 +28,18 @@ _HANDS_ON |= {"all-reduce-done", "all-gather-done", "collective-permute-done"}
 
 @dataclass(frozen=True)
 class Shape:
-    """One array of HLO: element type as HLO spells it (``f32``, ``bf16``, ``pred``) and dims."""
+    """One array of HLO.
+
+    Attributes:
+        dtype: as HLO spells it (``f32``, ``bf16``, ``pred``).
+        dims: its size along each dim.
+        on_host: whether it is in the host's memory, a layout's ``S(5)``; equal shapes are equal
+            wherever they are.
+    """
 
     dtype: str
     dims: tuple[int, ...]
+    on_host: bool = field(default=False, compare=False)
 
     @property
     def bytes(self) -> int:
@@ -111,6 +121,11 @@ class Module:
     def aliased(self) -> int:
         """Number of inputs whose buffer an output reuses (``input_output_alias``)."""
         return len(set(_ALIAS.findall(self.header)))
+
+    @property
+    def aliased_outputs(self) -> tuple[int, ...]:
+        """Places of the outputs that reuse an input's buffer, in a program that returns a tuple."""
+        return tuple(map(int, _ALIASED_OUTPUT.findall(self.header)))
 
     @property
     def parameters(self) -> int:

@@ -7,7 +7,9 @@ from math import prod
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.hlo._module import Instruction, Module, Shape
 
-_SHAPE = re.compile(r"\b([a-z]+\d*[a-z\d]*)\[([\d,<=]*)\]")
+_SHAPE = re.compile(r"\b([a-z]+\d*[a-z\d]*)\[([\d,<=]*)\](\{[^{}]*\})?")
+# The memory space of the host in a layout (xla/layout.h, kHostMemorySpace).
+_HOST = "S(5)"
 _HEADER = re.compile(r"(?:ENTRY )?%(?P<name>[\w.\-]+) ?\(.*\{\s*$")
 _INSTRUCTION = re.compile(r"\s+(?P<root>ROOT )?%(?P<name>[\w.\-]+) = (?P<rest>.*)$")
 _OPCODE = re.compile(r"\s*(?P<opcode>[a-z][\w\-]*)\(")
@@ -117,8 +119,8 @@ def _instruction(found: re.Match[str], computation: str) -> Instruction:
 def shapes(text: str) -> tuple[Shape, ...]:
     """The arrays that a type such as ``(f32[8,16]{1,0}, bf16[])`` names."""
     return tuple(
-        Shape(dtype, tuple(int(d.lstrip("<=")) for d in dims.split(",") if d))
-        for dtype, dims in _SHAPE.findall(text)
+        Shape(dtype, tuple(int(d.lstrip("<=")) for d in dims.split(",") if d), _HOST in layout)
+        for dtype, dims, layout in _SHAPE.findall(text)
     )
 
 

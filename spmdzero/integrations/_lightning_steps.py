@@ -23,11 +23,11 @@ from spmdzero.integrations._recorded_calls import (
     CallResult,
     CallTarget,
     RecordedCalls,
+    RecordedList,
     awaits_results,
     returned_of,
 )
-from spmdzero.integrations._recorded_list import RecordedList
-from spmdzero.integrations._trainer_reads import TrainerReads
+from spmdzero.integrations._trainer import TrainerReads
 
 
 class LightningSteps:

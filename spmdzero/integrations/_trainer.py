@@ -5,6 +5,7 @@ each step again, and nothing else changes.
 """
 
 import functools
+import logging
 import os
 import sys
 import weakref
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from spmdzero._logging import is_new
 from spmdzero.backend import arrays
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._accelerate import ASKED, refuse_late
@@ -21,6 +23,54 @@ from spmdzero.integrations._deferred import DeferredTensor
 from spmdzero.integrations._replaced import in_place_of
 from spmdzero.integrations._summed_loss import SummedLoss
 from spmdzero.step._optimizer import ZeroOptimizer
+
+logger = logging.getLogger("spmdzero")
+_PLAIN = (str, int, float, bool, type(None))
+
+
+class ChangesAtEachStep:
+    """Among the inputs of a forward, it says that none can stand for the next."""
+
+
+class TrainerReads:
+    """Stands for `trainer` inside of steps, and remembers what they read of it.
+
+    A step that is replayed runs no Python. So the plain values that it reads, such as
+    `self.current_epoch`, go among its inputs: another value is another program. A step that reads
+    anything else, such as an optimizer, is traced each time.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        vars(self).update(_trainer=trainer, _names=dict[str, None](), _changing=False)
+
+    def now(self) -> dict[str, Any]:
+        """What steps have read so far, as it is now."""
+        if self._changing:
+            return {"": ChangesAtEachStep()}
+        return {name: getattr(self._trainer, name) for name in self._names}
+
+    def note_changing(self, what: str) -> None:
+        """Has steps traced each time, as they read `what`."""
+        vars(self)["_changing"] = True
+        if is_new(("trainer reads", what)):
+            logger.info(
+                "training_step runs as Python at each step, which takes longer than to start what "
+                "was compiled, because it reads %s",
+                what,
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._trainer, name)
+        if isinstance(value, _PLAIN):
+            self._names[name] = None
+        else:
+            self.note_changing(f"self.trainer.{name}")
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.note_changing(f"self.trainer, to set {name}")
+        setattr(self._trainer, name, value)
+
 
 _LOSS = "_tr_loss"
 _HAS_BF16 = "is_torch_bf16_gpu_available"

@@ -1,14 +1,137 @@
 """Muon."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from spmdzero.config import OPTIMIZERS
-from spmdzero.optim._newton_schulz import aspect_scale, gather_dtype, orthogonalize
+from spmdzero.optim._adam import Adam
 from spmdzero.optim._rule import Named, Terms, Updated, UpdateRule, WholeTensor
+
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+_ITERATIONS = 5
+_RESTART = 2
+
+
+def gather_dtype(method: str) -> torch.dtype:
+    """The dtype in which `orthogonalize` needs its argument, with no loss from a wider one."""
+    return torch.bfloat16 if method == "standard" else torch.float32
+
+
+def orthogonalize(matrix: Tensor, *, method: str) -> Tensor:
+    """`[..., rows, columns]` with all singular values moved close to 1, in `gather_dtype`.
+
+    The quintic iteration of https://kellerjordan.github.io/posts/muon, five times, the
+    coefficients and rounding as in DeepSpeed (runtime/zero/muon/original_muon.py): "standard" in
+    bf16 on the matrix; "gram" on its square Gram matrix, the same polynomial, in fp32, which is
+    DeepSpeed's choice where a device does not compute in fp16.
+    """
+    x = matrix.to(gather_dtype(method))
+    tall = x.size(-2) > x.size(-1)
+    if tall:
+        x = x.mT
+    # x.norm() would round its sum to bf16 at every addition on some backends.
+    norm = x.float().square().sum(dim=(-2, -1), keepdim=True).sqrt().to(x.dtype)
+    x = x / (norm + 1e-7)
+    square = x.size(-2) == x.size(-1)
+    x = _plain(x) if method == "standard" or square else _gram(x)
+    return x.mT if tall else x
+
+
+def aspect_scale(rows: int, columns: int) -> float:
+    """sqrt(rows / columns), 1 for a matrix that is not tall."""
+    return math.sqrt(rows / columns) if rows > columns else 1.0
+
+
+def _plain(x: Tensor) -> Tensor:
+    for _ in range(_ITERATIONS):
+        gram = x @ x.mT
+        x = _sum(_A, x, _sum(_B, gram, (_C * gram) @ gram) @ x)
+    return x
+
+
+def _sum(factor: float, x: Tensor, y: Tensor) -> Tensor:
+    """``factor * x + y``, rounded to their dtype once, as DeepSpeed's compiled kernel does."""
+    return (factor * x.float() + y.float()).to(x.dtype)
+
+
+def _gram(x: Tensor) -> Tensor:
+    """The iteration on ``x @ x.mT``, https://tridao.me/blog/2026/gram-newton-schulz."""
+    identity = torch.eye(x.size(-2), dtype=x.dtype, device=x.device)
+    gram = x @ x.mT
+    factor: Tensor | None = None
+    for i in range(_ITERATIONS):
+        if i == _RESTART and factor is not None:
+            x = factor @ x
+            gram, factor = x @ x.mT, None
+        z = _B * gram + (_C * gram) @ gram
+        factor = z + _A * identity if factor is None else _A * factor + z @ factor
+        step = _A * gram + z @ gram
+        gram = _A * step + z @ step
+    assert factor is not None
+    return factor @ x
+
+
+_MUON_KEYS = ("lr", "momentum", "weight_decay", "ns_method")
+_ADAM_KEYS = ("lr", "betas", "eps", "weight_decay")
+# They aren't FusedAdam's: MuonWithAuxAdam fills them in first
+# (runtime/zero/muon/original_muon.py).
+_ADAM_DEFAULTS = {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-10, "weight_decay": 0.0}
+
+
+def is_muon_parameter(name: str, parameter: Tensor) -> bool:
+    """Whether Muon trains it: a matrix or more, by its name no embedding and no head.
+
+    DeepSpeed's rule (`set_optimizer_flags`): ``embed`` and ``lm_head``, in any case, are the
+    names it knows. An embedding of another name, such as ``wte``, is a matrix like others.
+    """
+    return parameter.dim() >= 2 and not any(word in name.lower() for word in ("embed", "lm_head"))
+
+
+def muon_groups(
+    groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, str], params: Mapping[str, Any]
+) -> Iterator[tuple[UpdateRule, dict[str, Any]]]:
+    """Each param group in two, its Muon and its Adam half, with the rule of each.
+
+    The most specific number wins: a group's own, then `muon_lr` or `adam_lr`, then the config's
+    (DeepSpeed, runtime/engine.py, `_muon_param_groups`). Frozen parameters are left out.
+
+    Args:
+        groups: torch param groups.
+        names: parameter -> its name in the model.
+        params: the config's ``optimizer.params``.
+    """
+    adam = Adam(decoupled=bool(params.get("adam_w_mode", True)), bias_correction=True)
+    for index, group in enumerate(groups):
+        prefix = group.get("name") or (f"group{index}" if len(groups) > 1 else None)
+        trained = [p for p in group["params"] if p.requires_grad]
+        muon = [p for p in trained if is_muon_parameter(names[p], p)]
+        others = [p for p in trained if not is_muon_parameter(names[p], p)]
+        if muon:
+            settings = _settings(_MUON_KEYS, params, "muon_lr", group)
+            rule = Muon(ns_method=settings.get("ns_method", "gram"))
+            yield rule, {**rule.defaults, **settings, **_labels(prefix, "muon"), "params": muon}
+        if others:
+            settings = _settings(_ADAM_KEYS, params, "adam_lr", group)
+            defaults = adam.defaults | _ADAM_DEFAULTS | {"use_muon": False}
+            yield adam, {**defaults, **settings, **_labels(prefix, "adam"), "params": others}
+
+
+def _settings(
+    keys: tuple[str, ...], params: Mapping[str, Any], own_lr: str, group: Mapping[str, Any]
+) -> dict[str, Any]:
+    given = {key: params[key] for key in keys if params.get(key) is not None}
+    if params.get(own_lr) is not None:
+        given["lr"] = params[own_lr]
+    return given | {key: group[key] for key in keys if key in group}
+
+
+def _labels(prefix: str | None, half: str) -> dict[str, str]:
+    return {"name": f"{prefix}-{half}-params" if prefix else f"{half}-params"}
 
 
 @dataclass(frozen=True, kw_only=True)

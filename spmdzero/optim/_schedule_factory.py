@@ -8,10 +8,8 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from spmdzero.errors import SpmdZeroConfigError
-from spmdzero.optim._one_cycle import OneCycle
-from spmdzero.optim._range_test import LRRangeTest
 from spmdzero.optim._schedule import DeepSpeedSchedule
-from spmdzero.optim._schedules import WarmupCosineLR, WarmupDecayLR, WarmupLR
+from spmdzero.optim._schedules import LRRangeTest, OneCycle, WarmupCosineLR, WarmupDecayLR, WarmupLR
 
 Schedule = DeepSpeedSchedule | LRScheduler
 

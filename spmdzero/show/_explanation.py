@@ -111,6 +111,9 @@ def _fit_table(explanation: Explanation) -> Table:
         inputs = (_count(m.memory.arguments if m else None) for m in found)
         rows.append((f"{target}: inputs", *inputs))
         rows.append((f"{target}: peak", *(_count(m.memory.peak if m else None) for m in found)))
+        if any(m is not None and m.memory.host_peak for m in found):
+            on_host = (_count(m.memory.host_peak if m else None) for m in found)
+            rows.append((f"{target}: host memory", *on_host))
         if hbm is not None:
             verdicts = ("-" if m is None else "yes" if m.fits else "NO" for m in found)
             rows.append((f"{target}: fits in {hbm / 2**30:.0f} GiB", *verdicts))

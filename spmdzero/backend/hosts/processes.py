@@ -11,7 +11,7 @@ import torch.distributed as dist
 from spmdzero._logging import leave_lines_to_the_first_host
 from spmdzero.backend._current import alone_on_the_cpu, current, runtime
 from spmdzero.backend._quiet import without_gloos_lines
-from spmdzero.backend.hosts import _single_process
+from spmdzero.backend.hosts import _launched as _single_process
 from spmdzero.backend.hosts._launched import (
     GLOO,
     TIMEOUT,

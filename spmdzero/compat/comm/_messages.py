@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from spmdzero.backend import runtime
 from spmdzero.backend.hosts import processes
-from spmdzero.compat.comm._labels import labelled
+from spmdzero.compat.comm._log import labelled
 from spmdzero.compat.comm._through_host import Done, all_on_cpu, on_host
 from spmdzero.errors import SpmdZeroUsageError
 

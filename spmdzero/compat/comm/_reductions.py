@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from spmdzero.compat.comm._labels import labelled
+from spmdzero.compat.comm._log import labelled
 from spmdzero.compat.comm._processes import get_rank, get_world_size
 from spmdzero.compat.comm._through_host import Done, run_on_host
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from spmdzero.compat.comm._labels import labelled
+from spmdzero.compat.comm._log import labelled
 from spmdzero.compat.comm._through_host import Done, run_on_host
 
 Group = dist.ProcessGroup | None
