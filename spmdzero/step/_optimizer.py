@@ -1,7 +1,8 @@
 """The optimizer that updates shards: masters, moments and the gather of parameters."""
 
 import math
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,11 +22,15 @@ from spmdzero.step._numbers import group_numbers, number_keys, scale_numbers
 from spmdzero.step._schedule_hold import ScheduleHold
 from spmdzero.step._state import State
 from spmdzero.step._state_dict import WholeStates
-from spmdzero.step._torch_calls import refuse_closure
+from spmdzero.step._torch_calls import (
+    loaded_between_hooks,
+    refuse_closure,
+    saved_between_hooks,
+)
 from spmdzero.step._update import Member, master_of_written
 
 
-class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
+class ZeroOptimizer(NamedAsDeepSpeeds):
     """A torch optimizer whose states are shards on the mesh.
 
     `param_groups` work as in torch, so any `torch.optim.lr_scheduler` can drive it; numbers of a
@@ -51,6 +56,8 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
         folds: norm and updates as functions that may be folded.
     """
 
+    _planned = False
+
     def __init__(
         self,
         param_groups: list[dict[str, Any]],
@@ -64,7 +71,7 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
         scaler: LossScaler | None = None,
     ) -> None:
         # torch's own part asks for its `state`.
-        self._held = held
+        self._held, self._slots = held, held.slots
         # DeepSpeed's Muon, the optimizer of two rules, has no defaults either.
         super().__init__(param_groups, dict(rules[0].defaults) if len(set(rules)) == 1 else {})
         self._planned = True
@@ -133,17 +140,94 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
         return self.can_skip and norm is not None and norm.item() == math.inf
 
     def _trainable(self) -> list[nn.Parameter]:
-        members = [p for group in self.param_groups for p in group["params"]]
-        for parameter in members:
-            if parameter not in self._held.names:
-                raise SpmdZeroUsageError(
-                    f"a param group holds a tensor of shape {list(parameter.shape)} that "
-                    "initialize was not given: its states have no place in the sharding plan. Pass "
-                    "all parameters as model_parameters"
-                )
-        # The plan's word, not requires_grad, which may change after states were allocated.
-        plan, names = self._held.plan, self._held.names
-        return [p for p in members if plan[names[p]].trainable]
+        return self._held.trained(self.param_groups)
+
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:  # type: ignore[override]
+        """Parameter -> its states by slot: one dict as long as the optimizer lives.
+
+        What is assigned to it is put into that dict, by which a captured step finds its tensors.
+        """
+        return self._slots
+
+    @state.setter
+    def state(self, value: dict[torch.Tensor, Any]) -> None:
+        if value is not self._slots:
+            self._slots.clear()
+            self._slots.update(value)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # A copy or a pickle belongs to no training, and has its states alone.
+        rest = dict(state)
+        self._slots = rest.pop("state")
+        super().__setstate__(rest)
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        """Makes the states that were cleared, or deleted, as they are at the start.
+
+        The count of updates starts anew too, of one parameter or of all.
+        """
+        missing = {parameter for parameter in self._stateful if not self.state.get(parameter)}
+        if not missing:
+            return
+        counted, applied = len(missing) < len(self._stateful), self._held["counter/applied"]
+        now = int(applied.item()) if counted else 0
+        if not counted:
+            self.reset_at.clear()
+            self._held.write("counter/applied", torch.zeros_like(applied))
+        for rule, group in zip(self._rules, self.param_groups, strict=True):
+            for parameter in group["params"]:
+                if parameter in missing:
+                    self._allocate(parameter, rule, group)
+                    if now and rule.counts:
+                        self.reset_at[self._held.names[parameter]] = now
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group while the optimizer is made.
+
+        Raises:
+            SpmdZeroUsageError: afterwards, when the plan has placed all states.
+        """
+        if self._planned:
+            raise SpmdZeroUsageError(
+                "optimizer.add_param_group after initialize: the states of its parameters have no "
+                "place in the sharding plan. Pass all groups as model_parameters; one that trains "
+                'later can start with "lr": 0'
+            )
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states in torch's form, whole and on the CPU, whatever the mesh.
+
+        As torch's, with the fp32 ``"master"`` of a 16-bit parameter among its states, the count
+        of updates as each one's ``"step"``, and fp16's scale as ``"loss_scaler"``. On several
+        hosts all call it: each gets all of every tensor. Hooks of torch's run before and after.
+        """
+        return saved_between_hooks(self, lambda: self._whole_states().taken())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
+        """Takes over what `state_dict` returned, of this engine or of any mesh, or torch's own.
+
+        Each device gets its part, in the dtype that it keeps. A parameter without a saved state
+        starts anew; one without a saved master keeps the one that it has. The numbers of the
+        param groups are the saved ones, as in torch. Everything is checked before it changes.
+        Hooks of torch's run before and after.
+
+        Raises:
+            SpmdZeroUsageError: it is of other param groups or of another optimizer.
+        """
+        loaded_between_hooks(self, state_dict, lambda given: self._whole_states().take_over(given))
+
+    def _whole_states(self) -> WholeStates:
+        self.renew()
+        return WholeStates(
+            held=self._held,
+            groups=self.param_groups,
+            rules=self._rules,
+            reset_at=self.reset_at,
+            scaler=self.scaler,
+        )
 
     def _allocate(self, parameter: nn.Parameter, rule: UpdateRule, group: dict[str, Any]) -> None:
         name, plan, mesh = self._held.names[parameter], self._held.plan, self._held.mesh

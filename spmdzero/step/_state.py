@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from spmdzero.backend import Mesh, PartitionSpec, arrays
+from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import ShardingPlan
 
 # A step puts a new tensor in the place of these, and writes into all others.
@@ -163,6 +164,23 @@ class State(Mapping[str, torch.Tensor]):
         """Puts a number of the host, 0-dim, in the place of what has that name."""
         place = self.place(name)
         place.registry[place.key] = self.mesh.place(number)
+
+    def trained(self, groups: Iterable[Mapping[str, Any]]) -> list[nn.Parameter]:
+        """The parameters of these param groups that the plan trains.
+
+        Raises:
+            SpmdZeroUsageError: one of them was not planned.
+        """
+        members = [parameter for group in groups for parameter in group["params"]]
+        for parameter in members:
+            if parameter not in self.names:
+                raise SpmdZeroUsageError(
+                    f"a param group holds a tensor of shape {list(parameter.shape)} that "
+                    "initialize was not given: its states have no place in the sharding plan. Pass "
+                    "all parameters as model_parameters"
+                )
+        # The plan's word, not requires_grad, which may change after states were allocated.
+        return [p for p in members if self.plan[self.names[p]].trainable]
 
     def own_numbers(self) -> None:
         """Gives each 0-dim buffer of the module a buffer on the devices of its own; reads them.
