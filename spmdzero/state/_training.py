@@ -97,8 +97,7 @@ class Training:
     @property
     def group_names(self) -> list[list[str]]:
         """The parameters of each param group by name; none without an optimizer."""
-        names = {parameter: name for name, parameter in self.module.named_parameters()}
-        groups = self.optimizer.param_groups if self.optimizer else ()
+        names, groups = self.state.names, self.optimizer.param_groups if self.optimizer else ()
         return [[names[parameter] for parameter in group["params"]] for group in groups]
 
     @property
