@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from spmdzero.audit import _live_tensors
+from spmdzero.audit._collectives import ReadProgram
 from spmdzero.audit._host_reads import HostWatch
 from spmdzero.audit._loss_scale import loss_scale, summed_outside
-from spmdzero.audit._program import ReadProgram
 from spmdzero.audit._recompiles import recompilations
 from spmdzero.audit._report import AuditReport, Finding, sorted_findings
 from spmdzero.backend import arrays, runtime

@@ -56,12 +56,12 @@ class InputPlacer:
         self.latest: tuple[tuple[str, tuple[int, ...], str], ...] = ()
         parameters = inspect.signature(module.forward).parameters.values()
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        strangers = set(rules.input_batch_dims) - {p.name for p in parameters}
-        if strangers and not takes_any:
+        unknown = set(rules.input_batch_dims) - {p.name for p in parameters}
+        if unknown and not takes_any:
             raise SpmdZeroConfigError(
                 key="spmd.batch_dim",
                 value=dict(rules.input_batch_dims),
-                reason=f"forward has no input named {', '.join(sorted(strangers))}",
+                reason=f"forward has no input named {', '.join(sorted(unknown))}",
                 fix=f"Its inputs are: {', '.join(p.name for p in parameters)}.",
             )
         self.positional = [

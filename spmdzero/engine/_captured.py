@@ -9,7 +9,6 @@ import torch
 
 from spmdzero.backend import ProgramLostError, compiler, current
 from spmdzero.engine._folded_forward import keep_waiting
-from spmdzero.engine._following import Following
 from spmdzero.engine._input_form import InputForm, UnknownInputError
 from spmdzero.engine._kinds import (
     TRACES,
@@ -18,6 +17,7 @@ from spmdzero.engine._kinds import (
     Trust,
     errors_are_the_users,
 )
+from spmdzero.engine._known_kinds import KnownKinds
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._loss import find_loss
 from spmdzero.engine._module_tracer import attempt
@@ -63,7 +63,7 @@ class CapturedSteps:
     ) -> None:
         self._training, self._calls, self._call = training, calls, call
         self._launching, self._step_end = launching, step_end
-        self._following: Following[Trust[WholeStep]] = Following(self._look)
+        self._known_kinds: KnownKinds[Trust[WholeStep]] = KnownKinds(self._look)
         self.replayed = self.traced = 0
         self.reason: str | None = None
 
@@ -77,7 +77,7 @@ class CapturedSteps:
         For code that chooses its way by something that spmdzero can't see: a global variable,
         the time, a file. Whoever knows when it changes calls this.
         """
-        self._following.recheck()
+        self._known_kinds.recheck()
 
     def micro_batch(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, last: bool, steps: bool
@@ -93,7 +93,7 @@ class CapturedSteps:
         if training.optimizer is not None:
             training.optimizer.renew()
         blocked = self._follow_structure() or block(
-            training, self._launching, self._following.parameters
+            training, self._launching, self._known_kinds.parameters
         )
         if blocked is not None:
             self._trace(lambda: self._call(*args, **kwargs), blocked, ends=ends)
@@ -163,7 +163,7 @@ class CapturedSteps:
             try:
                 return step.start(sources), Compiled()
             except ProgramLostError:
-                self._following.say(
+                self._known_kinds.say(
                     logging.INFO,
                     "train_batch compiles a program again: %s",
                     f"{current().name} let go of it for others that were used since",
@@ -189,11 +189,11 @@ class CapturedSteps:
         )
         with self._launching.programs.own_reads():
             self._training.state.own_numbers()
-            outcome = attempt(trace, watch=self._following.watch, name="forward")
+            outcome = attempt(trace, watch=self._known_kinds.watch, name="forward")
             reason = trust.judge(outcome)
         if trust.given_up is not None:
             always = f"{_PYTHON} at every step from now on"
-            self._following.say_python(logging.WARNING, always, trust.given_up)
+            self._known_kinds.say_python(logging.WARNING, always, trust.given_up)
         if trust.record is None:
             raise NotCapturableError(str(reason))
         return reason or f"this kind of micro-batch was seen {seen} of {TRACES} times"
@@ -202,13 +202,13 @@ class CapturedSteps:
         training = self._training
         if not training.spmd_config.spmd.capture:
             return '"spmd": {"capture": false}'
-        change = self._following.changed()
+        change = self._known_kinds.changed()
         if change is not None:
             message = "train_batch compiles its programs again, as the model has changed: %s"
-            self._following.say(logging.INFO, message, change)
+            self._known_kinds.say(logging.INFO, message, change)
         if training.optimizer is None:
             return "there is no optimizer"
-        return self._following.hook()
+        return self._known_kinds.hook()
 
     def _look(self) -> ModuleWatch:
         optimizer = self._training.optimizer
@@ -216,19 +216,19 @@ class CapturedSteps:
         return ModuleWatch(self._training.module, others)
 
     def _trust(self, last: bool, ends: bool, form: InputForm) -> Trust[WholeStep]:
-        following = self._following
+        known_kinds = self._known_kinds
         kind = Kind.of(
-            self._training, part=(last, ends), form=form.form, parameters=following.parameters
+            self._training, part=(last, ends), form=form.form, parameters=known_kinds.parameters
         )
-        if kind in following.kinds:
-            return following.kinds[kind]
-        if following.any_ready:
-            following.say(
+        if kind in known_kinds.kinds:
+            return known_kinds.kinds[kind]
+        if known_kinds.any_ready:
+            known_kinds.say(
                 logging.INFO,
                 "train_batch compiles one more program: %s",
                 "inputs of other shapes, dtypes, shardings or values, or another mode",
             )
-        return following.add(kind, Trust())
+        return known_kinds.add(kind, Trust())
 
     def _trace(self, forward: Any, reason: str, *, ends: bool) -> None:
         self.reason = reason
@@ -236,9 +236,9 @@ class CapturedSteps:
         if self._training.spmd_config.spmd.capture:
             # Who reads a step's program knows that it is traced for that.
             level = logging.DEBUG if reason == OBSERVED else logging.INFO
-            self._following.say_python(level, f"{_PYTHON} in this step", reason)
+            self._known_kinds.say_python(level, f"{_PYTHON} in this step", reason)
         self._run(forward, ends=ends)
-        self._following.accept_changes()
+        self._known_kinds.accept_changes()
 
     def _run(self, forward: Callable[[], Any], *, ends: bool) -> None:
         """Traces a micro-batch and starts it; `ends` calls `step`, which may end the step."""

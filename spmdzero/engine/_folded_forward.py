@@ -48,7 +48,7 @@ _ASKED = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class ForwardContext:
     """A module's attributes and modes, and torch's autocast and default dtype, at one forward.
 
     Attributes:
@@ -64,7 +64,7 @@ class Surroundings:
     default: torch.dtype
 
     @classmethod
-    def now(cls, module: nn.Module, watch: ModuleWatch) -> "Surroundings":
+    def now(cls, module: nn.Module, watch: ModuleWatch) -> "ForwardContext":
         """Those of a forward that is about to run; `watch` has just seen no change."""
         return cls(
             module=module,
@@ -179,7 +179,7 @@ class PassTracer(ModuleTracer):
         keys: Sequence[torch.Tensor],
         sink: Any,
         *,
-        around: Surroundings,
+        around: ForwardContext,
     ) -> Passage:
         """Traces the forward once more, for its backward: gradients of the parameters go to `sink`.
 
@@ -208,7 +208,7 @@ class PassTracer(ModuleTracer):
         inputs: Sequence[torch.Tensor],
         differentiated: tuple[int, ...],
         *,
-        around: Surroundings,
+        around: ForwardContext,
         path: GradientPath,
     ) -> TracedFunction | NotCapturableError:
         """Folds a backward, or says why it can't be; draws and changes nothing.
@@ -292,7 +292,7 @@ class FoldedCall:
         training: whose.
         record: what is called.
         step: its count of steps then.
-        surroundings: what the forward depends on beside its inputs.
+        context: what the forward depends on beside its inputs.
         again: takes this and what the forward took (tensors, then keys); traces it for `backward`.
         backward: takes this, what the forward took and the gradient of each output that has one,
             by its index; adds the parameters' gradients to the engine's.
@@ -302,7 +302,7 @@ class FoldedCall:
     training: Training
     record: FoldedPass
     step: int
-    surroundings: Surroundings
+    context: ForwardContext
     again: Callable[["FoldedCall", Sequence[torch.Tensor]], Passage]
     backward: Callable[["FoldedCall", Sequence[torch.Tensor], dict[int, torch.Tensor]], None]
     passage: Passage | None = None

@@ -197,7 +197,7 @@ def fold_python(
     finally:
         generators.restore()
     read = [constant for constant in folded.constants if not (seeds and constant.is_seed)]
-    for found in compiler.strangers(read, uploads, known=known):
+    for found in compiler.unknown_values(read, uploads, known=known):
         raise NotCapturableError(
             f"the forward uses a tensor {list(found.tensor.shape)} that is neither an input nor "
             "part of the module: register it as a buffer"

@@ -13,9 +13,9 @@ from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._backward import BackwardWatch
 from spmdzero.engine._folded import FoldedCalls
 from spmdzero.engine._folded_forward import keep_waiting
+from spmdzero.engine._host_outputs import HostOutputs
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._loss import check_loss
-from spmdzero.engine._outward import Outward
 from spmdzero.engine._reports import WallClock
 from spmdzero.engine._schedule import require_metrics
 from spmdzero.engine._step_end import StepEnd
@@ -59,7 +59,7 @@ class ThreeCalls:
         )
         across = training.mesh.across
         rules = None if training.region is None else training.placer.rules
-        self._outward = None if across is None else Outward(across, rules)
+        self._host_outputs = None if across is None else HostOutputs(across, rules)
 
     @contextlib.contextmanager
     def _phase(self, name: str, undo: Callable[[], None] = lambda: None) -> Iterator[None]:
@@ -115,7 +115,7 @@ class ThreeCalls:
             self._training.current.pass_forward()
         output = self._folding.forward(args, kwargs)
         output = self._watch.watch(output) if records else output
-        return output if self._outward is None else self._outward(output)
+        return output if self._host_outputs is None else self._host_outputs(output)
 
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True

@@ -19,7 +19,7 @@ from spmdzero.engine._module_tracer import (
 )
 from spmdzero.state._training import Training
 from spmdzero.step._numbers import loss_scale_number, step_number
-from spmdzero.step._program import StepProgram
+from spmdzero.step._pure_step import StepProgram
 from spmdzero.step._state import Place
 
 

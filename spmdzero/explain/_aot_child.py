@@ -149,7 +149,7 @@ def _attributes_of_inputs(main: ir.OpView | ir.Operation) -> list[ir.DictAttr]:
 
 
 def _divide_no_more_by_one(main: ir.OpView | ir.Operation) -> None:
-    """Undoes `let_go_of_whole`: x / ((x == x) | (x != x)) is x, and was for XLA's CPU compiler."""
+    """Undoes `release_whole`: x / ((x == x) | (x != x)) is x, and was for XLA's CPU compiler."""
     for op in main.regions[0].blocks[0].operations:
         if isinstance(op, hlo.DivOp) and _ways(op.rhs, op.lhs) == {"EQ", "NE"}:
             op.result.replace_all_uses_with(op.lhs)

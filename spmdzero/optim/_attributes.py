@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.optim._stand_in import PUT_ON
+from spmdzero.optim._substituted import PUT_ON
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _DEPTH = 3

@@ -17,7 +17,7 @@ from spmdzero.optim._attributes import attributes_of
 from spmdzero.optim._group_checks import refuse_options, refuse_tensors
 from spmdzero.optim._initial_state import initial_state, refuse
 from spmdzero.optim._rule import LocalTensor, Named, Terms, Updated, UpdateRule
-from spmdzero.optim._stand_in import stand_in
+from spmdzero.optim._substituted import stand_in
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from spmdzero.errors import SpmdZeroConfigError
-from spmdzero.optim._stand_in import stand_in
+from spmdzero.optim._substituted import stand_in
 
 Values = dict[str, float]
 

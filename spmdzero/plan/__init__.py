@@ -1,4 +1,4 @@
-"""Where every tensor of a ZeRO step lives on the mesh. Knows no backend."""
+"""Where every tensor of a ZeRO step lives on the mesh. This package knows no backend."""
 
 from spmdzero.plan._choose import choose_placement
 from spmdzero.plan._dtypes import itemsize

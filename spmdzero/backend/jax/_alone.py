@@ -12,7 +12,7 @@ from spmdzero.backend.jax._donation import in_order
 from spmdzero.backend.jax._execute import Executable, compilations
 from spmdzero.backend.jax._folded import Recorded
 from spmdzero.backend.jax._generator import generator
-from spmdzero.backend.jax._program import marked_spec
+from spmdzero.backend.jax._graph_function import marked_spec
 from spmdzero.backend.jax._tensor import over
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers

@@ -7,7 +7,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from spmdzero.backend.jax._graph import Graph
-from spmdzero.backend.jax._program import marked_spec
+from spmdzero.backend.jax._graph_function import marked_spec
 from spmdzero.backend.jax._values import Space, Value
 
 

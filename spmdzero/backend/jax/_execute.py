@@ -19,13 +19,13 @@ from spmdzero.backend.hosts._watching import note_joint, note_started, waiting
 from spmdzero.backend.jax import _own
 from spmdzero.backend.jax._apart import apart, as_held, as_known, mesh_of_host
 from spmdzero.backend.jax._blame import UnloweredError, blamed
+from spmdzero.backend.jax._disk_cache import KeptPrograms, Ready
 from spmdzero.backend.jax._donation import arranged
 from spmdzero.backend.jax._forked import forks
 from spmdzero.backend.jax._graph import Graph
-from spmdzero.backend.jax._kept import KeptPrograms, Ready
+from spmdzero.backend.jax._graph_function import function_of, marked_spec
 from spmdzero.backend.jax._numbers import with_numbers
 from spmdzero.backend.jax._options import chosen, of_devices
-from spmdzero.backend.jax._program import function_of, marked_spec
 from spmdzero.backend.jax._values import Value
 from spmdzero.backend.jax._versions import lowered_for, wide_numbers
 from spmdzero.hlo import between_hosts

@@ -10,7 +10,7 @@ import torch
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._factories import OwnFactories
 from spmdzero.backend.jax._graph import Graph
-from spmdzero.backend.jax._program import run_steps
+from spmdzero.backend.jax._graph_function import run_steps
 from spmdzero.backend.jax._quirks import JaxQuirks
 from spmdzero.backend.jax._tensor import over
 from spmdzero.backend.jax._values import Space, record

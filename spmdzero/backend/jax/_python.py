@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from spmdzero.backend.jax import _unasked as unasked
+from spmdzero.backend.jax import _plain_autograd
 from spmdzero.backend.jax._dispatch import dispatched, read, replace, value_of
 from spmdzero.backend.jax._tensor import DEVICE, LazyTensor, become, hooks, require_own_part
 from spmdzero.backend.jax._trees import found
@@ -200,7 +200,7 @@ def _backward(
 ) -> None:  # fmt: skip
     _require_own_parts(tensor)
     with torch._C._EnableTorchFunction():
-        unasked.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+        _plain_autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 @answer(torch.autograd.backward)
@@ -208,14 +208,14 @@ def _backward_of_several(*args: Any, **kwargs: Any) -> None:
     # A newer torch asks here.
     _require_own_parts(args[:1], kwargs.get("tensors"))
     with torch._C._EnableTorchFunction():
-        unasked.backward(*args, **kwargs)
+        _plain_autograd.backward(*args, **kwargs)
 
 
 @answer(torch.autograd.grad)
 def _grad(*args: Any, **kwargs: Any) -> Any:
     _require_own_parts(args[:1], kwargs.get("outputs"))
     with torch._C._EnableTorchFunction():
-        return unasked.grad(*args, **kwargs)
+        return _plain_autograd.grad(*args, **kwargs)
 
 
 def _require_own_parts(*roots: Any) -> None:

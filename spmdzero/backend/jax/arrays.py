@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from jax.sharding import NamedSharding
 
-from spmdzero.backend.jax import _dispatch, _host, _unasked, _writes
+from spmdzero.backend.jax import _dispatch, _host, _plain_autograd, _writes
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._graph import mark_of
 from spmdzero.backend.jax._tensor import OWN, LazyTensor
@@ -46,7 +46,7 @@ def inner(tensor: torch.Tensor) -> torch.Tensor:
 
 def backward(tensors: Any, grads: Any = None, **named: Any) -> None:
     """`torch.autograd.backward` in which function modes stay."""
-    _unasked.backward(tensors, grads, **named)
+    _plain_autograd.backward(tensors, grads, **named)
 
 
 def fresh(tensor: torch.Tensor) -> torch.Tensor:

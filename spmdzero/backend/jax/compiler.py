@@ -23,7 +23,7 @@ __all__ = [
     "same_value",
     "stand_in",
     "start_pending",
-    "strangers",
+    "unknown_values",
 ]
 
 
@@ -81,7 +81,7 @@ def record_uploads() -> Iterator[Uploads]:
         _host.traffic.uploads.pop()
 
 
-def strangers(
+def unknown_values(
     inputs: Sequence[Constant], uploads: Uploads, *, known: Collection[int] = ()
 ) -> list[Constant]:
     """Those constants of a folded function that may be something else when it runs again.

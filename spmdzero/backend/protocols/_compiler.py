@@ -151,9 +151,11 @@ class Compiler(Protocol):
         """
 
     def record_uploads(self) -> contextlib.AbstractContextManager[Any]:
-        """Takes down each upload inside, for `strangers`."""
+        """Takes down each upload inside, for `unknown_values`."""
 
-    def strangers(self, inputs: Any, uploads: Any, *, known: Collection[int] = ()) -> Sequence[Any]:
+    def unknown_values(
+        self, inputs: Any, uploads: Any, *, known: Collection[int] = ()
+    ) -> Sequence[Any]:
         """Those constants of a folded function that may be something else when it runs again.
 
         Args:

@@ -142,5 +142,5 @@ class Reduction(Protocol):
     ) -> torch.Tensor:
         """The sum over dim 0 of a Partial `[n, *shape]`, stored as planned."""
 
-    def let_go_of_whole(self, gradient: torch.Tensor, layout: Layout) -> torch.Tensor:
+    def release_whole(self, gradient: torch.Tensor, layout: Layout) -> torch.Tensor:
         """A reduced gradient, number for number, of which devices keep their shards only."""

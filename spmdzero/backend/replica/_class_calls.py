@@ -9,7 +9,7 @@ from torch import nn
 
 
 @contextlib.contextmanager
-def taken_over(kind: type[nn.Module], watched: Callable[..., Any]) -> Iterator[None]:
+def calls_replaced(kind: type[nn.Module], watched: Callable[..., Any]) -> Iterator[None]:
     """Inside, a call of a module of class `kind` is `watched(call, module, *args, **kwargs)`.
 
     `call` is what it would be otherwise. It is taken over for the class, as Python looks

@@ -11,7 +11,7 @@ from spmdzero.backend.forms._tree import Batch, map_tensors
 from spmdzero.backend.protocols._mesh import Mesh
 from spmdzero.backend.protocols._region import Tracing, refuse_gradient_hooks
 from spmdzero.backend.replica import _manual
-from spmdzero.backend.replica._boundary import enter_batch, enter_parameter, enter_whole
+from spmdzero.backend.replica._border import enter_batch, enter_parameter, enter_whole
 from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._written import StateWatch
 

@@ -10,7 +10,7 @@ from spmdzero.backend._current import arrays, programs
 from spmdzero.backend.forms._tree import map_tensors
 from spmdzero.backend.protocols._mesh import REPLICATED, Mesh
 from spmdzero.backend.protocols._region import OutputRule, RegionRules
-from spmdzero.backend.replica._boundary import leave_batch, leave_mean
+from spmdzero.backend.replica._border import leave_batch, leave_mean
 from spmdzero.backend.replica._written import note_disagreement
 from spmdzero.errors import ReplicaRegionError
 

@@ -14,7 +14,7 @@ from spmdzero._user_line import user_line
 from spmdzero.backend.protocols._region import Recompute
 from spmdzero.backend.replica._anchors import Anchors, is_hooked
 from spmdzero.backend.replica._candidates import candidates
-from spmdzero.backend.replica._class_calls import taken_over
+from spmdzero.backend.replica._class_calls import calls_replaced
 from spmdzero.backend.replica._plain import flatten
 from spmdzero.backend.replica._recompute import recomputed, recomputed_but_dots
 from spmdzero.backend.replica._refused import NotALoopError
@@ -59,7 +59,7 @@ class RecomputedBlocks:
         """Inside, a call of one of them keeps only what its policy says."""
         with contextlib.ExitStack() as stack:
             for kind in self._kinds:
-                stack.enter_context(taken_over(kind, self._watched))
+                stack.enter_context(calls_replaced(kind, self._watched))
             yield
 
     def _watched(

@@ -78,7 +78,7 @@ class GradientReduction:
             moved = self.mesh.all_reduce(moved, axis="data")
         return self.mesh.leave(moved.to(local.dtype), layout.spec, layout.stored)
 
-    def let_go_of_whole(self, gradient: torch.Tensor, layout: Layout) -> torch.Tensor:
+    def release_whole(self, gradient: torch.Tensor, layout: Layout) -> torch.Tensor:
         """A reduced gradient, the same number for number, of which devices keep their shards only.
 
         XLA's CPU compiler makes an all-reduce of the sum, and of the shard a slice that each of
@@ -120,4 +120,4 @@ class GradientReduction:
             moved = F.pad(moved, (0, layout.stored[0] - moved.shape[1]))
         # The sum is marked before the cast: GSPMD would otherwise reduce in the wider dtype.
         total = self.mesh.mark(self.mesh.sum_partial(moved), layout.spec)
-        return self.let_go_of_whole(total, layout).to(partial.dtype)
+        return self.release_whole(total, layout).to(partial.dtype)

@@ -32,13 +32,13 @@ from spmdzero.backend.replica import _manual
 from spmdzero.backend.replica._around import Around, FollowError
 from spmdzero.backend.replica._dispatch import RegionDispatch
 from spmdzero.backend.replica._entered import Entered, enter
-from spmdzero.backend.replica._gathered import GatheredAtUse
-from spmdzero.backend.replica._kept import (
+from spmdzero.backend.replica._forbidden import (
     kept_tensors,
     refuse_new,
     refuse_written,
     write_stamps,
 )
+from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._outputs import Outputs
 from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.backend.replica._reentrant import second_runs

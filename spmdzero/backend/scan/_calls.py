@@ -15,14 +15,14 @@ from spmdzero.backend.replica._candidates import (
     candidates,
     has_hooks,
 )
-from spmdzero.backend.replica._class_calls import taken_over
+from spmdzero.backend.replica._class_calls import calls_replaced
 from spmdzero.backend.replica._plain import flatten
 from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.backend.replica._refused import NotALoopError
 from spmdzero.backend.scan._body import Block, Body
 from spmdzero.backend.scan._chain import Call, Chain
 from spmdzero.backend.scan._parts import Form, Loops
-from spmdzero.backend.scan._stand_in import made_real
+from spmdzero.backend.scan._pending_block import made_real
 from spmdzero.backend.scan._trace import trace
 
 Scan = Literal["auto", "on", "off"]
@@ -54,7 +54,7 @@ def equal_blocks_as_loops(
     with contextlib.ExitStack() as stack:
         stack.callback(calls.let_go)
         for kind in classes:
-            stack.enter_context(taken_over(kind, calls.watched))
+            stack.enter_context(calls_replaced(kind, calls.watched))
         yield
 
 

@@ -19,7 +19,7 @@ from spmdzero.backend.replica._recompute import recomputed
 from spmdzero.backend.scan._body import Body
 from spmdzero.backend.scan._loop import Given, run
 from spmdzero.backend.scan._parts import Loops
-from spmdzero.backend.scan._stand_in import StandIn, followed_error
+from spmdzero.backend.scan._pending_block import StandIn, followed_error
 from spmdzero.backend.scan._unrolled import Unrolled
 
 

@@ -14,7 +14,7 @@ from spmdzero.backend._current import arrays, compiler
 from spmdzero.backend.protocols._compiler import FoldedFunction, StandInKeptError
 from spmdzero.backend.replica._anchors import Anchors, no_hooks
 from spmdzero.backend.replica._dispatch import RegionDispatch
-from spmdzero.backend.replica._kept import kept_tensors
+from spmdzero.backend.replica._forbidden import kept_tensors
 from spmdzero.backend.replica._plain import flatten, unflatten
 from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.backend.replica._refused import NotALoopError
@@ -177,7 +177,7 @@ class _Tracer:
         after = kept_tensors(self._block.module)
         if any(kept.get(place) is not value for place, value in after.items()):
             raise NotALoopError("a block keeps a tensor in an attribute")
-        for found in compiler.strangers(folded.constants, uploads):
+        for found in compiler.unknown_values(folded.constants, uploads):
             raise NotALoopError(
                 f"a block uses a tensor {list(found.tensor.shape)} that is not its own, nor given"
             )

@@ -16,8 +16,8 @@ from spmdzero.backend.torch_xla._autocast import autocast
 from spmdzero.backend.torch_xla._loop import LOOPS
 from spmdzero.backend.torch_xla._quirks import TorchXlaQuirks
 from spmdzero.backend.torch_xla.attention import KERNELS
+from spmdzero.backend.torch_xla.fixed_values import is_fixed
 from spmdzero.backend.torch_xla.kernels import TorchsCalls, TorchsNorms
-from spmdzero.backend.torch_xla.strangers import is_fixed
 
 
 class TorchXlaAround:

@@ -12,7 +12,7 @@ import torch
 
 from spmdzero.backend.protocols._compiler import FoldedFunction
 from spmdzero.backend.torch_xla import _private, runtime
-from spmdzero.backend.torch_xla.strangers import ProgramInput
+from spmdzero.backend.torch_xla.fixed_values import ProgramInput
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,8 @@ import torch
 from spmdzero.backend.forms._stand_ins import nothing_outlives
 from spmdzero.backend.protocols._compiler import FoldedFunction
 from spmdzero.backend.torch_xla import _private, runtime
+from spmdzero.backend.torch_xla.fixed_values import ProgramInput
 from spmdzero.backend.torch_xla.mesh import fresh
-from spmdzero.backend.torch_xla.strangers import ProgramInput
 
 
 def same_value(mine: torch.Tensor, its: torch.Tensor) -> bool:

@@ -13,7 +13,7 @@ import torch_xla.distributed.spmd as xs
 from spmdzero.backend.protocols._mesh import REPLICATED, PartitionSpec
 from spmdzero.backend.torch_xla import _private, runtime
 from spmdzero.backend.torch_xla.arrays import fresh
-from spmdzero.backend.torch_xla.strangers import note_upload
+from spmdzero.backend.torch_xla.fixed_values import note_upload
 from spmdzero.plan import MeshSpec
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from spmdzero.formats._state import HostState
 from spmdzero.formats.deepspeed._model_file import ModelFile
 from spmdzero.formats.deepspeed._optimizer import SavedOptimizer
+from spmdzero.formats.deepspeed._pickled_classes import DynamicLossScaler, LossScaler
 from spmdzero.formats.deepspeed._pickles import damaged
-from spmdzero.formats.deepspeed._stand_ins import DynamicLossScaler, LossScaler
 
 COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 # What DeepSpeed takes for itself; the rest of the model file goes to the caller

@@ -14,8 +14,8 @@ import torch
 from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
 from spmdzero.formats._files import save_torch
 from spmdzero.formats._safe_values import SAFE, made, safe_values
+from spmdzero.formats.deepspeed._pickled_classes import STAND_INS
 from spmdzero.formats.deepspeed._scan import foreign_names
-from spmdzero.formats.deepspeed._stand_ins import STAND_INS
 
 _RESAVE = "Copy the file again from where it was written, or load an older tag"
 _RUNS = (

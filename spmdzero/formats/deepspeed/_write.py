@@ -10,9 +10,9 @@ from typing import Any
 from spmdzero.errors import SpmdZeroCheckpointError
 from spmdzero.formats.deepspeed._host import loss_scaler
 from spmdzero.formats.deepspeed._model_file import MODEL_FILE
+from spmdzero.formats.deepspeed._pickled_classes import FragmentAddress, ZeroStageEnum
 from spmdzero.formats.deepspeed._pickles import write_pt
 from spmdzero.formats.deepspeed._read import recognises
-from spmdzero.formats.deepspeed._stand_ins import FragmentAddress, ZeroStageEnum
 from spmdzero.formats.deepspeed._target import VERSION, Target
 from spmdzero.formats.deepspeed._universal import GLOBAL_STATE, STATES
 

@@ -15,7 +15,7 @@ logger = logging.getLogger("spmdzero")
 TrustT = TypeVar("TrustT", bound=Trust)
 
 
-class Following(Generic[TrustT]):
+class KnownKinds(Generic[TrustT]):
     """What is known of each kind, for as long as the module is what it was when it was traced.
 
     Args:

@@ -86,7 +86,7 @@ def note_upload(placed: torch.Tensor) -> None:
             uploads.handles.update(handles)
 
 
-def strangers(
+def unknown_values(
     inputs: Sequence[ProgramInput], uploads: Uploads, *, known: Collection[int] = ()
 ) -> list[ProgramInput]:
     """Those of a program's inputs of which nobody here knows what they will be the next time.
@@ -118,7 +118,7 @@ def is_fixed(tensor: torch.Tensor) -> bool:
     ids, values = _private.program_inputs([tensor])
     if _private.any_without_data(values):
         return False
-    return not strangers(ProgramInput.over(ids, values), _recorded[-1])
+    return not unknown_values(ProgramInput.over(ids, values), _recorded[-1])
 
 
 def _may_be_indices(found: ProgramInput, since: int) -> bool:

@@ -7,7 +7,7 @@ import torch
 from spmdzero.backend import Across, RegionRules, arrays, keep_same, map_tensors, to_own_rows
 
 
-class Outward:
+class HostOutputs:
     """Hands each host its own rows, and what is no batch the same on all.
 
     Args:
