@@ -128,12 +128,13 @@ def get_model_state_file(checkpoint_dir: str | os.PathLike[str], zero_stage: int
 
     Args:
         checkpoint_dir: the folder of one tag.
-        zero_stage: of those that are read here, 0 to 2, all have the same file.
+        zero_stage: at stage 3 it is the first rank's file, below that there is one.
 
     Raises:
         SpmdZeroCheckpointError: there is none, as in a checkpoint of spmdzero's own format.
     """
-    return _deepspeeds_files(checkpoint_dir, "mp_rank_00_model_states.pt")[0]
+    prefix = "zero_pp_rank_0_" if zero_stage == 3 else ""
+    return _deepspeeds_files(checkpoint_dir, f"{prefix}mp_rank_00_model_states.pt")[0]
 
 
 def get_optim_files(checkpoint_dir: str | os.PathLike[str]) -> list[str]:

@@ -156,7 +156,7 @@ class Checkpoints:
         Args:
             load_dir: folder of the checkpoints.
             tag: which of them; what the file `latest` says by default. Those that DeepSpeed wrote
-                under ZeRO-1/2 or at stage 0 are recognised, regular and universal.
+                are recognised, of every stage, regular and universal.
             load_module_strict: parameters and buffers must be those of the module; otherwise
                 those that both have are loaded, and `load_report` tells which they don't.
             load_optimizer_states: otherwise masters are made of the loaded parameters, and

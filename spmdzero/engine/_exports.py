@@ -120,8 +120,8 @@ class Exports:
             save_dir, tag, client_state, save_latest: as in `save_checkpoint`.
             universal: DeepSpeed's universal format, which any number of ranks loads with
                 ``"checkpoint": {"load_universal": true}``; it is saved as `<tag>_universal`, and
-                the file `latest_universal` names it. False writes what the ranks of a ZeRO-1/2 run
-                would have, which exactly `ranks` ranks load.
+                the file `latest_universal` names it. False writes what the ranks of a run at this
+                stage would have (of ZeRO-1 at stage 0), which exactly `ranks` ranks load.
             ranks: for False: how many; as many as there are devices by default.
 
         Returns True.
@@ -137,8 +137,7 @@ class Exports:
         conversion = Conversion(
             to="universal" if universal else "deepspeed",
             ranks=ranks if ranks is not None else training.mesh.replicas,
-            # DeepSpeed's files of stage 2 hold whole parameters, from which its stage 3 starts too.
-            stage=min(training.plan.stage or 1, 2),
+            stage=training.plan.stage or 1,
         )
         config = {key: value for key, value in training.spmd_config.source.items() if key != "spmd"}
         step = training.counters.global_steps

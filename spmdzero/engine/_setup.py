@@ -33,6 +33,7 @@ from spmdzero.engine._elastic import tell_sizes
 from spmdzero.engine._groups import Groups, Members, find_groups
 from spmdzero.engine._plan_of import resting_shards
 from spmdzero.engine._schedule import make_schedule
+from spmdzero.engine._start_line import say_offload
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError, UsageAssertionError
 from spmdzero.nn._causal_lm import fuse_causal_lm_losses
 from spmdzero.plan import MeshSpec, ShardingPlan
@@ -201,12 +202,9 @@ def make_training(
     mesh: Mesh,
 ) -> Training:
     """The state on the devices, and what makes a step of it."""
+    say_offload(settings, plan)
     precision, rules = PrecisionPolicy.from_config(settings), _region_rules(settings)
-    # Without an optimizer nobody would multiply the loss by the scale, nor update it.
-    scaled = settings.fp16.enabled and groups is not None
-    scaler = LossScaler.from_config(settings.fp16, stage=plan.stage) if scaled else None
-    if scaled and plan.stage == 0:
-        log_once(_FP16_WITHOUT_ZERO)
+    scaler = _scaler(settings, groups, plan)
     path = GradientPath(
         plan=plan,
         mesh=mesh,
@@ -250,6 +248,17 @@ def make_training(
         lr_scheduler=schedule,
         health=health,
     )
+
+
+def _scaler(
+    settings: SpmdZeroConfig, groups: Groups | None, plan: ShardingPlan
+) -> LossScaler | None:
+    # Without an optimizer nobody would multiply the loss by the scale, nor update it.
+    if not settings.fp16.enabled or groups is None:
+        return None
+    if plan.stage == 0:
+        log_once(_FP16_WITHOUT_ZERO)
+    return LossScaler.from_config(settings.fp16, stage=plan.stage)
 
 
 def _forward(

@@ -12,9 +12,9 @@ from spmdzero.explain._attention import AttentionUse
 from spmdzero.explain._fit import StageFit
 from spmdzero.explain._moves import Moves
 from spmdzero.explain._roofline import Roofline
-from spmdzero.explain._sizes import sized
 from spmdzero.explain._time import StepTime
 from spmdzero.explain._verdict import Verdict
+from spmdzero.plan import sized
 
 # Scalars and vectors reduced whole cost less than this.
 _NEAR_THE_FLOOR = 1.02

@@ -44,6 +44,12 @@ class StoredTensor:
         """In bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    def as_dtype(self, dtype: torch.dtype) -> "StoredTensor":
+        """The same, cast while it is read if it is of floating point; integers stay as they are."""
+        if not self.dtype.is_floating_point or self.dtype == dtype:
+            return self
+        return replace(self, dtype=dtype, read=lambda box: self.read(box).to(dtype).contiguous())
+
     def whole(self) -> torch.Tensor:
         """All of it, `[*shape]` on the CPU."""
         return self.read(whole_box(self.shape))

@@ -6,7 +6,13 @@ from spmdzero.optim._elementwise import TorchElementwise
 from spmdzero.optim._lamb import Lamb
 from spmdzero.optim._lion import Lion
 from spmdzero.optim._muon import Muon, muon_groups
-from spmdzero.optim._named import FusedAdam, FusedLamb, FusedLion
+from spmdzero.optim._named import (
+    DeepSpeedCPUAdam,
+    DeepSpeedCPULion,
+    FusedAdam,
+    FusedLamb,
+    FusedLion,
+)
 from spmdzero.optim._rule import LocalTensor, Terms, UpdateRule
 from spmdzero.optim._rule_factory import (
     DEEPSPEED_OPTIMIZERS,
@@ -24,6 +30,8 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "DeepSpeedCPUAdam",
+    "DeepSpeedCPULion",
     "DeepSpeedSchedule",
     "FusedAdam",
     "FusedLamb",

@@ -50,6 +50,30 @@ class FusedAdam(_Named):
         self.adam_w_mode = adam_w_mode
 
 
+class DeepSpeedCPUAdam(FusedAdam):
+    """`FusedAdam` with the signature of the class that DeepSpeed asks for where it offloads.
+
+    DeepSpeed, ops/adam/cpu_adam.py. The devices update, wherever states rest, and states have the
+    dtype of the masters: `fp32_optimizer_states` has no meaning.
+    """
+
+    def __init__(
+        self,
+        model_params: Params,
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        amsgrad: bool = False,
+        adamw_mode: bool = True,
+        fp32_optimizer_states: bool = True,
+    ) -> None:
+        super().__init__(
+            model_params, lr, bias_correction, betas, eps, adamw_mode, weight_decay, amsgrad
+        )
+
+
 class FusedLion(_Named):
     """Lion with DeepSpeed's signature and defaults.
 
@@ -65,6 +89,23 @@ class FusedLion(_Named):
         set_grad_none: bool = True,
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+
+class DeepSpeedCPULion(FusedLion):
+    """`FusedLion` with the signature of the class that DeepSpeed asks for where it offloads.
+
+    DeepSpeed, ops/lion/cpu_lion.py; `fp32_optimizer_states` as `DeepSpeedCPUAdam`'s.
+    """
+
+    def __init__(
+        self,
+        model_params: Params,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0,
+        fp32_optimizer_states: bool = True,
+    ) -> None:
+        super().__init__(model_params, lr, betas, weight_decay)
 
 
 class FusedLamb(_Named):

@@ -11,7 +11,13 @@ from spmdzero.optim._adam import Adam
 from spmdzero.optim._elementwise import elementwise_rule
 from spmdzero.optim._lamb import Lamb
 from spmdzero.optim._lion import Lion
-from spmdzero.optim._named import FusedAdam, FusedLamb, FusedLion
+from spmdzero.optim._named import (
+    DeepSpeedCPUAdam,
+    DeepSpeedCPULion,
+    FusedAdam,
+    FusedLamb,
+    FusedLion,
+)
 from spmdzero.optim._rule import UpdateRule
 from spmdzero.optim._sgd import SGD
 
@@ -24,7 +30,9 @@ _TESTED_CLASSES = (
     torch.optim.Adam,
     torch.optim.AdamW,
     torch.optim.Adagrad,
+    DeepSpeedCPUAdam,
     FusedAdam,
+    DeepSpeedCPULion,
     FusedLion,
 )
 

@@ -5,9 +5,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from spmdzero._display import page_of
-from spmdzero.explain import Explanation, Moves, sized
+from spmdzero.explain import Explanation, Moves
 from spmdzero.inspect import Collective
-from spmdzero.plan import Role
+from spmdzero.plan import Role, sized
 from spmdzero.show._audit import findings
 from spmdzero.show._ledger import grouped, sums, yes_no
 from spmdzero.show._page import About, Folded, Heading, Lines, Page, Part, Source, Table

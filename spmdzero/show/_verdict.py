@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from spmdzero.explain import CHIPS, StepTime, Verdict, sized
+from spmdzero.explain import CHIPS, StepTime, Verdict
+from spmdzero.plan import sized
 from spmdzero.show._bar import HUES, legend
 
 _GOOD, _BAD, _NEITHER = "#3a9a5b", "#d64545", "#888888"

@@ -164,6 +164,15 @@ class ConfigGetters:
         zero = self._settings.zero_optimization
         return zero.stage == 3 or zero.stage3_gather_16bit_weights_on_model_save
 
+    def zero_use_cpu_optimizer(self) -> bool:
+        """Whether optimizer states are asked to rest on the host; the devices update them."""
+        offload = self._settings.zero_optimization.offload_optimizer
+        return offload is not None and offload.device == "cpu"
+
+    def zero_cpu_offload(self) -> bool:
+        """As `zero_use_cpu_optimizer`: no other place than host memory is taken."""
+        return self.zero_use_cpu_optimizer()
+
     def zero_overlap_comm(self) -> bool:
         """The config's `overlap_comm`; DeepSpeed turns it on by itself in stage 3 only."""
         return bool(self._settings.zero_optimization.overlap_comm)

@@ -35,7 +35,8 @@ KEYS = (
     (
         "zero_optimization.",
         "zero_",
-        """reduce_scatter contiguous_gradients allgather_partitions round_robin_gradients
+        """offload_optimizer offload_param reduce_scatter contiguous_gradients
+        allgather_partitions round_robin_gradients
         multi_rank_bucket_allreduce=use_multi_rank_bucket_allreduce reduce_bucket_size
         allgather_bucket_size sub_group_size log_trace_cache_warnings""",
     ),
@@ -64,13 +65,8 @@ FIXED: tuple[tuple[Any, str, str], ...] = (
         zero_save_muon_momentum_buffer_in_memory""",
     ),
     (False, "the collective ledger shows what was compiled", "is_sanity_checks_enabled"),
-    (
-        False,
-        "optimizer states stay on the devices, and so does the update",
-        "zero_use_cpu_optimizer zero_cpu_offload zero_nvme_offload_optimizer super_offload",
-    ),
-    (None, "optimizer states and parameters stay on the devices", "zero_offload_optimizer"),
-    (None, "optimizer states and parameters stay on the devices", "zero_offload_param"),
+    (False, "nothing is kept on a disk", "zero_nvme_offload_optimizer"),
+    (False, "the devices update, and no processor of the host does", "super_offload"),
     (1, "a secondary partition is ZeRO++'s", "zero_hpz_partition_size"),
     (
         False,

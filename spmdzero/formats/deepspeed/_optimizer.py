@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from spmdzero.formats._state import StoredTensor
-from spmdzero.formats.deepspeed._flat import FlatGroup
+from spmdzero.formats.deepspeed._flat import Group
 from spmdzero.formats.deepspeed._model_file import ModelFile
 from spmdzero.formats.deepspeed._pickles import damaged
 
@@ -64,7 +64,7 @@ class SavedOptimizer:
 
     def add_flat(
         self,
-        group: FlatGroup,
+        group: Group,
         ranks: Sequence[Mapping[str, Any]],
         *,
         files: Sequence[Path],
@@ -110,7 +110,7 @@ class SavedOptimizer:
 
     def _require_shape(self, name: str, slot: str, value: Any, file: Path) -> None:
         parameter = self.model.parameters.get(name)
-        expected = None if parameter is None else tuple(parameter.shape)
+        expected = None if parameter is None else parameter.shape
         found = getattr(value, "shape", type(value).__name__)
         if found != expected and not name.startswith(NUMBER):
             wanted = "is not in the model's file" if expected is None else f"has {list(expected)}"

@@ -14,10 +14,30 @@ RANK_FILE = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_00_?optim_st
 _MASTERS = "single_partition_of_fp32_groups"
 
 
-def rank_files(folder: Path) -> dict[int, Path]:
-    """Rank -> its file, in order."""
-    found = ((RANK_FILE.fullmatch(path.name), path) for path in folder.iterdir())
+def rank_files(folder: Path, named: re.Pattern[str] = RANK_FILE) -> dict[int, Path]:
+    """Rank -> its file, in order; by default that with its part of the optimizer."""
+    found = ((named.fullmatch(path.name), path) for path in folder.iterdir())
     return dict(sorted((int(name[1]), path) for name, path in found if name))
+
+
+def every_rank(found: Mapping[int, Path], ranks: int, called: Path) -> list[Path]:
+    """The files of all ranks that saved, in order.
+
+    Args:
+        found: rank -> its file.
+        ranks: how many saved.
+        called: what such a file is called, with ``{}`` for the rank.
+
+    Raises:
+        SpmdZeroCheckpointError: one is missing.
+    """
+    for rank in range(ranks):
+        if rank not in found:
+            raise damaged(
+                called.with_name(called.name.format(rank)),
+                f"the file of rank {rank} is missing, {ranks} ranks saved",
+            )
+    return [found[rank] for rank in range(ranks)]
 
 
 def read_ranks(folder: Path, model: ModelFile) -> SavedOptimizer:
@@ -28,20 +48,8 @@ def read_ranks(folder: Path, model: ModelFile) -> SavedOptimizer:
     """
     found = rank_files(folder)
     expected = int(model.content.get("dp_world_size") or len(found))
-    for rank in range(expected):
-        if rank not in found:
-            raise damaged(
-                folder / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt",
-                f"the file of rank {rank} is missing, {expected} ranks saved",
-            )
-    files = [found[rank] for rank in range(expected)]
+    files = every_rank(found, expected, folder / "zero_pp_rank_{}_mp_rank_00_optim_states.pt")
     ranks = [_optimizer_state(file) for file in files]
-    if int(ranks[0].get("zero_stage", 1)) > 2:
-        raise damaged(
-            files[0],
-            "ZeRO-3 wrote it, which partitions parameters",
-            "Take its weights by DeepSpeed's zero_to_fp32.py and start from them",
-        )
     saved = SavedOptimizer(model=model, scaler=ranks[0].get("loss_scaler"))
     for index, shapes in enumerate(model.trained or ()):
         gaps = ranks[0].get("param_alignment_paddings")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -11,11 +12,13 @@ import torch
 from spmdzero._names import listed
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.formats._state import RESET_AT, StoredTensor, TrainingState
-from spmdzero.formats.deepspeed._flat import FlatGroup
+from spmdzero.formats.deepspeed._flat import FlatGroup, Group, PartitionedGroup
 from spmdzero.formats.deepspeed._host import COUNTERS
 
 # The DeepSpeed whose layout this is.
 VERSION = "0.19.8"
+# DeepSpeed's default of zero_optimization.sub_group_size, in elements of a rank.
+_SUB_GROUP = 10**9
 _NOT_SLOTS = ("parameter", "buffer", "master", "accumulator")
 
 
@@ -26,8 +29,9 @@ class Target:
     Attributes:
         state: what is written.
         ranks: data-parallel processes of that run.
-        stage: its ZeRO stage, 1 or 2.
-        config: its JSON, for the record; DeepSpeed reads its own.
+        stage: its ZeRO stage, 1 to 3.
+        config: its JSON, for the record; DeepSpeed reads its own. At stage 3 it must have the
+            ``sub_group_size`` that the run has, by which a rank's states are divided.
     """
 
     state: TrainingState
@@ -36,10 +40,10 @@ class Target:
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.stage not in (1, 2):
+        if self.stage not in (1, 2, 3):
             raise SpmdZeroUsageError(
-                f"a DeepSpeed checkpoint of stage {self.stage}: it is written for ZeRO-1 or "
-                "ZeRO-2. Choose stage 1, whose files a run at stage 2 reads too"
+                f"a DeepSpeed checkpoint of stage {self.stage}: it is written for ZeRO-1, ZeRO-2 "
+                "or ZeRO-3. Choose stage 1, whose files a run at stage 2 reads too"
             )
         if self.ranks < 1:
             raise SpmdZeroUsageError(
@@ -93,16 +97,42 @@ class Target:
         return not self.slots or name in self.slots
 
     @functools.cached_property
-    def flat(self) -> list[FlatGroup]:
-        """How each param group is laid out."""
+    def layouts(self) -> list[list[Group]]:
+        """How each param group is laid out: as one flat tensor, at stage 3 as one or more."""
         shapes = {name: tensor.shape for name, tensor in self.named("parameter").items()}
         return [
-            FlatGroup(
-                shapes={name: shapes[name] for name in group["params"]},
-                gaps=(0,) * len(group["params"]),
-            )
-            for group in self.groups
+            [self._layout({name: shapes[name] for name in names}) for names in divided]
+            for divided in map(self._sub_groups, self.groups)
         ]
+
+    def _layout(self, shapes: Mapping[str, tuple[int, ...]]) -> Group:
+        if self.stage == 3:
+            return PartitionedGroup(shapes=shapes, ranks=self.ranks)
+        return FlatGroup(shapes=shapes, gaps=(0,) * len(shapes))
+
+    def _sub_groups(self, group: Mapping[str, Any]) -> list[list[str]]:
+        """DeepSpeed, runtime/zero/stage3.py, `_create_fp16_sub_groups`."""
+        names = list(group["params"])
+        zero = self.config.get("zero_optimization") or {}
+        given = zero.get("sub_group_size", "auto") if isinstance(zero, Mapping) else "auto"
+        most = _SUB_GROUP if given == "auto" else int(given)
+        parameters = self.named("parameter")
+        sizes = {name: -(-math.prod(parameters[name].shape) // self.ranks) for name in names}
+        if self.stage < 3 or most >= sum(sizes.values()):
+            return [names]
+        divided, held = [[]], 0
+        for name in names:
+            if held >= most:
+                divided.append([])
+                held = 0
+            divided[-1].append(name)
+            held += sizes[name]
+        return divided
+
+    @property
+    def flat(self) -> list[Group]:
+        """The flat tensors that each rank holds parts of, in torch's order of them."""
+        return [layout for layouts in self.layouts for layout in layouts]
 
     def master(self, name: str) -> StoredTensor:
         """The weights that the optimizer updates."""
@@ -125,21 +155,48 @@ class Target:
 
     def model_file(self) -> dict[str, Any]:
         """The contents of the model's file (DeepSpeed, runtime/engine.py, `_save_checkpoint`)."""
-        host, tied = self.state.host, self.state.host.tied
         parameters = {name: tensor.whole() for name, tensor in self.named("parameter").items()}
-        buffers = {name: tensor.whole() for name, tensor in self.named("buffer").items()}
+        frozen = {name: parameters[name] for name in self.frozen}
+        return self._model_content(parameters, frozen)
+
+    def model_file_of(self, rank: int) -> dict[str, Any]:
+        """The contents of one rank's model file at stage 3.
+
+        Of trained parameters it has the dtypes, of frozen ones the rank's part.
+        """
+        frozen = {}
+        for name, tensor in self.frozen.items():
+            alone = PartitionedGroup(shapes={name: tensor.shape}, ranks=self.ranks)
+            part = alone.partition(rank, self.ranks)
+            frozen[name] = part.filled({name: tensor}, dtype=tensor.dtype)
+        parameters = self.named("parameter")
+        empty = {name: torch.empty(0, dtype=tensor.dtype) for name, tensor in parameters.items()}
+        return self._model_content(empty, frozen)
+
+    @functools.cached_property
+    def frozen(self) -> dict[str, StoredTensor]:
+        """The parameters that the optimizer doesn't train."""
         trained = {name for group in self.flat for name in group.shapes}
-        frozen = {name: tensor for name, tensor in parameters.items() if name not in trained}
+        return {n: tensor for n, tensor in self.named("parameter").items() if n not in trained}
+
+    def _model_content(
+        self, parameters: Mapping[str, torch.Tensor], frozen: Mapping[str, torch.Tensor]
+    ) -> dict[str, Any]:
+        """What any model file holds, with its parameters as they are to be in it."""
+        host, tied = self.state.host, self.state.host.tied
+        buffers = {name: tensor.whole() for name, tensor in self.named("buffer").items()}
         aliases = {name: parameters[first] for name, first in tied.items()}
         return dict(host.client_state) | {
-            "module": OrderedDict(parameters | aliases | buffers | dict(host.extra)),
+            "module": OrderedDict({**parameters, **aliases, **buffers, **host.extra}),
             "buffer_names": list(buffers),
             "optimizer": None,
             "param_shapes": [
                 OrderedDict((name, torch.Size(shape)) for name, shape in group.shapes.items())
                 for group in self.flat
             ],
-            "frozen_param_shapes": OrderedDict((name, t.shape) for name, t in frozen.items()),
+            "frozen_param_shapes": OrderedDict(
+                (name, torch.Size(tensor.shape)) for name, tensor in self.frozen.items()
+            ),
             "frozen_param_fragments": OrderedDict(frozen),
             "shared_params": dict(tied),
             "lr_scheduler": dict(host.scheduler) if host.scheduler is not None else None,

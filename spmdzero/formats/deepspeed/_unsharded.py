@@ -35,7 +35,7 @@ def read_unsharded(model: ModelFile, order: Order | None) -> SavedOptimizer:
     for index, (names, group) in enumerate(zip(order, groups, strict=True)):
         saved.add_group(group, names)
         if flat is not None:
-            shapes = {name: tuple(model.parameters[name].shape) for name in names}
+            shapes = {name: model.parameters[name].shape for name in names}
             layout = FlatGroup(shapes=shapes, gaps=(0,) * len(shapes))
             slots = {MASTER: flat[index], **states.get(group["params"][0], {})}
             saved.add_flat(layout, [slots], files=[model.path])

@@ -65,7 +65,7 @@ class Weights:
                 continue
             if dtype == torch.float32:
                 tensor = state.tensors.get(f"master/{name}", tensor)
-            chosen[name] = tensor if dtype is None else as_dtype(tensor, dtype)
+            chosen[name] = tensor if dtype is None else tensor.as_dtype(dtype)
         return cls(tensors=chosen, tied=state.host.tied).only(chosen)
 
     def only(self, names: Iterable[str]) -> "Weights":
@@ -94,12 +94,3 @@ def frozen_names(state: TrainingState) -> frozenset[str]:
     if groups is None:
         return frozenset()
     return frozenset(names - {name for group in groups for name in group["params"]})
-
-
-def as_dtype(tensor: StoredTensor, dtype: torch.dtype) -> StoredTensor:
-    """`tensor`, cast while it is read if it is of floating point; integers stay what they are."""
-    if not tensor.dtype.is_floating_point or tensor.dtype == dtype:
-        return tensor
-    return dataclasses.replace(
-        tensor, dtype=dtype, read=lambda box: tensor.read(box).to(dtype).contiguous()
-    )
