@@ -19,13 +19,13 @@ _NUMBERS = _REPLACED | {"counter/applied", "counter/skipped", "first_bad"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where one tensor of the state is kept, whichever tensor that is now.
+    """The place where one tensor of the state is kept.
 
     Attributes:
         name: such as ``"exp_avg/body.weight"``.
         registry, key: ``registry[key]`` is the tensor.
         spec: its sharding between steps, the plan's.
-        replaced: whether a step puts a new tensor there, rather than a new value into the old one.
+        replaced: whether a step puts a new tensor there, instead of a new value into the old one.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Place:
 
     @property
     def tensor(self) -> torch.Tensor | None:
-        """The tensor that is there now."""
+        """The tensor that is in this place now, or None."""
         return self.registry.get(self.key)
 
 
@@ -183,9 +183,9 @@ class State(Mapping[str, torch.Tensor]):
         return [p for p in members if self.plan[self.names[p]].trainable]
 
     def own_numbers(self) -> None:
-        """Gives each 0-dim buffer of the module a buffer on the devices of its own; reads them.
+        """Gives each 0-dim buffer of the module its own memory on the devices; reads the values.
 
-        One that was made of a Python number shares that of equal numbers in the program.
+        Otherwise a buffer made from a Python number shares memory with equal numbers there.
         """
         for buffer in self.module.buffers():
             if not buffer.dim():
