@@ -40,6 +40,12 @@ class InputPlacer:
         module: the module whose forward names the positional inputs.
         rules: says which dim of an input is its batch dim.
         micro_batch: rows that each device works on, `train_micro_batch_size_per_gpu`.
+
+    Attributes:
+        rules: as given.
+        rows: tells which inputs are batches.
+        positional: names of the inputs that a call may give by place.
+        latest: path, shape and dtype of each input of the latest call.
     """
 
     def __init__(
@@ -170,8 +176,7 @@ class InputPlacer:
     def _host_rows(self, tensor: torch.Tensor, dim: int) -> int:
         """Number of rows of this host."""
         rows = tensor.shape[dim]
-        # With one process, or without hosts' own tensors, a tensor on the devices has all hosts'
-        # rows.
+        # If no tensor on the devices is a host's own, each has the rows of all hosts.
         is_own = tensor.device.type == "cpu" or self._mesh.across is not None
         return rows if is_own else rows // runtime.process_count()
 

@@ -1,4 +1,4 @@
-"""Watching which hosts live: one that dies, fails or freezes ends the others, who name it.
+"""Watches which hosts live: if one dies, fails or freezes, the others name it and end.
 
 Each process writes its state to a small store of torch's, which the first process serves, about
 twice a second. It reads the states of its next few neighbours, and whether any process has found a

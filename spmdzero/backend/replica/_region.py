@@ -100,7 +100,7 @@ class ReplicaRegion:
 
     @property
     def attention(self) -> tuple[AttentionCall, ...]:
-        """How the latest pass computes attention; empty where its program has no kernels."""
+        """The attention calls of the latest pass; empty where its program has no kernels."""
         return self._around.attention
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
