@@ -29,7 +29,7 @@ _SUSPECTED = 6
 # Number of neighbours that each host listens to beside the first: if one ends, so do they.
 _NEIGHBOURS = 8
 VERDICT = "verdict"
-"""Key in the store of the first host's name that was found to be gone; at first all are well."""
+"""Key of the store's verdict: a sign that blames a host, or at first that all are well."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -177,7 +177,7 @@ class ReplicaRegion:
 
     @contextlib.contextmanager
     def _again(self, state: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """Context around a part of the forward that runs again in a backward outside the region."""
+        """Context around a part of the forward that runs again; enters the region if need be."""
         if self._in_backward:
             yield
             return
