@@ -13,7 +13,7 @@ def version_named(name: str) -> str | int:
     """The version, one of its numbers, or what git says of it."""
     if name.startswith("__git"):
         return getattr(git_version_info, name.strip("_"))
-    # Reading the metadata takes as long as all that importing the package does.
+    # This import is late, as reading the metadata takes as long as importing the package.
     from importlib.metadata import version
 
     whole = version("spmdzero")
