@@ -1,11 +1,11 @@
-"""What is refused of keys that are each right alone."""
+"""Refuses combinations of keys that are each valid alone."""
 
 from spmdzero.config._models import SpmdZeroConfig
 from spmdzero.errors import SpmdZeroConfigError
 
 
 def check_combinations(config: SpmdZeroConfig) -> None:
-    """Returns if the sections go together.
+    """Returns if the sections are compatible.
 
     Raises:
         SpmdZeroConfigError: two keys contradict each other, as in DeepSpeed's runtime/config.py
