@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from spmdzero._logging import log_once
 from spmdzero.backend import arrays, current
+from spmdzero.compat.comm import init_distributed
 from spmdzero.config import load_config
 from spmdzero.engine import start_devices
 from spmdzero.state._homes import Homes, bring, place
@@ -33,10 +34,10 @@ class Init(contextlib.AbstractContextManager["Init", None]):
 
     DeepSpeed's signature. Where the config's stage is 3, a parameter moves to the devices as soon
     as others are made, and what computes with it inside of the context does so on the host, on a
-    whole copy that moves back. So the host holds a few parameters at a time. It starts the devices,
-    and of several hosts takes the first one's values. A parameter that the config keeps whole, or
-    of which something keeps a view or a weak reference (nn.LSTM does), stays on the host until
-    `initialize`. After the context use `GatheredParameters` to change a parameter.
+    whole copy that moves back. So the host holds a few parameters at a time. It starts the devices
+    and the processes' group, and of several hosts takes the first one's values. A parameter that
+    the config keeps whole, or of which something keeps a view or a weak reference (nn.LSTM does),
+    stays on the host until `initialize`. After the context use `GatheredParameters` to change one.
 
     Below stage 3, and without a config, which names the mesh, the module is built on the host.
     A config is checked, so that what is refused is refused here and not only by `initialize`. What
@@ -87,6 +88,8 @@ class Init(contextlib.AbstractContextManager["Init", None]):
         if settings.zero_optimization.stage < 3:
             return
         spec = start_devices(settings, dist_init_required=None)
+        # transformers asks torch for its rank while it loads weights into such a model.
+        init_distributed(auto_mpi_discovery=False)
         homes = Homes(
             mesh=current().mesh(spec),
             least=settings.spmd.min_shard_elements,
