@@ -36,9 +36,9 @@ def choose(name: str = _AUTO) -> Backend:
             before, else the one in the environment variable SPMDZERO_BACKEND, else an installed
             one.
 
-        Raises:
-            SpmdZeroConfigError: the package is not installed, or this process uses another backend.
-            SpmdZeroRuntimeError: no backend is installed, or the variable names none that is.
+    Raises:
+        SpmdZeroConfigError: the package is not installed, or this process uses another backend.
+        SpmdZeroRuntimeError: no backend is installed, or the variable names none that is.
     """
     global _in_use, _reason
     if _in_use is None:

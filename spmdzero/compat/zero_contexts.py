@@ -1,8 +1,8 @@
-"""ZeRO-3's contexts. A parameter has its whole shape at every stage, so none has to be gathered.
+"""ZeRO-3's contexts. A parameter has its whole shape at every stage, so no script gathers it.
 
-At stage 3 its parts rest on the devices between steps, which no script sees: what reads it gets all
-of it, and what writes into it writes each device's part. Before there is an engine, `Init` has put
-it there (`zero_init`), and `GatheredParameters` brings it to the host, where a model is made.
+At stage 3 a parameter's parts rest on the devices between steps, which no script sees: a read gives
+the whole parameter, and a write changes each device's part. Before there is an engine, `Init` has
+placed the parts (`zero_init`), and `GatheredParameters` brings the whole parameter to the host.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from spmdzero.state._homes import Home, bring, place
 
 
 class ZeroParamType(enum.Enum):
-    """How DeepSpeed holds a parameter; here `is_zero_param` says whether it rests as shards."""
+    """DeepSpeed's types of parameter; here `is_zero_param` tells whether one rests as shards."""
 
     NORMAL = 1
     PARTITIONED = 2
@@ -29,7 +29,7 @@ class ZeroParamType(enum.Enum):
 
 
 class ZeroParamStatus(enum.Enum):
-    """Whether a parameter can be read; here each always is, as AVAILABLE says."""
+    """DeepSpeed's states of a parameter; here each parameter is always AVAILABLE."""
 
     AVAILABLE = 1
     NOT_AVAILABLE = 2
@@ -37,16 +37,16 @@ class ZeroParamStatus(enum.Enum):
 
 
 class GatheredParameters(contextlib.AbstractContextManager[None, None]):
-    """Parameters are read whole without it; what is written inside becomes their fp32 masters.
+    """Copies values written inside the context to the fp32 masters; reads don't need it.
 
     Those that `Init` has placed, and no engine has yet, are plain tensors on the host inside.
 
     Args:
-        params: a parameter or several; a module's are `module.parameters()`.
-        modifier_rank: which process writes; every process must, or the hosts' parameters differ.
-            None promises that nothing is written.
-        fwd_module: without meaning.
-        enabled: False does nothing.
+        params: a parameter or several, such as `module.parameters()`.
+        modifier_rank: the process that writes; every process must write, or the hosts' parameters
+            differ. None promises that no process writes.
+        fwd_module: has no effect.
+        enabled: whether the context has an effect.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class GatheredParameters(contextlib.AbstractContextManager[None, None]):
 
 
 def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
-    """Nothing: a parameter is gathered for each operation that uses it, in any module."""
+    """Does nothing: a parameter is gathered for each operation that uses it, in any module."""
     log_once(
         "register_external_parameter() has no effect: a parameter is gathered where an operation "
         "uses it, whichever module that is in"
@@ -96,20 +96,20 @@ def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> N
 
 
 def unregister_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
-    """Nothing, as `register_external_parameter`."""
+    """Does nothing, like `register_external_parameter`."""
     log_once("unregister_external_parameter() has no effect: none was registered")
 
 
 def is_zero_param(parameter: Any) -> bool:
-    """Whether a parameter rests as shards, a part of it on each device.
+    """Whether a parameter rests as shards, with a part on each device.
 
-    False for what `stage3_param_persistence_threshold` keeps whole; DeepSpeed's says True of every
-    parameter of a stage 3 engine.
+    It is False for a parameter that `stage3_param_persistence_threshold` keeps whole; DeepSpeed's
+    is True for every parameter of a stage 3 engine.
     """
     return isinstance(parameter, torch.Tensor) and arrays.is_split(parameter)
 
 
 @contextlib.contextmanager
 def unwrap_model_for_generation(model: Any) -> Iterator[Any]:
-    """Gives the engine itself, whose module generates without hooks at every stage."""
+    """Yields the engine itself, whose module generates without hooks at every stage."""
     yield model

@@ -2,6 +2,7 @@
 
 import contextlib
 import enum
+import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ _ROOM = 64 << 20
 
 
 class DeepSpeedTensorOverride(enum.Enum):
-    """What `Init` would change about a tensor."""
+    """The properties of a tensor that DeepSpeed's `Init` changes."""
 
     dtype = enum.auto()
     device = enum.auto()
@@ -106,9 +107,14 @@ class Init(contextlib.AbstractContextManager["Init", None]):
             self._placing.__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
         if self._placing is not None:
-            self._placing.__exit__(*error)
+            self._placing.__exit__(kind, error, trace)
 
 
 class Placing(TorchFunctionMode):
@@ -138,10 +144,10 @@ class Placing(TorchFunctionMode):
             super().__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
         Placing._depth -= 1
         if not self._within:
-            super().__exit__(*error)
+            super().__exit__(exc_type, exc_val, exc_tb)
             self._hook.remove()
             self._release(room=0)
             self._held.clear()

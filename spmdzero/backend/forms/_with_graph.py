@@ -21,7 +21,7 @@ def gradients_with_graph(
         tensors: its inputs.
         grad: the gradient of its result.
 
-        Returns the gradient of each input, None where it has none.
+    Returns the gradient of each input, None where it has none.
     """
     with torch.enable_grad():
         # Inputs may be computed from each other, or be the same: these views are used only here.

@@ -102,12 +102,13 @@ def free_port() -> int:
 
 
 def name_the_only_process(*, port: int) -> None:
-    """Sets the variables of a launcher for a lone process, as DeepSpeed does (mpi_discovery).
+    """Sets the variables of a launcher for a lone process.
 
-    Scripts read them. Does nothing in a launcher's only process, whose port is in use.
+    Scripts read them; DeepSpeed sets them, too (comm/comm.py, mpi_discovery). Does nothing in a
+    launcher's only process, whose port is in use.
 
     Args:
-        port: MASTER_PORT, on which nothing listens unless somebody connects to this process.
+        port: MASTER_PORT, on which nothing listens unless another process connects to this one.
     """
     if is_launched() and "LOCAL_RANK" in os.environ:
         return

@@ -1,4 +1,4 @@
-"""How DeepSpeed lays parameters out over its ranks: flat, padded, each rank with a part."""
+"""DeepSpeed's layouts of parameters over its ranks: flat and padded, each rank with a part."""
 
 import dataclasses
 import functools
@@ -19,11 +19,11 @@ _ALIGNMENT = 2
 class FlatGroup:
     """One param group of a ZeRO-1/2 optimizer (DeepSpeed, runtime/zero/stage_1_and_2.py).
 
-    One flat tensor of all parameters is cut into equal parts by rank.
+    The flat tensor of all parameters is cut into equal parts by rank.
 
     Attributes:
         shapes: name -> shape, in the order of the flat tensor.
-        gaps: elements of padding that follow each parameter (`parameter_alignment`).
+        gaps: number of padding elements after each parameter (`parameter_alignment`).
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -31,7 +31,7 @@ class FlatGroup:
 
     @functools.cached_property
     def starts(self) -> dict[str, int]:
-        """Name -> its first element in the flat tensor."""
+        """Name of a parameter -> index of its first element in the flat tensor."""
         starts, at = {}, 0
         for (name, shape), gap in zip(self.shapes.items(), self.gaps, strict=True):
             starts[name] = at
@@ -40,11 +40,11 @@ class FlatGroup:
 
     @property
     def numel(self) -> int:
-        """Elements, gaps included, without the padding at the end."""
+        """Number of elements with gaps, but without the padding at the end."""
         return sum(math.prod(shape) for shape in self.shapes.values()) + sum(self.gaps)
 
     def partition(self, rank: int, ranks: int) -> "Partition":
-        """What of the flat tensor is one rank's."""
+        """One rank's part of the flat tensor."""
         size = -(-self.numel // (_ALIGNMENT * ranks)) * _ALIGNMENT
         start = rank * size
         pieces = []
@@ -65,11 +65,11 @@ class FlatGroup:
 class PartitionedGroup:
     """One sub-group of a ZeRO-3 optimizer (DeepSpeed, runtime/zero/stage3.py).
 
-    Each parameter is cut into equal parts by rank; a rank's flat tensor has its part of each.
+    Each parameter is cut into equal parts by rank; a rank's flat tensor holds its parts.
 
     Attributes:
         shapes: name -> shape, in the order of the flat tensors.
-        ranks: how many there are.
+        ranks: number of ranks.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -77,7 +77,7 @@ class PartitionedGroup:
 
     @functools.cached_property
     def places(self) -> dict[str, tuple[int, int]]:
-        """Name -> the first and last of its elements in each rank's flat tensor."""
+        """Name -> first and last index of its elements in each rank's flat tensor."""
         places, at = {}, 0
         for name, shape in self.shapes.items():
             stop = at + -(-math.prod(shape) // self.ranks)
@@ -86,11 +86,11 @@ class PartitionedGroup:
 
     @property
     def numel(self) -> int:
-        """Elements of all ranks' flat tensors, the padding at the ends of parameters included."""
+        """Number of elements in all ranks' flat tensors, with the padding at parameters' ends."""
         return self.ranks * max((stop for _, stop in self.places.values()), default=0)
 
     def partition(self, rank: int, ranks: int) -> "Partition":
-        """What one rank holds, of the `ranks` that the group is cut for."""
+        """One rank's part, of the `ranks` for which the group is cut."""
         assert ranks == self.ranks
         pieces = []
         for name, (start, stop) in self.places.items():
@@ -108,16 +108,16 @@ class PartitionedGroup:
 
 
 Group: TypeAlias = FlatGroup | PartitionedGroup
-"""Parameters that lie one after the other in a flat tensor of each rank."""
+"""Parameters that stand one after the other in a flat tensor of each rank."""
 
 
 def stored_in(
     parts: Sequence[torch.Tensor], shape: tuple[int, ...], *, start: int = 0
 ) -> StoredTensor:
-    """A tensor of `shape` whose elements are those from `start` on in the 1-dim `parts`."""
+    """A tensor of `shape` with the elements of the 1-dim `parts` from index `start` on."""
 
     def read(box: Box) -> torch.Tensor:
-        # Of a part only the rows are put together that it has.
+        # Only the rows in the box are put together.
         rows, inner = (box[0], math.prod(shape[1:])) if shape else ((0, 1), 1)
         flat = span(parts, start + rows[0] * inner, start + rows[1] * inner)
         held = flat.view(rows[1] - rows[0], *shape[1:]) if shape else flat.view(())
@@ -127,7 +127,7 @@ def stored_in(
 
 
 def span(parts: Sequence[torch.Tensor], start: int, stop: int) -> torch.Tensor:
-    """The elements `start` to `stop` of the concatenation of `parts`, 1-dim; a view if it can."""
+    """The elements `start` to `stop` of the concatenation of `parts`, 1-dim; a view if possible."""
     found, at = [], 0
     for part in parts:
         low, high = max(start - at, 0), min(stop - at, part.numel())
@@ -139,13 +139,14 @@ def span(parts: Sequence[torch.Tensor], start: int, stop: int) -> torch.Tensor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Partition:
-    """What of a group one rank holds, as one flat tensor.
+    """One rank's part of a group, as a flat tensor.
 
     Attributes:
         shapes: of the group.
-        size: elements, padding included.
-        used: elements without the padding at the end.
-        pieces: parameter, first and last of its own elements, and their place in the flat tensor.
+        size: number of elements with padding.
+        used: number of elements without the padding at the end.
+        pieces: for each parameter in it: the name, the first and the last index of its elements in
+            the parameter, and the index of the first in the flat tensor.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -156,7 +157,7 @@ class Partition:
     def filled(
         self, tensors: Mapping[str, StoredTensor], *, dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
-        """The part, `[size]`, padded with zeros, from the group's whole tensors by name."""
+        """The rank's part, `[size]`, padded with zeros, from the group's whole tensors by name."""
         part = torch.zeros(self.size, dtype=dtype)
         for name, low, high, place in self.pieces:
             for box in flat_boxes(self.shapes[name], low, high):

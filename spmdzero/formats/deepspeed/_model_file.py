@@ -1,4 +1,4 @@
-"""The model's file: weights, buffers, counters, and what belongs to no tensor."""
+"""The model's file: weights, buffers, counters, and further values."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,15 +15,15 @@ MODEL_FILE = "mp_rank_00_model_states.pt"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelFile:
-    """The model's file, taken apart.
+    """The contents of the model's file.
 
     Attributes:
-        path: where it is; of several, the first rank's.
-        content: all of it.
-        parameters: by name, tied ones once, under their first name.
+        path: of the file; the first rank's if there are several.
+        content: the whole content.
+        parameters: by name; tied ones once, under their first name.
         buffers: by name.
-        tied: further name of a tied parameter -> the name it is under.
-        extra: what modules returned from `get_extra_state`.
+        tied: further name of a tied parameter -> its first name.
+        extra: results of modules' `get_extra_state`.
     """
 
     path: Path
@@ -35,7 +35,7 @@ class ModelFile:
 
     @classmethod
     def read(cls, path: Path) -> "ModelFile":
-        """Reads the file of a module whose parameters are in it whole.
+        """Reads the file of a module that holds its parameters whole.
 
         Raises:
             SpmdZeroCheckpointError: as `model_content`.
@@ -71,7 +71,7 @@ class ModelFile:
 
     @property
     def trained(self) -> list[dict[str, tuple[int, ...]]] | None:
-        """As `trained_shapes`."""
+        """See `trained_shapes`."""
         return trained_shapes(self.content)
 
     def tensors(self) -> dict[str, StoredTensor]:
@@ -81,10 +81,10 @@ class ModelFile:
 
 
 def model_content(path: Path) -> dict[str, Any]:
-    """What a model's file holds.
+    """The content of a model's file.
 
     Raises:
-        SpmdZeroCheckpointError: it can't be read, or is of another parallelism than that over data.
+        SpmdZeroCheckpointError: it can't be read, or a parallelism other than over data wrote it.
     """
     content = read_pt(path)
     if not isinstance(content, dict) or not isinstance(content.get("module"), dict):
@@ -99,9 +99,9 @@ def model_content(path: Path) -> dict[str, Any]:
 
 
 def trained_shapes(content: Mapping[str, Any]) -> list[dict[str, tuple[int, ...]]] | None:
-    """For each flat group of an optimizer its parameters' shapes in order; None at stage 0.
+    """The shapes of the parameters, in order, in each flat group of an optimizer; None at stage 0.
 
-    At stages 1 and 2 a param group has one flat group, at stage 3 one or more.
+    At stages 1 and 2 a param group has one flat group, at stage 3 it has one or more.
     """
     shapes = content.get("param_shapes")
     if shapes is None:

@@ -1,4 +1,4 @@
-"""Reads what DeepSpeed's ranks wrote under ZeRO-3: each has a part of every parameter."""
+"""Reads the files of DeepSpeed's ranks under ZeRO-3: each has a part of every parameter."""
 
 import dataclasses
 import math
@@ -29,8 +29,8 @@ def model_files(folder: Path) -> dict[int, Path]:
 def read_partitioned(folder: Path) -> tuple[ModelFile, SavedOptimizer | None]:
     """The model and the optimizer that the ranks' files hold together.
 
-    A parameter's values are those of its master, which a stage 3 file holds alone, in the dtype
-    that it trains in.
+    A stage 3 file holds only a parameter's master: its values, cast to the dtype in which the
+    parameter trains, become the parameter.
 
     Raises:
         SpmdZeroCheckpointError: a rank's file is missing, can't be read, or doesn't fit the others.
@@ -73,7 +73,7 @@ def _optimizer(
 ) -> SavedOptimizer:
     saved = SavedOptimizer(model=model, scaler=ranks[0].get("loss_scaler"))
     for numbers in ranks[0][BASE]["param_groups"]:
-        # torch numbers the flat tensors, of which a param group has one for each of its sub-groups.
+        # torch numbers the flat tensors, and a param group has one for each of its sub-groups.
         own = [index for index in numbers["params"] if index < len(groups)]
         names = [name for index in own for name in groups[index].shapes]
         for index in own:
@@ -119,7 +119,7 @@ def _model(
     contents: Sequence[Mapping[str, Any]],
     masters: Mapping[str, StoredTensor],
 ) -> ModelFile:
-    """What all ranks' files say of the module.
+    """The model file that all ranks' files form together.
 
     Args:
         files, contents: of each rank.
@@ -135,7 +135,7 @@ def _model(
             raise damaged(files[0], f"its module has no {name}, which the optimizer trains")
         parameters[name] = master.as_dtype(held.dtype)
     tensors = {k: value for k, value in module.items() if isinstance(value, torch.Tensor)}
-    # What ZeRO-3 leaves alone is in the file whole; of the rest a tensor without elements is.
+    # Tensors that ZeRO-3 doesn't partition are whole in the file, all others are empty.
     own = tensors.keys() - buffer_names - parameters.keys() - tied.keys()
     parameters |= {k: StoredTensor.of(tensors[k]) for k in own if tensors[k].numel()}
     return ModelFile(

@@ -1,4 +1,4 @@
-"""Reads what DeepSpeed's ranks wrote under ZeRO-1/2, one file each."""
+"""Reads the files of DeepSpeed's ranks under ZeRO-1/2, one per rank."""
 
 import re
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _MASTERS = "single_partition_of_fp32_groups"
 
 
 def rank_files(folder: Path, named: re.Pattern[str] = RANK_FILE) -> dict[int, Path]:
-    """Rank -> its file, in order; by default that with its part of the optimizer."""
+    """Rank -> its file, in order; by default the one with its part of the optimizer."""
     found = ((named.fullmatch(path.name), path) for path in folder.iterdir())
     return dict(sorted((int(name[1]), path) for name, path in found if name))
 
@@ -25,11 +25,11 @@ def every_rank(found: Mapping[int, Path], ranks: int, called: Path) -> list[Path
 
     Args:
         found: rank -> its file.
-        ranks: how many saved.
-        called: what such a file is called, with ``{}`` for the rank.
+        ranks: number of ranks that saved.
+        called: the name of such a file, with ``{}`` for the rank.
 
     Raises:
-        SpmdZeroCheckpointError: one is missing.
+        SpmdZeroCheckpointError: a file is missing.
     """
     for rank in range(ranks):
         if rank not in found:
@@ -75,10 +75,10 @@ def _optimizer_state(path: Path) -> dict[str, Any]:
 
 
 def _base_state(state: Mapping[str, Any], index: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One group's states and numbers of one rank."""
+    """The states and the hyperparameters of one group, from one rank."""
     base = state["base_optimizer_state"]
     if isinstance(base, list):
-        # `elastic_checkpoint`: a state for each group, and the step beside them.
+        # `elastic_checkpoint`: a state for each group, and the step in a separate key.
         step = state.get("base_optimizer_state_step")
         return base[index] if step is None else base[index] | {STEP: step}, {}
     group = base["param_groups"][index]

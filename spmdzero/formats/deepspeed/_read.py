@@ -1,4 +1,4 @@
-"""A folder that DeepSpeed wrote, as a `TrainingState`."""
+"""Reads a folder that DeepSpeed wrote into a `TrainingState`."""
 
 from pathlib import Path
 
@@ -33,7 +33,8 @@ def recognises(folder: Path) -> bool:
 def read(folder: Path, order: Order | None = None) -> TrainingState:
     """The state in the folder of a tag that DeepSpeed wrote: regular or universal, at any stage.
 
-    Every file is opened and its checksums are compared; tensors are mapped, and read when asked.
+    Every file is opened and its checksums are compared. Tensors are mapped, and read when they are
+    asked for.
 
     Args:
         folder: `<save_dir>/<tag>`.
@@ -41,8 +42,8 @@ def read(folder: Path, order: Order | None = None) -> TrainingState:
             stage 0; None reads one group in the model's order.
 
     Raises:
-        SpmdZeroCheckpointError: a file is missing, damaged, or holds what would be run; or it is
-            of a parallelism that spmdzero has not.
+        SpmdZeroCheckpointError: a file is missing, damaged, or holds code; or it comes from a
+            parallelism that spmdzero doesn't have.
     """
     for pattern, (reason, fix) in _OTHER_KINDS.items():
         other = next(folder.glob(pattern), None)
@@ -58,7 +59,7 @@ def read(folder: Path, order: Order | None = None) -> TrainingState:
 
 
 def _read_whole(folder: Path, order: Order | None) -> tuple[ModelFile, SavedOptimizer | None]:
-    """The model and the optimizer of stage 0 to 2, at which a parameter is in one file."""
+    """The model and the optimizer of stages 0 to 2, where one file has the whole parameters."""
     model = ModelFile.read(folder / MODEL_FILE)
     if (folder / STATES).is_dir():
         if model.trained is None:
@@ -72,7 +73,7 @@ def _read_whole(folder: Path, order: Order | None) -> tuple[ModelFile, SavedOpti
 
 
 def newest_complete(folder: Path, *, but: str | None = None) -> str | None:
-    """The tag in `folder` that was written last and has all of its files."""
+    """The tag in `folder` that was written last and has all its files."""
     if not folder.is_dir():
         return None
     found = [path for path in folder.iterdir() if path.name != but and _is_whole(path)]
@@ -81,7 +82,7 @@ def newest_complete(folder: Path, *, but: str | None = None) -> str | None:
 
 
 def _models(path: Path) -> list[Path]:
-    """The files with the model, of which stage 3 has one for each rank."""
+    """The files with the model; stage 3 has one for each rank."""
     whole = path / MODEL_FILE
     return [whole] if whole.is_file() else list(model_files(path).values())
 

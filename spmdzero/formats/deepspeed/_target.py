@@ -1,4 +1,4 @@
-"""What every file that is written for DeepSpeed is made from."""
+"""The source of all files that are written for DeepSpeed."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ from spmdzero.formats._state import RESET_AT, StoredTensor, TrainingState
 from spmdzero.formats.deepspeed._flat import FlatGroup, Group, PartitionedGroup
 from spmdzero.formats.deepspeed._host import COUNTERS
 
-# The DeepSpeed whose layout this is.
+# The DeepSpeed version with this layout.
 VERSION = "0.19.8"
 # DeepSpeed's default of zero_optimization.sub_group_size, in elements of a rank.
 _SUB_GROUP = 10**9
@@ -24,14 +24,14 @@ _NOT_SLOTS = ("parameter", "buffer", "master", "accumulator")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
-    """A training state, and the DeepSpeed run that is to go on with it.
+    """A training state, and the DeepSpeed run that will continue it.
 
     Attributes:
-        state: what is written.
-        ranks: data-parallel processes of that run.
+        state: the state to write.
+        ranks: number of data-parallel processes of that run.
         stage: its ZeRO stage, 1 to 3.
-        config: its JSON, for the record; DeepSpeed reads its own. At stage 3 it must have the
-            ``sub_group_size`` that the run has, by which a rank's states are divided.
+        config: its JSON config, for the record; DeepSpeed reads its own. At stage 3 it must have
+            the run's ``sub_group_size``, by which a rank's states are divided.
     """
 
     state: TrainingState
@@ -68,14 +68,14 @@ class Target:
             )
 
     def named(self, role: str) -> dict[str, StoredTensor]:
-        """Parameter name -> tensor, of one role or slot."""
+        """The tensors of one role or slot, by parameter name."""
         prefix = f"{role}/"
         tensors = self.state.tensors.items()
         return {k.removeprefix(prefix): t for k, t in tensors if k.startswith(prefix)}
 
     @functools.cached_property
     def slots(self) -> dict[str, list[str]]:
-        """Trained parameter -> the optimizer's slots of it."""
+        """Name of a trained parameter -> the slots of its optimizer states."""
         found: dict[str, list[str]] = {}
         for key in self.state.tensors:
             slot, _, name = key.partition("/")
@@ -85,7 +85,7 @@ class Target:
 
     @functools.cached_property
     def groups(self) -> list[dict[str, Any]]:
-        """The param groups with something to train, their ``"params"`` without frozen ones."""
+        """The param groups with trained parameters; ``"params"`` has no frozen ones."""
         groups = [
             group | {"params": [name for name in group["params"] if self._trains(name)]}
             for group in self.state.host.param_groups or ()
@@ -93,12 +93,12 @@ class Target:
         return [group for group in groups if group["params"]]
 
     def _trains(self, name: str) -> bool:
-        # An optimizer without states, such as plain SGD, tells nothing about what is frozen.
+        # An optimizer without states, such as plain SGD, doesn't show which parameters are frozen.
         return not self.slots or name in self.slots
 
     @functools.cached_property
     def layouts(self) -> list[list[Group]]:
-        """How each param group is laid out: as one flat tensor, at stage 3 as one or more."""
+        """The layout of each param group: one flat tensor, at stage 3 one or more."""
         shapes = {name: tensor.shape for name, tensor in self.named("parameter").items()}
         return [
             [self._layout({name: shapes[name] for name in names}) for names in divided]
@@ -111,7 +111,7 @@ class Target:
         return FlatGroup(shapes=shapes, gaps=(0,) * len(shapes))
 
     def _sub_groups(self, group: Mapping[str, Any]) -> list[list[str]]:
-        """DeepSpeed, runtime/zero/stage3.py, `_create_fp16_sub_groups`."""
+        """The sub-groups of a param group, as in DeepSpeed's `_create_fp16_sub_groups`."""
         names = list(group["params"])
         zero = self.config.get("zero_optimization") or {}
         given = zero.get("sub_group_size", "auto") if isinstance(zero, Mapping) else "auto"
@@ -131,7 +131,7 @@ class Target:
 
     @property
     def flat(self) -> list[Group]:
-        """The flat tensors that each rank holds parts of, in torch's order of them."""
+        """The flat tensors of which each rank holds a part, in torch's order."""
         return [layout for layouts in self.layouts for layout in layouts]
 
     def master(self, name: str) -> StoredTensor:
@@ -141,28 +141,28 @@ class Target:
 
     @property
     def step(self) -> dict[str, torch.Tensor]:
-        """How many updates there were, as torch's optimizers keep it: ``"step"``, 0-dim fp32.
+        """The number of updates in the form of torch's optimizers: ``"step"``, 0-dim fp32.
 
-        Empty where the state doesn't say: torch's SGD doesn't count them.
+        Empty where the state doesn't say: torch's SGD doesn't count updates.
         """
         applied = self.state.host.applied
         return {} if applied is None else {"step": torch.tensor(float(applied))}
 
     @property
     def bf16(self) -> bool:
-        """Whether that run has ``bf16`` on, by which its files are named."""
+        """Whether that run has ``bf16`` on, on which the names of its files depend."""
         return any(t.dtype == torch.bfloat16 for t in self.named("parameter").values())
 
     def model_file(self) -> dict[str, Any]:
-        """The contents of the model's file (DeepSpeed, runtime/engine.py, `_save_checkpoint`)."""
+        """The content of the model's file (DeepSpeed, runtime/engine.py, `_save_checkpoint`)."""
         parameters = {name: tensor.whole() for name, tensor in self.named("parameter").items()}
         frozen = {name: parameters[name] for name in self.frozen}
         return self._model_content(parameters, frozen)
 
     def model_file_of(self, rank: int) -> dict[str, Any]:
-        """The contents of one rank's model file at stage 3.
+        """The content of one rank's model file at stage 3.
 
-        Of trained parameters it has the dtypes, of frozen ones the rank's part.
+        It has the dtypes of trained parameters, and the rank's parts of frozen ones.
         """
         frozen = {}
         for name, tensor in self.frozen.items():
@@ -182,7 +182,7 @@ class Target:
     def _model_content(
         self, parameters: Mapping[str, torch.Tensor], frozen: Mapping[str, torch.Tensor]
     ) -> dict[str, Any]:
-        """What any model file holds, with its parameters as they are to be in it."""
+        """The content of any model file, with the given parameters."""
         host, tied = self.state.host, self.state.host.tied
         buffers = {name: tensor.whole() for name, tensor in self.named("buffer").items()}
         aliases = {name: parameters[first] for name, first in tied.items()}

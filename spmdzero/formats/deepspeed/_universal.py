@@ -1,4 +1,4 @@
-"""Reads DeepSpeed's universal format: a folder for each parameter, a file for each state."""
+"""Reads DeepSpeed's universal format: a folder per parameter, with a file per state."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,11 @@ _States = Mapping[str, Mapping[str, Any]]
 def universal_states(
     folder: Path, trained: Sequence[Mapping[str, tuple[int, ...]]]
 ) -> dict[str, dict[str, Any]]:
-    """Parameter -> slot -> its state; the master is the slot `MASTER`.
+    """Name of a parameter -> slot -> its state; `MASTER` is the slot of the master.
 
     Args:
         folder: of the tag.
-        trained: the trained parameters' shapes, those together that have the same states.
+        trained: the shapes of the trained parameters, in groups with the same states.
 
     Raises:
         SpmdZeroCheckpointError: a file is missing or can't be read.
@@ -31,7 +31,7 @@ def universal_states(
     every: dict[str, dict[str, Any]] = {}
     for shapes in trained:
         found = {name: _states(folder / STATES / name, shapes[name]) for name in shapes}
-        # Every parameter of a group has the same states: one that is missing was lost.
+        # All parameters of a group have the same states: a missing one was lost.
         slots = {slot for states in found.values() for slot in states} | {MASTER}
         for name, states in found.items():
             for slot in sorted(slots - states.keys()):
@@ -46,16 +46,16 @@ def read_universal(folder: Path, model: ModelFile, states: _States) -> SavedOpti
 
     Args:
         folder: of the tag.
-        model: the model's file, which has trained parameters.
-        states: what `universal_states` found.
+        model: the model's file, with trained parameters.
+        states: the result of `universal_states`.
 
     Raises:
-        SpmdZeroCheckpointError: a file is missing, can't be read, or holds another shape.
+        SpmdZeroCheckpointError: a file is missing, can't be read, or has a wrong shape.
     """
     shared = read_pt(folder / STATES / GLOBAL_STATE)
     trained = model.trained or []
     saved = SavedOptimizer(model=model, scaler=shared.get("loss_scaler"))
-    # Of stage 3 the count of updates is here alone, the same for all.
+    # For stage 3 only this file has the count of updates, the same for all.
     base = (shared.get("optimizer_state_dict") or {}).get("state") or {}
     shares = {key: value for each in base.values() for key, value in each.items() if key == STEP}
     for place, group in enumerate(shared.get("param_groups") or [{} for _ in trained]):
@@ -78,6 +78,6 @@ def _states(folder: Path, shape: tuple[int, ...]) -> dict[str, Any]:
 
 def _of_shape(value: Any, shape: tuple[int, ...]) -> Any:
     value = value["param"] if isinstance(value, dict) and "param" in value else value
-    # DeepSpeed's converter leaves what stage 3 saved flat.
+    # DeepSpeed's converter leaves tensors that stage 3 saved flat as they are.
     flat = isinstance(value, torch.Tensor) and value.dim() == 1
     return value.view(shape) if flat and value.numel() == math.prod(shape) else value

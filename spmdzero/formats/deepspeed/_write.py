@@ -1,4 +1,4 @@
-"""Writes a training state for a run of real DeepSpeed to go on with."""
+"""Writes a training state that a run of DeepSpeed can continue."""
 
 import contextlib
 import shutil
@@ -19,14 +19,14 @@ from spmdzero.formats.deepspeed._universal import GLOBAL_STATE, STATES
 
 
 def write_regular(target: Target, folder: Path) -> None:
-    """Writes what the ranks of `target` would have written at its stage.
+    """Writes the files that the ranks of `target` would have written at its stage.
 
-    DeepSpeed loads it by `engine.load_checkpoint` with exactly that many ranks. One rank's part of
-    the states is in memory at a time.
+    DeepSpeed loads them by `engine.load_checkpoint` with exactly that number of ranks. Only one
+    rank's part of the states is in memory at a time.
 
     Args:
         target: the state and the run.
-        folder: `<save_dir>/<tag>`; it appears when it is complete, and replaces one of its name.
+        folder: `<save_dir>/<tag>`; it appears when it is complete, and replaces one of that name.
 
     Raises:
         SpmdZeroCheckpointError: no space, no permission, or `folder` holds something else.
@@ -43,17 +43,17 @@ def write_regular(target: Target, folder: Path) -> None:
 
 
 def write_universal(target: Target, folder: Path) -> None:
-    """Writes DeepSpeed's universal format: a folder for each parameter, whole tensors.
+    """Writes DeepSpeed's universal format: a folder per parameter, with whole tensors.
 
-    DeepSpeed of any number of ranks and any stage loads it with
-    ``"checkpoint": {"load_universal": true}``. One tensor is in memory at a time, apart from the
-    module's weights.
+    DeepSpeed loads it with any number of ranks, at any stage, by
+    ``"checkpoint": {"load_universal": true}``. Only one tensor is in memory at a time, apart from
+    the module's weights.
 
     Args and Raises: as `write_regular`.
     """
     with _appearing(folder) as new:
         write_pt(target.model_file(), new / MODEL_FILE)
-        # DeepSpeed's stage 3 takes the counters from here.
+        # DeepSpeed's stage 3 reads the counters from this file.
         write_pt(target.model_file_of(0), new / "zero_pp_rank_0_mp_rank_00_model_states.pt")
         for group in target.flat:
             for name in group.shapes:
@@ -73,7 +73,7 @@ def write_universal(target: Target, folder: Path) -> None:
 
 
 def _rank_file(target: Target, rank: int) -> dict[str, Any]:
-    """The contents of one rank's file (DeepSpeed, `state_dict` of each stage's optimizer)."""
+    """The content of one rank's file (DeepSpeed, `state_dict` of each stage's optimizer)."""
     parts = [group.partition(rank, target.ranks) for group in target.flat]
     masters = [part.filled({n: target.master(n) for n in part.shapes}) for part in parts]
     base = _base_optimizer(target, [_states(target, part) for part in parts])
@@ -82,7 +82,7 @@ def _rank_file(target: Target, rank: int) -> dict[str, Any]:
     else:
         content = {
             "base_optimizer_state": base["optimizer_state_dict"],
-            # Padding at the end is left out of the weights, and kept in the states.
+            # The weights don't have the padding at the end, but the states do.
             "single_partition_of_fp32_groups": [
                 master[: part.used].clone() for part, master in zip(parts, masters, strict=True)
             ],
@@ -106,7 +106,7 @@ def _states(target: Target, part: Partition) -> dict[str, Any]:
     """The states of one flat tensor."""
     tensors = target.state.tensors
     slots = target.slots.get(next(iter(part.shapes)), ())
-    # A step without states would keep torch's optimizers from making their own.
+    # A step without further states would keep torch's optimizers from making their own.
     states: dict[str, Any] = dict(target.step) if slots else {}
     for slot in slots:
         stored = {name: tensors[f"{slot}/{name}"] for name in part.shapes}
@@ -118,7 +118,7 @@ def _states(target: Target, part: Partition) -> dict[str, Any]:
 
 
 def _global_state(target: Target) -> dict[str, Any]:
-    """What is the same in all of the optimizer's files."""
+    """The values that are the same in all of the optimizer's files."""
     scaler = target.state.host.scaler
     state: dict[str, Any] = {
         "overflow": False,
@@ -131,16 +131,16 @@ def _global_state(target: Target) -> dict[str, Any]:
         state["partition_count"] = [target.ranks for _ in target.flat]
         state["param_alignment_paddings"] = [[0] * len(group.shapes) for group in target.flat]
     if scaler is None and target.stage < 3:
-        return state  # DeepSpeed keeps the scaler that its config asks for, but for its stage 3
+        return state  # DeepSpeed keeps the scaler of its config, except at stage 3
     record = loss_scaler(scaler)
     return state | {"loss_scaler": record, "dynamic_loss_scale": record.dynamic}
 
 
 def _base_optimizer(target: Target, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """torch's own state of the optimizer, of flat tensors that have `states`."""
+    """torch's state of the optimizer, for flat tensors with these `states`."""
     groups, first = [], 0
     for group, layouts in zip(target.groups, target.layouts, strict=True):
-        # DeepSpeed's own Adam needs the key, torch's has it not and lets it pass.
+        # DeepSpeed's own Adam needs the key; torch's doesn't have it and ignores it.
         more = {"bias_correction": True} if "betas" in group else {}
         groups.append(more | group | {"params": list(range(first, first + len(layouts)))})
         first += len(layouts)
@@ -150,7 +150,7 @@ def _base_optimizer(target: Target, states: Sequence[dict[str, Any]]) -> dict[st
 
 @contextlib.contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
-    """A new folder, which takes the place of `folder` if all goes well and is removed if not."""
+    """A new folder that replaces `folder` if the body succeeds, and is removed if not."""
     if folder.is_dir() and any(folder.iterdir()) and not recognises(folder):
         raise SpmdZeroCheckpointError(
             file=folder,
