@@ -39,7 +39,7 @@ class ZeroParamStatus(enum.Enum):
 class GatheredParameters(contextlib.AbstractContextManager[None, None]):
     """Copies values written inside the context to the fp32 masters; reads don't need it.
 
-    Those that `Init` has placed, and no engine has yet, are plain tensors on the host inside.
+    Inside, a parameter that `Init` has placed, and no engine owns yet, is a plain tensor on the host.
 
     Args:
         params: a parameter or several, such as `module.parameters()`.
