@@ -16,10 +16,12 @@ def measure(engine: Engine) -> MemoryReport:
     is read from the devices: the runtime says which slice each holds, once the step is done.
     """
     runtime.wait()
-    totals = dict.fromkeys(Role, 0)
+    totals, there = dict.fromkeys(Role, 0), dict.fromkeys(Role, 0)
     for name, tensor in engine.named_tensors().items():
         slot = name.split("/", 1)[0]
         role = _SLOT_ROLES.get(slot, Role.MOMENT if slot in engine.plan.moments else None)
         if role is not None:
-            totals[role] += max(map(math.prod, arrays.local_shapes(tensor))) * tensor.element_size()
-    return MemoryReport(tuple(totals.items()))
+            counted = there if arrays.are_on_host([tensor])[0] else totals
+            size = max(map(math.prod, arrays.local_shapes(tensor))) * tensor.element_size()
+            counted[role] += size
+    return MemoryReport(tuple(totals.items()), tuple(there.items()) if any(there.values()) else ())

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend import REPLICATED, Mesh, relaid, stored_zeros
+from spmdzero.backend import REPLICATED, Mesh, relaid, resting, stored_zeros
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import UpdateRule
 from spmdzero.plan import Role, ShardingPlan
@@ -153,12 +153,14 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
         if tensor.placement(Role.MASTER) is not None:
             # It has digits that the parameter has not, and is no state in torch.
             if parameter not in self._masters:
-                self._masters[parameter] = self._master_of(parameter)
+                layout = self._plan.at_rest(f"{Role.MASTER}/{name}")
+                self._masters[parameter] = resting(self._mesh, self._master_of(parameter), layout)
             state["master"] = self._masters[parameter]
         for slot in rule.slots:
             layout, value = self._plan.at_rest(f"{slot}/{name}"), rule.initial(slot, group)
             zeros = stored_zeros(self._mesh, layout, self._precision.moment)
-            state[slot] = self._mesh.mark(zeros + value, layout.spec) if value else zeros
+            made = self._mesh.mark(zeros + value, layout.spec) if value else zeros
+            state[slot] = resting(self._mesh, made, layout)
         for scalar in rule.scalars:
             value = torch.tensor(rule.initial(scalar, group), dtype=torch.float32)
             state[scalar] = self._mesh.place(value)
@@ -227,6 +229,9 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
             reset_at=self.reset_at.get(name, 0),
             layout=self._plan.at_rest(f"gradient/{name}"),
             at_rest=self._plan.at_rest(f"parameter/{name}"),
+            on_host=tuple(
+                s for s in self.state[parameter] if self._plan.at_rest(f"{s}/{name}").on_host
+            ),
         )
 
     @torch.no_grad()

@@ -5,7 +5,8 @@ import weakref
 from collections.abc import Iterator
 
 from spmdzero._user_line import user_line
-from spmdzero.backend.jax._values import Space, Value
+from spmdzero.backend.jax._graph import mark_of
+from spmdzero.backend.jax._values import Op, Space, Value, record
 from spmdzero.errors import SpmdZeroRuntimeError
 
 _serial = itertools.count()
@@ -22,14 +23,18 @@ class Cell:
         writes: how often it was written.
         stride: of the storage that torch believes it to be; None for a contiguous one.
         same: whether all hosts must have the same value, as of a parameter.
+        home: the operation that brings to the host's memory what rests there; None for others.
         turned: whether a tensor of it was given another shape or place than it was made with.
     """
 
-    __slots__ = ("__weakref__", "_value", "same", "serial", "stride", "turned", "writes")
+    __slots__ = (
+        "__weakref__", "_value", "home", "same", "serial", "stride", "turned", "writes",
+    )  # fmt: skip
 
     def __init__(self, value: Value, stride: tuple[int, ...] | None = None) -> None:
         self._value, self.writes, self.stride, self.same = value, 0, stride, False
         self.turned = False
+        self.home: Op | None = None
         self.serial = next(_serial)
         value.holders += 1
         _cells[id(self)] = weakref.ref(self)
@@ -59,6 +64,15 @@ class Cell:
         self._value.holders -= 1
         self._value = new
         self.writes += 1
+
+    def bring_home(self) -> None:
+        """Has what it holds in the memory where it rests; an annotation is no write."""
+        assert self.home is not None
+        marked, value = mark_of(self._value), self._value
+        if marked is None or marked.key != self.home.key:
+            writes = self.writes
+            (self.value,) = record(self.home, (value,), {}, [(value.shape, value.dtype)])
+            self.writes = writes
 
     def succeeded_by(self, other: "Cell") -> "Cell":
         """`other`, which takes its place."""
@@ -90,10 +104,16 @@ def cells() -> Iterator[Cell]:
 def pending_values() -> list[Value]:
     """What live tensors hold and is not started, each once, in the order in which it was made.
 
+    What was written into a tensor that rests in the host's memory is brought there.
+
     What is computed from an input without data can't be started and is left out, and so is what
     failed, and what is computed on demand only.
     """
-    values = [cell.value for cell in cells() if cell.value.node is not None]
+    pending = [cell for cell in cells() if cell.value.node is not None]
+    for cell in pending:
+        if cell.home is not None:
+            cell.bring_home()
+    values = [cell.value for cell in pending]
     found = {
         id(value): value
         for value in values

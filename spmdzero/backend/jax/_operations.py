@@ -60,6 +60,7 @@ class MeshOp:
         makes: see `Op`.
         spec: how the global side is split, of one that marks or crosses.
         mesh: over which.
+        memory: kind of the memory that it marks a value to be in; None for the devices' own.
     """
 
     key: Any
@@ -67,12 +68,13 @@ class MeshOp:
     makes: Space | None = None
     spec: tuple[Any, ...] | None = None
     mesh: Any = None
+    memory: str | None = None
 
     @functools.cached_property
     def sharding(self) -> NamedSharding:
         """How JAX says `spec`."""
         assert self.spec is not None
-        return NamedSharding(self.mesh, PartitionSpec(*self.spec))
+        return NamedSharding(self.mesh, PartitionSpec(*self.spec), memory_kind=self.memory)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The results, of arrays that JAX traces."""
