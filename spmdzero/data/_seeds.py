@@ -1,4 +1,4 @@
-"""Random numbers of worker processes that can be continued in the middle of an epoch."""
+"""Random numbers of worker processes, repeatable from the middle of an epoch."""
 
 import random
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from spmdzero.backend import current, runtime
 
 
 def host_generators() -> dict[str, Any]:
-    """The states of torch's CPU generator, numpy's and Python's, by name; they may be saved."""
+    """The states of torch's CPU generator, NumPy's and Python's, by name, in a form to be saved."""
     numpy = np.random.get_state(legacy=False)
     version, words, gauss = random.getstate()
     return {
@@ -23,12 +23,12 @@ def host_generators() -> dict[str, Any]:
 
 
 def generators() -> dict[str, Any]:
-    """Those of the host, and the devices' own."""
+    """The states of the host's generators, and of the devices' own."""
     return {**host_generators(), current().device_type: runtime.generator_state()}
 
 
 def set_generators(states: Mapping[str, Any]) -> None:
-    """Continues the generators whose states are there."""
+    """Restores the generators whose states are given."""
     if "torch" in states:
         torch.set_rng_state(states["torch"])
     if "numpy" in states:
@@ -47,7 +47,7 @@ _STRIDE = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: neighbouring batche
 
 
 class SeededIndices(list[int]):
-    """The rows of one micro-batch, and the seed of what is random in reading them.
+    """The rows of one micro-batch, and the seed of random numbers drawn in reading them.
 
     Args:
         rows: of the dataset.
@@ -63,8 +63,8 @@ class SeededIndices(list[int]):
 class SeededRows(Dataset[Any]):
     """A dataset whose worker processes begin each batch with that batch's own seed.
 
-    Torch seeds a worker once an epoch: what it draws for a batch then depends on all batches that
-    it has read before, which a resumed run has not.
+    torch seeds a worker once per epoch: its draws for a batch then depend on all batches that it
+    has read before, which differ in a resumed run.
     """
 
     def __init__(self, dataset: Any) -> None:

@@ -1,4 +1,4 @@
-"""Which micro-batches of `train_batch` are traced, and which are replayed."""
+"""Decides which micro-batches of `train_batch` are traced, and which are replayed."""
 
 import functools
 import logging
@@ -37,19 +37,19 @@ _PYTHON = "train_batch runs the model's Python"
 class CapturedSteps:
     """Decides for each micro-batch of `train_batch` whether it is traced or replayed.
 
-    A micro-batch is traced as one function, see `WholeStep`. The first three of a kind are traced,
-    and compared; when they are equal, later ones start the compiled program without tracing
-    anything. What a trace depends on is watched, so that a change brings tracing back.
+    A micro-batch is traced as one function, see `WholeStep`. The first three of a kind are traced
+    and compared; if they are equal, later ones start the compiled program without tracing
+    anything. Everything that a trace depends on is watched, so that a change brings tracing back.
 
     Args:
-        training: whose.
+        training: the training of the engine.
         calls: train a micro-batch that is traced.
-        launching: takes note of what is started.
-        step_end: ends what is not traced by `calls`.
-        call: `calls.forward` with whatever hooks there are around it.
+        launching: takes note of the programs that are started.
+        step_end: ends the micro-batches that `calls` doesn't trace.
+        call: `calls.forward` with the hooks around it.
 
     Attributes:
-        replayed, traced: micro-batches so far.
+        replayed, traced: numbers of micro-batches so far.
         reason: why the latest micro-batch was traced, None if it was replayed.
     """
 
@@ -73,10 +73,10 @@ class CapturedSteps:
         return f"CapturedSteps({self.replayed} replayed, {self.traced} traced{why})"
 
     def check(self) -> None:
-        """Has the next micro-batch of each kind traced again and compared with what is replayed.
+        """Makes the next micro-batch of each kind be traced again and compared with its program.
 
-        For code that chooses its way by something that spmdzero can't see: a global variable,
-        the time, a file. Whoever knows when it changes calls this.
+        It is for code whose path depends on something that spmdzero can't see: a global variable,
+        the time, a file. Call it when that changes.
         """
         self._known_kinds.recheck()
 
@@ -87,8 +87,8 @@ class CapturedSteps:
 
         Args:
             args, kwargs: the inputs of the forward.
-            last: it is the last of its step.
-            steps: each micro-batch ends with `engine.step`, not only the last.
+            last: whether it is the last of its step.
+            steps: whether each micro-batch ends with `engine.step`, not only the last.
         """
         training, calls, ends = self._training, self._calls, last or steps
         if training.optimizer is not None:
@@ -100,9 +100,10 @@ class CapturedSteps:
             self._trace(lambda: self._call(*args, **kwargs), blocked, ends=ends)
             return
         placed = calls.place_inputs(args, kwargs)
-        # What another engine's backward will need belongs to what is pending now.
+        # The tensors that another engine's backward will need belong to the pending program.
         keep_waiting(ending=training if last else None)
-        # It may depend on buffers that the program donates; a `clone` shares one until then.
+        # Pending tensors may depend on buffers that the program donates; a `clone` shares its
+        # buffer until it is computed.
         compiler.start_pending(training.device)
         trust: Trust[WholeStep] | None = None
         try:
@@ -129,10 +130,10 @@ class CapturedSteps:
         last: bool,
         ends: bool,
     ) -> str | None:
-        """Starts the micro-batch as one program; returns why it was traced, None if it was not.
+        """Starts the micro-batch as one program; returns why it was traced, or None.
 
         Raises:
-            NotCapturableError: it can't be one; nothing has happened.
+            NotCapturableError: it can't be one program; nothing has happened.
         """
         training = self._training
         if trust.given_up is not None:
@@ -183,7 +184,7 @@ class CapturedSteps:
     def _verify(
         self, trust: Trust[WholeStep], placed: tuple[Any, Any], form: InputForm, *, last: bool
     ) -> str:
-        """Traces the micro-batch, and compares it with the latest of its kind."""
+        """Traces the micro-batch, compares it with the latest of its kind; returns the reason."""
         seen = trust.equal
         trace = functools.partial(
             trace_whole_step, self._training, *placed, form.tensors, last=last
@@ -235,24 +236,24 @@ class CapturedSteps:
         self.reason = reason
         self.traced += 1
         if self._training.spmd_config.spmd.capture:
-            # Who reads a step's program knows that it is traced for that.
+            # A caller that reads a step's program knows that the step is traced for it.
             level = logging.DEBUG if reason == OBSERVED else logging.INFO
             self._known_kinds.say_python(level, f"{_PYTHON} in this step", reason)
         self._run(forward, ends=ends)
         self._known_kinds.accept_changes()
 
     def _run(self, forward: Callable[[], Any], *, ends: bool) -> None:
-        """Traces a micro-batch and starts it; `ends` calls `step`, which may end the step."""
+        """Traces a micro-batch and starts it; calls `step`, which may end the step, if `ends`."""
         training = self._training
         loss = find_loss(forward())
         self._calls.backward(loss)
         share = loss.detach() / training.batch.accumulation
         before = training.total
         assert before is not None
-        # It lives until the program has started: JAX's backend would have it give its memory away
-        # from the second micro-batch on, which would be another program than the first one's.
+        # `before` lives until the program has started: otherwise JAX's backend would donate its
+        # memory from the second micro-batch on, which would need a second program.
         training.total = training.mesh.mark(before + share, REPLICATED)
-        # If they were alive, they would be outputs of the program.
+        # A live tensor would be an output of the program.
         del loss, share
         if ends:
             self._calls.step()

@@ -1,4 +1,4 @@
-"""The three calls with little to trace: forward, backward and update as operations of the step."""
+"""Folds forward, backward and update into single operations, so that little has to be traced."""
 
 import copy
 import dataclasses
@@ -32,11 +32,11 @@ _ALWAYS = f"{_PYTHON} at every step from now on"
 
 @dataclasses.dataclass(kw_only=True)
 class _Forwards(Trust[FoldedPass]):
-    """What is known of the forwards of one kind of input.
+    """The compared traces of the forwards of one kind of input.
 
     Attributes:
-        tracer: traces their region.
-        backwards: outputs that have a gradient -> the backward passes.
+        tracer: traces the forwards.
+        backwards: outputs that have a gradient -> the compared traces of the backward passes.
     """
 
     tracer: PassTracer
@@ -46,17 +46,17 @@ class _Forwards(Trust[FoldedPass]):
 class FoldedCalls:
     """Decides for `engine(...)`, `backward` and `step` whether they are traced or folded.
 
-    What is folded is traced once and stands in later programs as one operation, see `fold`. The
-    first three forwards of a kind are compared, and what they depend on is watched, as
-    `CapturedSteps` does. Anything else that the script does with the loss is traced.
+    A folded call is traced once and is one operation of later programs, see `fold`. The first
+    three forwards of a kind are compared, and everything they depend on is watched, as in
+    `CapturedSteps`. Other operations of the script on the loss are traced.
 
     Args:
-        training: whose.
+        training: the training of the engine.
         launching: takes note of its programs.
 
     Attributes:
-        folded, traced: forwards with gradients so far, outside of `train_batch`.
-        reason: why the latest was traced, None if it was folded.
+        folded, traced: numbers of forwards with gradients so far, outside of `train_batch`.
+        reason: why the latest forward was traced, None if it was folded.
     """
 
     def __init__(self, training: Training, launching: Launching) -> None:
@@ -73,15 +73,15 @@ class FoldedCalls:
         return f"FoldedCalls({self.folded} folded, {self.traced} traced{why})"
 
     def check(self) -> None:
-        """Has the next forward of each kind traced again and compared with what is folded.
+        """Makes the next forward of each kind be traced again and compared with the folded one.
 
-        For code that chooses its way by something that spmdzero can't see, as
+        It is for code whose path depends on something that spmdzero can't see, as in
         `CapturedSteps.check`.
         """
         self._known_kinds.recheck()
 
     def blocked(self) -> str | None:
-        """Why nothing may be folded now, None if it may."""
+        """Why nothing may be folded now, or None if folding is allowed."""
         training = self._training
         if not training.spmd_config.spmd.capture:
             return '"spmd": {"capture": false}'
@@ -90,13 +90,13 @@ class FoldedCalls:
         return block(training, self._launching, self._known_kinds.parameters)
 
     def before_update(self) -> bool:
-        """Whether the update that follows is to be folded."""
+        """Whether the update that follows is folded; notes it for the pending program."""
         folds = self.blocked() is None
         self._in_program = self._in_program or folds
         return folds
 
     def launching(self) -> bool:
-        """Whether anything in the pending program is folded, which makes it one of its own."""
+        """Whether the pending program has a folded operation; resets the note of that."""
         folded, self._in_program = self._in_program, False
         return folded
 
@@ -147,7 +147,7 @@ class FoldedCalls:
         outputs = call(tensors, keys)
         found = {id(marker): out for marker, out in zip(record.markers, outputs, strict=True)}
         self.folded, self.reason, self._in_program = self.folded + 1, None, True
-        # These are containers of the caller's own, who may write into them.
+        # The caller gets containers of his own, into which he may write.
         output = copy.deepcopy(record.output, {id(marker): marker for marker in record.markers})
         return map_tensors(output, lambda _, marker: found[id(marker)])
 
@@ -213,7 +213,7 @@ class FoldedCalls:
         return self._known_kinds.hook()
 
     def _find(self, args: Any, kwargs: Mapping[str, Any]) -> tuple[_Forwards, list[torch.Tensor]]:
-        """What is known of forwards like this one, and its tensors."""
+        """The compared traces of forwards of this kind, and the tensors of this one's inputs."""
         try:
             form, inputs = freeze((args, kwargs))
         except UnknownInputError as error:
@@ -226,6 +226,6 @@ class FoldedCalls:
                 kind, _Forwards(tracer=PassTracer(self._training, args, kwargs))
             )
         elif not known.ready:
-            # Afresh: an earlier trace may have changed what is traced.
+            # A new tracer, as an earlier trace may have changed the module.
             known.tracer = PassTracer(self._training, args, kwargs)
         return known, inputs

@@ -1,4 +1,4 @@
-"""A forward of the three calls and its backward: two operations, one node of autograd."""
+"""A folded forward and its backward: two operations, and one node of autograd."""
 
 import contextlib
 import dataclasses
@@ -49,12 +49,12 @@ _ASKED = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ForwardContext:
-    """A module's attributes and modes, and torch's autocast and default dtype, at one forward.
+    """A module's attributes and modes, and torch's autocast and default dtype, at a forward.
 
     Attributes:
-        module: whose forward it was.
-        watch: the module as it was.
-        autocast: dtype of `torch.autocast` on the devices, None where it was off.
+        module: the module whose forward it was.
+        watch: the module's state at the forward.
+        autocast: dtype of `torch.autocast` on the devices, None if it was off.
         default: torch's default dtype.
     """
 
@@ -65,7 +65,7 @@ class ForwardContext:
 
     @classmethod
     def now(cls, module: nn.Module, watch: ModuleWatch) -> "ForwardContext":
-        """Those of a forward that is about to run; `watch` has just seen no change."""
+        """The context of a forward that is about to run; `watch` has just seen no change."""
         return cls(
             module=module,
             watch=watch,
@@ -75,7 +75,7 @@ class ForwardContext:
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Inside, everything is as it was; afterwards, as it is."""
+        """Restores the forward's context inside, and the present one afterwards."""
         default, after = torch.get_default_dtype(), None
         if self.watch.change():
             after = ModuleWatch(self.module, {})
@@ -96,8 +96,8 @@ class FoldedPass:
     """The forward of one kind of input.
 
     Attributes:
-        traced: parameters, buffers, inputs and keys -> outputs, what the forward wrote, flags.
-        output: what the module returned, a meta tensor in the place of each tensor.
+        traced: parameters, buffers, inputs and keys -> outputs, written tensors, flags.
+        output: the structure that the module returned, with a meta tensor in place of each tensor.
         markers: the meta tensors, in the order of the outputs.
         differentiable: whether each output carries a gradient.
         written, flags: names of parameters and buffers, and of flags, that the forward writes.
@@ -111,12 +111,12 @@ class FoldedPass:
     flags: tuple[str, ...]
 
     def difference(self, other: "FoldedPass") -> str | None:
-        """Why `other` is another forward than this one, None if it is the same."""
+        """How `other` differs from this forward, or None if they are the same."""
         return self.traced.difference(other.traced)
 
 
 class PassTracer(ModuleTracer):
-    """Traces the forward of the three calls, in the replica region, and its backward."""
+    """Traces a forward in the replica region, and its backward."""
 
     @property
     def _region(self) -> Region:
@@ -124,7 +124,7 @@ class PassTracer(ModuleTracer):
         return self.forward
 
     def fold(self, tensors: Sequence[torch.Tensor]) -> FoldedPass:
-        """Folds the forward; draws nothing from a generator.
+        """Folds the forward, without drawing from a generator.
 
         Args:
             tensors: `state` and the inputs.
@@ -181,20 +181,20 @@ class PassTracer(ModuleTracer):
         *,
         around: ForwardContext,
     ) -> Passage:
-        """Traces the forward once more, for its backward: gradients of the parameters go to `sink`.
+        """Traces the forward once more for its backward, which hands the gradients to `sink`.
 
-        The compiler finds the forward's operations twice in the program, and keeps one of each.
+        The program has the forward's operations twice, and the compiler keeps one of each.
 
         Args:
-            tensors, keys: what the forward took.
+            tensors, keys: the forward's arguments.
             sink: takes a parameter's name and its gradient.
-            around: what the forward saw.
+            around: the forward's context.
         """
         left = iter(keys)
-        # What the forward drew was drawn when it ran first; what the backward draws comes on top.
+        # The forward's draws were made when it ran first, and must not move the generator again.
         state = torch.get_rng_state()
         try:
-            # It is recorded only to have fixed values read as in the forward.
+            # Uploads are recorded only so that fixed values are read as in the forward.
             with torch.enable_grad(), around.restored(), compiler.record_uploads():
                 return self.passage(
                     [t.detach() for t in tensors], key=lambda _: next(left), sink=sink
@@ -211,16 +211,16 @@ class PassTracer(ModuleTracer):
         around: ForwardContext,
         path: GradientPath,
     ) -> TracedFunction | NotCapturableError:
-        """Folds a backward, or says why it can't be; draws and changes nothing.
+        """Folds a backward, or returns why it can't be folded; draws and changes nothing.
 
-        Its labels are the parameters whose gradients it returns.
+        The folded function's labels are the parameters whose gradients it returns.
 
         Args:
             record: the forward.
-            inputs: what that took, its keys, and the gradients.
-            differentiated: the outputs that these are of.
-            around: what the forward saw.
-            path: on which gradients go.
+            inputs: the forward's arguments, its keys, and the gradients of outputs.
+            differentiated: the indices of the outputs that have these gradients.
+            around: the forward's context.
+            path: the path of gradients to the optimizer.
         """
         names: list[str] = []
 
@@ -253,15 +253,15 @@ class PassTracer(ModuleTracer):
             generators.restore()
 
     def backward(self, passage: Passage, grads: Mapping[int, torch.Tensor], *, folds: bool) -> None:
-        """The backward pass of what `again` returned.
+        """Runs the backward pass of the passage that `again` returned.
 
         Args:
-            passage: traced.
-            grads: of the loss, for each output that has one.
-            folds: the tensors are stand-ins.
+            passage: a traced forward.
+            grads: index of an output -> its gradient of the loss.
+            folds: whether the tensors are stand-ins.
 
         Raises:
-            NotCapturableError: `folds`, and it can't be one operation.
+            NotCapturableError: with `folds`, if the pass can't be one operation.
         """
         outputs: list[torch.Tensor] = []
         map_tensors(passage.output, lambda _, tensor: outputs.append(tensor))
@@ -282,21 +282,22 @@ def _refuse_draw(_: int) -> NoReturn:
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class FoldedCall:
-    """A folded forward, until its backward.
+    """One call of a folded forward, kept until its backward.
 
-    A folded backward computes what it needs of the forward once more, which is free in the program
-    that also holds the forward. Where another program comes in between, as another engine's step,
-    `keep` has that one compute it.
+    A folded backward computes the forward's values that it needs once more, which is free in the
+    program that also holds the forward. If a different program comes in between, such as another
+    engine's step, `keep` makes that program compute them.
 
     Attributes:
-        training: whose.
-        record: what is called.
-        step: its count of steps then.
-        context: what the forward depends on beside its inputs.
-        again: takes this and what the forward took (tensors, then keys); traces it for `backward`.
-        backward: takes this, what the forward took and the gradient of each output that has one,
-            by its index; adds the parameters' gradients to the engine's.
-        passage: what `again` returned, None unless it was kept.
+        training: the training of the engine.
+        record: the folded forward.
+        step: the engine's `global_steps` at the call.
+        context: everything that the forward depends on beside its inputs.
+        again: takes this call and the forward's arguments (tensors, then keys); traces the forward
+            for `backward`.
+        backward: takes this call, the forward's arguments, and the gradient of each output that has
+            one, by its index; adds the parameters' gradients to the engine's.
+        passage: the passage that `again` returned, None unless it was kept.
     """
 
     training: Training
@@ -311,7 +312,7 @@ class FoldedCall:
     _left: tuple[Sequence[torch.Tensor], list[int]] | None = None
 
     def leave(self, saved: Sequence[torch.Tensor], given: Collection[int]) -> None:
-        """Notes which outputs have had their gradient, and keeps `saved` for the others.
+        """Notes the outputs that have had their gradient, and keeps `saved` for the others.
 
         autograd frees what a node has saved with its first backward. In torch, outputs that share
         no operation have a node each, and a backward each without `retain_graph`.
@@ -324,10 +325,10 @@ class FoldedCall:
             _leaving.add(self)
 
     def left(self, given: Collection[int]) -> Sequence[torch.Tensor] | None:
-        """What `leave` kept; None where it didn't, or one of these outputs had its gradient.
+        """The tensors that `leave` kept, or None if it kept none or an output had its gradient.
 
         Raises:
-            SpmdZeroUsageError: it was written since.
+            SpmdZeroUsageError: a kept tensor was written since.
         """
         if self._left is None or not self._spent.isdisjoint(given):
             return None
@@ -337,14 +338,14 @@ class FoldedCall:
         return saved
 
     def forget(self) -> None:
-        """Lets go of what `leave` kept, which would be an output of the program that starts."""
+        """Frees the tensors that `leave` kept, which would be outputs of the next program."""
         self._left = None
 
     def keep(self) -> None:
-        """Traces what the backward needs, to be computed and kept by the program that is pending.
+        """Makes the pending program compute and keep the values that the backward needs.
 
-        Does nothing where the engine's step ended or the forward's tensors were written meanwhile,
-        which the backward refuses.
+        It does nothing if the engine's step has ended or the forward's tensors were written
+        meanwhile; the backward refuses both.
 
         Raises what the module's forward raises.
         """
@@ -361,11 +362,11 @@ class FoldedCall:
     def __call__(
         self, tensors: list[torch.Tensor], keys: list[torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
-        """The outputs; writes the parameters and buffers that the forward writes.
+        """Returns the outputs, and writes the parameters and buffers that the forward writes.
 
         Args:
             tensors: parameters, buffers and inputs.
-            keys: of its random draws.
+            keys: keys of the random draws.
         """
         trained = [tensor for tensor in tensors if tensor.requires_grad]
         outputs: Any = _Folded.apply(self, tensors, keys, *trained)
@@ -373,17 +374,17 @@ class FoldedCall:
         return outputs
 
 
-# Forwards of all engines: those whose backward is still to come, and those of which only some
-# outputs have had theirs.
+# Forwards of all engines: those whose backward is still to come, and those with some outputs that
+# have had their gradient and some that haven't.
 _waiting: "weakref.WeakSet[FoldedCall]" = weakref.WeakSet()
 _leaving: "weakref.WeakSet[FoldedCall]" = weakref.WeakSet()
 
 
 def keep_waiting(*, ending: Training | None) -> None:
-    """Has the program that is about to start compute what later backwards need of its forwards.
+    """Makes the program that is about to start compute the values that later backwards need.
 
     Args:
-        ending: whose step ends with this program, and whose forwards are spent.
+        ending: the training whose step ends with this program; its forwards are spent.
     """
     for call in [*_waiting]:
         if call.training is not ending:
@@ -393,8 +394,8 @@ def keep_waiting(*, ending: Training | None) -> None:
 
 
 class _Folded(torch.autograd.Function):
-    # Autograd sees the trained tensors, to come here whichever of them is asked for; the others are
-    # in a list, unseen by it.
+    # Autograd sees the trained tensors, so that a request for any of their gradients leads here.
+    # The others are in a list, which autograd doesn't see.
     @staticmethod
     def forward(
         ctx: Any,
@@ -408,7 +409,7 @@ class _Folded(torch.autograd.Function):
         count, written = len(record.markers), len(record.written)
         outputs, rest = values[:count], values[count:]
         if record.written:
-            # The backward pass takes them as the forward found them.
+            # The backward pass takes the written tensors as the forward found them.
             places = {id(tensor): place for place, tensor in enumerate(tensors)}
             module = training.module
             own = {**dict(module.named_parameters()), **dict(module.named_buffers())}

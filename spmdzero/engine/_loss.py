@@ -1,4 +1,4 @@
-"""The inputs and the loss of a micro-batch, found and checked."""
+"""Finds and checks the inputs and the loss of a micro-batch."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -10,11 +10,11 @@ from spmdzero.errors import SpmdZeroUsageError, UsageAssertionError
 
 
 def check_loss(loss: Any) -> None:
-    """Looks whether `loss` is a scalar that a forward of the engine made.
+    """Checks that `loss` is a scalar that a forward of the engine made.
 
     Raises:
-        UsageAssertionError: it isn't.
-        ReplicaRegionError: it is computed with what a hook kept from inside the forward.
+        UsageAssertionError: it is not such a scalar.
+        ReplicaRegionError: it is computed with a tensor that a hook kept from inside the forward.
     """
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
@@ -31,10 +31,10 @@ def check_loss(loss: Any) -> None:
 
 
 def find_loss(output: Any) -> torch.Tensor:
-    """The loss in what a module returned.
+    """The loss in a module's output.
 
     Raises:
-        SpmdZeroUsageError: there is none.
+        SpmdZeroUsageError: the output has no loss.
     """
     if isinstance(output, torch.Tensor):
         return output
@@ -50,10 +50,10 @@ def find_loss(output: Any) -> torch.Tensor:
 
 
 def micro_batches(data: Any, count: int) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
-    """`count` micro-batches of one step, each as the positional and keyword inputs of a forward.
+    """Yields `count` micro-batches as the positional and keyword inputs of a forward.
 
     Raises:
-        SpmdZeroUsageError: `data` is no iterator, or ends before.
+        SpmdZeroUsageError: `data` is no iterator, or ends too early.
     """
     if not isinstance(data, Iterator):
         raise SpmdZeroUsageError(
@@ -77,12 +77,12 @@ def inputs_of(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     return (tuple(batch) if isinstance(batch, tuple | list) else (batch,)), {}
 
 
-# Of a node's outputs, by number: the batch dim.
+# Number of a node's output -> its batch dim.
 Batches = Mapping[int, int]
-# What a tensor is: the batch dim of one that has rows, the node that made a sum over them, or None
-# for anything else, a mean for example.
+# Content of a tensor: the batch dim if it has rows, the name of the node if it is a sum over them,
+# or None for anything else, a mean for example.
 _Content = int | str | None
-# What a sum stays a sum in.
+# Nodes whose output is a sum over rows if their input is one.
 _KEEPS = {
     "Add", "Alias", "Cat", "Clone", "Crossing", "Expand", "Mean", "Neg", "Reshape", "ReshapeAlias",
     "Select", "Squeeze", "Stack", "Sub", "Sum", "ToCopy", "UnsafeView", "Unsqueeze", "View",
@@ -91,13 +91,14 @@ _KEEPS = {
 
 
 def summed_by(loss: torch.Tensor, batches_of: Callable[[Any], Batches | None]) -> str | None:
-    """The node that sums the rows of an engine's outputs into `loss`; None where none does.
+    """The name of the node that sums the rows of an engine's outputs into `loss`, or None.
 
-    A sum that is multiplied or divided afterwards may be a mean, and counts as one.
+    A sum that is multiplied or divided afterwards may be a mean, and counts as a mean.
 
     Args:
-        loss: with its graph.
-        batches_of: of a node that made an engine's outputs, which are batches; None of others.
+        loss: the loss with its graph.
+        batches_of: returns the batches among the outputs of a node that made an engine's
+            outputs; None for other nodes.
     """
     found: dict[Any, _Content] = {}
 
@@ -120,7 +121,7 @@ def summed_by(loss: torch.Tensor, batches_of: Callable[[Any], Batches | None]) -
 
 
 def _made(node: Any, contents: set[Any]) -> _Content:
-    """What a node makes of tensors with these contents."""
+    """The content of a node's output, given the contents of its inputs."""
     if len(contents) != 1:
         return None
     (content,), kind = contents, node.name().partition("Backward")[0]
@@ -135,7 +136,7 @@ def _made(node: Any, contents: set[Any]) -> _Content:
 
 
 def _takes(node: Any, batch: int) -> bool:
-    """Whether a node is over the batch dim, among others."""
+    """Whether a node reduces or selects over the dim `batch`, perhaps among others."""
     dims = getattr(node, "_saved_dim", ())
     dims = (dims,) if isinstance(dims, int) else dims
     rank = len(node._saved_self_sym_sizes)

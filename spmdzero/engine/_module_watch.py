@@ -1,4 +1,4 @@
-"""Notices that a module is not what it was when its step was traced."""
+"""Notices that a module has changed since its step was traced."""
 
 import argparse
 import collections
@@ -19,17 +19,17 @@ from torch import nn
 
 from spmdzero.backend import arrays
 
-# More elements are data, which is not copied: a tensor that big is followed by its version only,
-# a numpy array not at all.
+# Tensors with more elements are data, which is not copied: such a tensor is watched by its version
+# only, such a numpy array not at all.
 _MOST_ELEMENTS = 1 << 16
 
 
 class WatchedContent:
-    """What is in an object, and was in it when this was made.
+    """The content of an object, now and when the watch was made.
 
     Args:
-        name: in messages.
-        stamp: reads what changes with the content, to be compared.
+        name: the object's name in messages.
+        stamp: reads a value that changes with the content, to be compared.
         restore: puts the content back.
     """
 
@@ -40,7 +40,7 @@ class WatchedContent:
         self._seen = stamp()
 
     def change(self) -> str | None:
-        """What differs, in words."""
+        """The change in words, or None."""
         return None if self._stamp() == self._seen else f"{self._name} was written"
 
     def restore(self) -> None:
@@ -56,7 +56,7 @@ def content_of(name: str, value: Any) -> WatchedContent | None:
         if value.is_inference():
             return None
         if arrays.is_mine(value):
-            # A clone costs nothing as long as neither is written.
+            # A clone costs nothing as long as neither tensor is written.
             before = value.detach().clone()
             return WatchedContent(
                 name,
@@ -68,7 +68,7 @@ def content_of(name: str, value: Any) -> WatchedContent | None:
         kept = value.detach().clone() if value.numel() <= _MOST_ELEMENTS else None
         return WatchedContent(
             name,
-            # Nobody sees a write through `.data`, or into memory that is shared with numpy.
+            # The version doesn't show a write through `.data`, or into memory shared with numpy.
             lambda: value._version,
             lambda: None if kept is None else value.detach().copy_(kept),
         )
@@ -115,12 +115,12 @@ HOOKS = {
 _LIBRARIES = {*sys.stdlib_module_names, "jax", "numpy", "torch", "torch_xla", "spmdzero"}
 _REGISTRIES = {"_parameters", "_modules", *HOOKS}
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
-# A container of more items is data, which nobody branches on item by item.
+# A container with more items is data, and code doesn't branch on it item by item.
 _MOST_ITEMS = 1024
 _DEPTH = 3
-# It is called for each submodule at each step; a Python function would cost four times as much.
+# Called for each submodule at each step; a Python function would cost four times as much.
 _VALUES_OF = operator.methodcaller("values")
-# It stands where there is no value, and is equal to none.
+# Fills in for a missing value, and is equal to no value.
 _NOTHING = object()
 
 
@@ -132,7 +132,7 @@ class _Watched:
     values: list[Any]
 
     def restore(self) -> None:
-        """Puts back what was there; a tuple can't have changed."""
+        """Puts the earlier items back; a tuple can't have changed."""
         if isinstance(self.container, tuple):
             return
         self.container.clear()
@@ -144,7 +144,7 @@ class _Watched:
             self.container.extend(self.values)
 
     def change(self) -> str | None:
-        """What differs; numbers are compared by value here."""
+        """The change in words, or None; numbers are compared by value here."""
         now = list(_values(self.container))
         keys = list(self.container) if isinstance(self.container, dict) else range(len(now))
         if len(now) != len(self.values):
@@ -161,10 +161,10 @@ class _Watched:
 
 
 class ModuleWatch:
-    """Holds what a module's forward could depend on: submodules, attributes, hooks, modes.
+    """Holds everything a module's forward could depend on: submodules, attributes, hooks, modes.
 
-    Values are compared by identity, all in one pass. Followed, three levels deep, are lists, dicts,
-    sets, deques and objects with attributes, whose classes are not a library's; generators of
+    Values are compared by identity, all in one pass. Lists, dicts, sets, deques and objects with
+    attributes whose classes are not a library's are followed three levels deep. Generators of
     random numbers, and tensors that are neither parameters nor buffers, are compared by content.
 
     Args:
@@ -172,9 +172,8 @@ class ModuleWatch:
         others: more containers, by name.
 
     Attributes:
-        parameters: the module's.
-        hook: a hook, neither torch's nor spmdzero's own, that has to run at each step; None
-            without.
+        parameters: the module's parameters.
+        hook: a hook, neither torch's nor spmdzero's own, that has to run at each step, or None.
     """
 
     def __init__(self, module: nn.Module, others: dict[str, Any]) -> None:
@@ -183,7 +182,7 @@ class ModuleWatch:
         self._watched: list[_Watched] = []
         self._contents: list[WatchedContent] = []
         self._followed: list[Any] = []
-        # Steps write these, and programs take them as they are.
+        # Steps write parameters and buffers, and programs take them as they are.
         seen = {id(tensor) for tensor in (*self.parameters, *module.buffers())}
         for prefix, part in module.named_modules():
             name = f"submodule {prefix!r}" if prefix else "the module"
@@ -205,8 +204,8 @@ class ModuleWatch:
         self._values = [*self._now()]
 
     def change(self) -> str | None:
-        """What has changed, in words; None for nothing."""
-        # No list is made of what is there now: it takes half a millisecond for 1,000 modules.
+        """The change in words, or None."""
+        # It makes no list of the present values, which takes half a millisecond for 1,000 modules.
         pairs = itertools.zip_longest(self._now(), self._values, fillvalue=_NOTHING)
         same = not any(self._empty) and all(itertools.starmap(operator.is_, pairs))
         for watched in self._contents if same else (*self._contents, *self._watched):
@@ -249,7 +248,7 @@ class ModuleWatch:
             return
         self._add(name, container, seen)
         if isinstance(container, dict) and container:
-            # Its keys are: a module's own attributes hardly change their names.
+            # Its keys are watched too; a module's own attributes hardly change their names.
             self._followed.append(container)
         for key, item in _items(container):
             self._follow(f"{key!r} of {name}", item, seen, depth - 1)
@@ -264,7 +263,7 @@ class ModuleWatch:
 
 
 def device_attributes(module: nn.Module) -> list[torch.Tensor]:
-    """Computed tensors on the devices that are attributes of a submodule, and no state of it."""
+    """Computed tensors on the devices that are attributes of a submodule, but not its state."""
     own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
     values = [value for part in module.modules() for value in vars(part).values()]
     tensors = [v for v in values if isinstance(v, torch.Tensor) and id(v) not in own]
@@ -284,7 +283,7 @@ def _container(value: Any) -> Any:
         return vars(value)
     if isinstance(value, nn.Module | torch.Tensor | type | enum.Enum):
         return None
-    # What a library's own objects hold is its business: caches, locks, counters.
+    # Objects of a library hold its own caches, locks and counters.
     home = type(value).__module__.partition(".")[0]
     return None if home in _LIBRARIES else getattr(value, "__dict__", None)
 
@@ -294,7 +293,7 @@ def _items(container: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _is_same_key(one: Any, other: Any) -> bool:
-    # An optimizer's state has tensors as keys, which compare element by element.
+    # An optimizer's state has tensors as keys, and == compares tensors element by element.
     return one is other or (not isinstance(one, torch.Tensor) and one == other)
 
 

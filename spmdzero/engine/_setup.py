@@ -1,4 +1,4 @@
-"""What `initialize` does, step by step: config, backend, plan, training."""
+"""The parts of `initialize`: config, backend, placed module, training."""
 
 import logging
 from typing import Any
@@ -66,10 +66,10 @@ _FP16_WITHOUT_ZERO = (
 
 
 def require_module(model: object, **refused: object) -> nn.Module:
-    """The model.
+    """Returns the model if it is a module and no argument of model parallelism is given.
 
     Raises:
-        UsageAssertionError: it is no module.
+        UsageAssertionError: the model is no module.
         SpmdZeroUsageError: an argument of model parallelism is given.
     """
     if not isinstance(model, nn.Module):
@@ -86,7 +86,7 @@ def require_module(model: object, **refused: object) -> nn.Module:
 
 
 def read_settings(config: Any, args: Any) -> SpmdZeroConfig:
-    """The config, checked together with what was passed beside it.
+    """The config, checked together with the command line's arguments.
 
     Raises:
         SpmdZeroConfigError: it can't be honoured.
@@ -115,8 +115,8 @@ def start_backend(
     """Chooses the backend, connects all hosts, lays the config's mesh over their devices.
 
     Raises:
-        SpmdZeroConfigError: the backend isn't installed, or the process uses another; or the
-            devices can't be split so.
+        SpmdZeroConfigError: the backend isn't installed, or the process uses the other one; or the
+            mesh doesn't fit the devices.
     """
     choose(settings.spmd.backend)
     if settings.zero_optimization.stage == 3 and current().name != "jax":
@@ -141,14 +141,14 @@ def place_module(
     weights: Weights | None,
     optimizer: tuple[Any, Any],
 ) -> Groups | None:
-    """Moves the module to the devices; returns what of it is trained, None without an optimizer.
+    """Moves the module to the devices; returns its trained groups, None without an optimizer.
 
     Args:
         optimizer: the arguments `optimizer` and `model_parameters` of `initialize`.
 
     Raises:
-        SpmdZeroUsageError: parameters have another dtype than fp32, and neither the bf16 nor the
-            fp16 section is on (as DeepSpeed).
+        SpmdZeroUsageError: a parameter's dtype isn't fp32, and neither the bf16 nor the fp16
+            section is on (as in DeepSpeed).
     """
     dtype = PrecisionPolicy.from_config(settings).parameter
     if settings.spmd.fused_loss:
@@ -200,7 +200,7 @@ def make_training(
     plan: ShardingPlan,
     mesh: Mesh,
 ) -> Training:
-    """The state on the devices, and what makes a step of it."""
+    """Makes the training state on the devices, with all parts that a step needs."""
     say_offload(settings, plan)
     precision, rules = PrecisionPolicy.from_config(settings), _region_rules(settings)
     scaler = _scaler(settings, groups, plan)
@@ -252,7 +252,7 @@ def make_training(
 def _scaler(
     settings: SpmdZeroConfig, groups: Groups | None, plan: ShardingPlan
 ) -> LossScaler | None:
-    # Without an optimizer nobody would multiply the loss by the scale, nor update it.
+    # Without an optimizer no code would multiply the loss by the scale, or update the scale.
     if not settings.fp16.enabled or groups is None:
         return None
     if plan.stage == 0:

@@ -1,4 +1,4 @@
-"""What a run says of itself before anything is placed or compiled."""
+"""Logs a summary of a run before anything is placed or compiled."""
 
 import logging
 from importlib.metadata import version
@@ -16,15 +16,15 @@ _BACKENDS = {"jax": "JAX"}
 def say_start(
     settings: SpmdZeroConfig, batch: BatchSizes, mesh: MeshSpec, *, of_process: bool
 ) -> None:
-    """Logs what is going to happen, and the config's keys that have no part in it.
+    """Logs the run's settings, and the config's keys that have no effect.
 
-    Engines that are alike say it once, and each key is named once.
+    Engines with the same summary log it once, and each key is named once.
 
     Args:
         settings: the config.
-        batch: what its sizes are on these devices.
-        mesh: all of them.
-        of_process: whether a client counts its batch size for a process, and not for a device.
+        batch: the batch sizes on these devices.
+        mesh: the mesh of all devices.
+        of_process: whether a client counts its batch size per process, and not per device.
     """
     line = _line(settings, batch, mesh)
     if of_process and runtime.local_device_count() > 1:

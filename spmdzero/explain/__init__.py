@@ -1,4 +1,4 @@
-"""What the compilers, the TPU's included, make of a training step: memory, traffic, limits."""
+"""Explains a training step as compilers, also the TPU's, compile it: memory, traffic, limits."""
 
 from spmdzero.backend import FLAG_SETS
 from spmdzero.explain._aot import (

@@ -1,8 +1,8 @@
-"""Compiled programs that later processes start with: neither lowered nor compiled again.
+"""Compiled programs on disk, which later processes load instead of lowering and compiling them.
 
-A file is found by what was recorded, the shardings of its inputs and outputs, and by all that
-lowers and compiles it: versions, sources, settings, flags, devices. Recording itself runs the
-user's Python at each start: what it would do is known only once it has run.
+A file's name is a digest of the recorded operations, the shardings of inputs and outputs, and all
+that influences lowering and compiling: versions, sources, settings, flags, devices. Recording
+itself runs the user's Python at each start, because only that shows what it does.
 """
 
 import dataclasses
@@ -29,20 +29,20 @@ from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._options import of_devices
 
 _BACKEND = Path(__file__).parents[1]
-# Neither changes what is made.
+# Settings that don't change a program.
 _NO_MATTER = re.compile(r"cache|log|profiler|traceback|coordination|distributed")
-# In the text of an object that says where it is.
+# Part of the text of an object that shows its address.
 _ADDRESS = " at 0x"
 _LENGTH = struct.Struct("<I")
 
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """A compiled program.
+    """A compiled program, ready to run.
 
     Attributes:
-        compiled: JAX's.
-        aliased: inputs whose memory it gives to outputs.
+        compiled: JAX's executable.
+        aliased: number of inputs whose memory it gives to outputs.
         meets: see `spmdzero.backend.jax._execute.Executable`.
     """
 
@@ -52,10 +52,10 @@ class Ready:
 
 
 class KeptPrograms:
-    """The programs of a folder.
+    """The programs in a folder.
 
     Args:
-        path: of the folder.
+        path: the folder.
     """
 
     def __init__(self, path: str) -> None:
@@ -65,7 +65,7 @@ class KeptPrograms:
     def key(
         self, graph: Graph, arrays: Sequence[Any], *, donated: tuple[int, ...], shardings: Any
     ) -> str | None:
-        """The name of a program, see `Compilations.executable`; None for one that has no name."""
+        """The name of a program, see `Compilations.executable`; None if it can't be named."""
         names = [(step.scope, step.space) for step in graph.steps]
         forms = [
             (a.shape, str(a.dtype), getattr(a, "weak_type", False), _sharding(a.sharding))
@@ -84,7 +84,7 @@ class KeptPrograms:
         return None
 
     def load(self, key: str) -> Ready | None:
-        """The program of that name; None where there is none that works."""
+        """The program of that name; None if there is none that works."""
         body = self._folder.read(key)
         if body is None:
             return None
@@ -97,7 +97,7 @@ class KeptPrograms:
                 body[end:],
                 jax.tree_util.tree_structure(((0,) * about["inputs"], {})),
                 jax.tree_util.tree_structure([0] * about["outputs"]),
-                # With others than it was compiled for it would end the process when it runs.
+                # With devices that it wasn't compiled for it would end the process when it runs.
                 execution_devices=[by_id[number] for number in about["devices"]],
             )
         except Exception as error:
@@ -106,7 +106,7 @@ class KeptPrograms:
         return Ready(compiled, about["aliased"], about["meets"])
 
     def save(self, key: str, ready: Ready, *, inputs: int, outputs: int) -> None:
-        """Keeps a program, unless it calls what only lowering makes ready."""
+        """Writes a program, unless it calls functions that only lowering registers."""
         compiled = ready.compiled
         devices = _devices(compiled)
         if devices is None or _calls_libraries(compiled):
@@ -128,7 +128,7 @@ class KeptPrograms:
 
 
 def _devices(compiled: Any) -> list[int] | None:
-    """The numbers of the devices that a program runs on, in its order; None where JAX hides it."""
+    """Numbers of a program's devices, in its order; None where JAX hides them."""
     for sharding in jax.tree_util.tree_leaves(
         (compiled.input_shardings, compiled.output_shardings)
     ):
@@ -140,8 +140,8 @@ def _devices(compiled: Any) -> list[int] | None:
 
 
 def _calls_libraries(compiled: Any) -> bool:
-    # On the CPU JAX hands LAPACK's functions to XLA while it lowers what calls them; a program
-    # that is loaded without would call nothing, and end the process.
+    # On the CPU JAX hands LAPACK's functions to XLA while it lowers their calls. A program that is
+    # loaded without lowering would call nothing, and end the process.
     return jax.default_backend() == "cpu" and "custom-call" in compiled.as_text()
 
 
@@ -157,7 +157,7 @@ def _sharding(sharding: Any) -> Any:
 
 @functools.cache
 def _surroundings() -> tuple[Any, ...]:
-    """What lowers and compiles in this process, and for what."""
+    """All that influences lowering and compiling in this process."""
     sources = hashlib.sha256()
     for file in sorted(_BACKEND.rglob("*.py")):
         sources.update(file.relative_to(_BACKEND).as_posix().encode() + file.read_bytes())
@@ -185,7 +185,7 @@ def _version(package: str) -> str:
 
 
 def _processor() -> str:
-    """Machine code for one processor may hold instructions that another lacks."""
+    """A description of the processor: machine code may hold instructions that another lacks."""
     said = [platform.machine(), platform.processor()]
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -1,9 +1,9 @@
-"""The function that JAX traces of a graph.
+"""The function of a graph, which JAX traces.
 
-Nodes of replica space run inside of `shard_map`. A graph may go in and out of the region: forward,
-a loss of the user's, backward. So each node has a phase, even in global space and odd in replica
-space, that is never below those of its inputs, and a phase of replica space becomes one
-`shard_map`. What a later phase needs of it crosses as an array with a leading dim of all devices.
+Nodes of replica space run inside `shard_map`. A graph may enter and leave the region several times:
+forward, a loss of the user's, backward. So each node has a phase that is never below those of its
+inputs, even in global space and odd in replica space. Each phase of replica space becomes one
+`shard_map`. Its values that later phases need cross as arrays with a leading dim of all devices.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ from spmdzero.backend.jax._values import Space
 
 
 def function_of(graph: Graph, mesh: Mesh, shardings: Sequence[Any] = ()) -> Any:
-    """The function of arrays that computes the graph; traced by JAX under `wide_numbers`.
+    """The function of arrays that computes the graph; JAX traces it under `wide_numbers`.
 
     Args:
-        graph: what it computes.
-        mesh: of replica space where nothing in the graph says another.
-        shardings: of the inputs; none where all are in the devices' memory.
+        graph: the operations.
+        mesh: of replica space, unless an operation of the graph has a mesh.
+        shardings: of the inputs; none if all are in the devices' memory.
     """
     resting = {
         slot.number: sharding
@@ -51,7 +51,7 @@ def function_of(graph: Graph, mesh: Mesh, shardings: Sequence[Any] = ()) -> Any:
     hosts = _own.hosts_of(mesh)
 
     def run(*arrays: Any) -> list[Any]:
-        # In it are global arrays, and a replica's and a host's with their leading dim.
+        # It holds global arrays, and those of replicas and hosts with their leading dim.
         whole = {
             slot.number: _own.stacked(a, slot.shape, hosts) if slot.space is Space.HOST else a
             for slot, a in zip(graph.inputs, arrays, strict=True)
@@ -87,7 +87,7 @@ def function_of(graph: Graph, mesh: Mesh, shardings: Sequence[Any] = ()) -> Any:
             for slot in graph.outputs
         ]
         given = {id(array) for array in arrays}
-        # JAX would hand out the very buffer of an input, which may be donated later.
+        # JAX would return the very buffer of an input, which may be donated later.
         return [jnp.copy(r) if id(r) in given else r for r in results]
 
     return run
@@ -102,7 +102,7 @@ def _fetches(step: Step) -> bool:
 
 
 def _phases(graph: Graph) -> dict[int, int]:
-    """Of each step by its id."""
+    """The phase of each step, by the step's id."""
     of_slot = {s.number: int(s.space is Space.REPLICA) for s in graph.inputs}
     phases = {}
     for step in graph.steps:
@@ -110,7 +110,7 @@ def _phases(graph: Graph) -> dict[int, int]:
         inside = _inside(step)
         phase = latest if latest % 2 == inside else latest + 1
         phases[id(step)] = phase
-        # What leaves is global from the next phase on.
+        # A value that leaves the region is global from the next phase on.
         after = phase + 1 if _leaves(step) else phase
         of_slot |= {slot.number: after for slot in step.made}
     return phases
@@ -129,7 +129,7 @@ def _slots(step: Step) -> Iterator[Slot]:
 
 
 def _needed_later(graph: Graph, phases: dict[int, int]) -> dict[int, set[int]]:
-    """For each phase of replica space which of its slots others read, or are outputs."""
+    """Maps each phase to the numbers of its slots that other phases read, or that are outputs."""
     made_in = {s.number: phases[id(step)] for step in graph.steps for s in step.made}
     needed: dict[int, set[int]] = {}
     for step in graph.steps:
@@ -157,7 +157,7 @@ def _results(step: Step, known: dict[int, Any]) -> list[Any]:
 
 
 def _run_for_hosts(step: Step, whole: dict[int, Any]) -> None:
-    """Runs an operation whose results are another on each host."""
+    """Runs an operation whose results differ from host to host."""
     slots = list(_slots(step))
     given = [whole[slot.number] for slot in slots]
 
@@ -170,7 +170,7 @@ def _run_for_hosts(step: Step, whole: dict[int, Any]) -> None:
             own = [slot.space is Space.HOST for slot in slots]
             results = _own.for_each(of_one, given, own=own)
         else:
-            # It makes a host's values of global ones, and knows of the leading dim.
+            # It makes host values from global ones, and handles the leading dim itself.
             results = [step.op(*given)]
     whole |= {slot.number: result for slot, result in zip(step.made, results, strict=False)}
 
@@ -184,7 +184,7 @@ def _named(step: Step) -> Iterator[None]:
 
 
 def run_steps(graph: Graph, arrays: Sequence[Any]) -> list[Any]:
-    """What a graph that crosses no border makes of its inputs."""
+    """The results of a graph that crosses no border, for traced inputs."""
     known = {slot.number: array for slot, array in zip(graph.inputs, arrays, strict=True)}
     for step in graph.steps:
         _run(step, known)
@@ -192,12 +192,12 @@ def run_steps(graph: Graph, arrays: Sequence[Any]) -> list[Any]:
 
 
 def _mesh_of(steps: list[Step], default: Mesh) -> Mesh:
-    """The mesh of what crosses the border, or sums, in a phase; there is one unless all is kept."""
+    """The mesh of the phase's operations that have one; `default` if none has."""
     return next((mesh for step in steps if (mesh := getattr(step.op, "mesh", None))), default)
 
 
 def _run_region(steps: list[Step], whole: dict[int, Any], needed: set[int], mesh: Mesh) -> None:
-    """Runs a phase of replica space and adds to `whole` what others need of it."""
+    """Runs a phase of replica space, and adds the values that others need to `whole`."""
     stacked = PartitionSpec(mesh.axis_names)
     own = {slot.number for step in steps for slot in step.made}
     entering: dict[tuple[int, Any], Any] = {}
@@ -250,7 +250,7 @@ def _run_region(steps: list[Step], whole: dict[int, Any], needed: set[int], mesh
 
 
 def marked_spec(graph: Graph, mesh: Mesh) -> list[Any]:
-    """The sharding of each output that says one, None for the compiler's choice."""
+    """The sharding of each output that is annotated, None for the compiler's choice."""
     shardings: list[Any] = []
     for slot in graph.outputs:
         if slot.space is Space.REPLICA:

@@ -20,12 +20,12 @@ from spmdzero.backend.scan import Form, Loops
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class LoopOp:
-    """A graph that runs again and again; nothing in it crosses replicas.
+    """A graph that runs repeatedly, and in which nothing crosses replicas.
 
     Attributes:
         graph: of one iteration.
         times, backwards, arrangement: see `spmdzero.backend.scan.Loops`.
-        carried, sliced: how many of the inputs are.
+        carried, sliced: the numbers of such inputs.
         makes: see `Op`.
     """
 
@@ -44,7 +44,7 @@ class LoopOp:
         return ("loop", self.graph.key, *how)
 
     def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
-        """The results, of arrays that JAX traces."""
+        """The results as traced JAX arrays."""
         end = self.carried + self.sliced
         whole = arrays[end:]
 

@@ -1,4 +1,4 @@
-"""Torch's backward passes, which don't call `__torch_function__` of the tensors that they take."""
+"""torch's backward passes without calls to `__torch_function__` of the tensors they take."""
 
 import types
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 
 
 def _without_overrides(function: Any) -> Any:
-    """The function of torch, which would call `__torch_function__` and with it itself again."""
+    """A copy of torch's function that doesn't call `__torch_function__`, and so itself again."""
     made = types.FunctionType(
         function.__code__,
         vars(torch.autograd) | {"has_torch_function": lambda _: False},

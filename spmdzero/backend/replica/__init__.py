@@ -1,4 +1,4 @@
-"""The replica region, of any backend: a module's forward and backward run once per device."""
+"""The replica region of both backends: a module's forward and backward run once per device."""
 
 from spmdzero.backend.replica._around import Around, FollowError, Quirks
 from spmdzero.backend.replica._border import refuse_leak

@@ -1,8 +1,8 @@
-"""What carries tensors over the region's border, and gradients back.
+"""Carries tensors over the border of the replica region, and gradients back.
 
-`seed` in all of these: gradients inside the region are that many times those of the global loss.
-With 1 they are the global loss's; with the number of devices they are those of the replica's own
-loss, as on a DeepSpeed rank, which decides when fp16 overflows.
+In all functions, `seed` is the factor of gradients inside the region over those of the global
+loss. With 1 they are the global loss's; with the number of devices they are those of the replica's
+own loss, as on a DeepSpeed rank, which matters for the overflow of fp16.
 """
 
 import functools
@@ -35,7 +35,7 @@ class _Leaving(Crossing):
 
 
 class _EnteringParameter(_Entering):
-    """A parameter, whose gradient goes to `sink`, unless the caller of the pass is to have it."""
+    """Enters a parameter, whose gradient goes to `sink` or to the caller of the pass."""
 
     @staticmethod
     def forward(  # pyrefly: ignore[bad-override]
@@ -61,7 +61,7 @@ class _EnteringParameter(_Entering):
 def enter_batch(
     tensor: torch.Tensor, dim: int, mesh: Mesh, seed: int, *, joined: int = 1
 ) -> torch.Tensor:
-    """`[b, ...]` to this replica's `[b/n, ...]`: its rows of each of the `joined` batches."""
+    """`[b, ...]` to this replica's `[b/n, ...]`: its own rows of each of the `joined` batches."""
     if joined > 1:
         tensor = _regrouped(tensor, dim, joined, mesh.replicas // runtime.process_count())
     shape, spec = tuple(tensor.shape), mesh.batch_spec(tensor.dim(), dim)
@@ -75,7 +75,7 @@ def enter_batch(
 def leave_batch(
     tensor: torch.Tensor, dim: int, mesh: Mesh, seed: int, *, joined: int = 1
 ) -> torch.Tensor:
-    """This replica's `[b/n, ...]` to `[b, ...]`: the `joined` batches one after the other again."""
+    """This replica's `[b/n, ...]` to `[b, ...]`: the `joined` batches one after the other."""
     shape, spec = list(tensor.shape), mesh.batch_spec(tensor.dim(), dim)
     shape[dim] *= mesh.replicas
     whole = _leave(
@@ -108,9 +108,9 @@ def enter_parameter(
     *,
     there: Way,
 ) -> torch.Tensor:
-    """A parameter on this replica, by the way `there`; its gradient goes to `sink`.
+    """A parameter on this replica, which `there` takes in; its gradient goes to `sink`.
 
-    Where `torch.autograd.grad` is asked for it, it is that of `enter_whole`.
+    `torch.autograd.grad` gets the gradient that `enter_whole` has.
 
     Raises SpmdZeroUsageError in a `backward(create_graph=True)`.
     """
@@ -128,9 +128,9 @@ def _whole(mesh: Mesh, seed: int) -> tuple[Way, Way]:
 
 
 def leave_mean(tensor: torch.Tensor, mesh: Mesh, seed: int) -> torch.Tensor:
-    """The mean over replicas of a tensor that each of them has, `[...]` to `[...]`."""
+    """The mean over replicas of a tensor that each replica has, `[...]` to `[...]`."""
     # DeepSpeed divides each rank's gradient by the world size. With a seed of 1 that happens
-    # once, at the loss, so that the parameters' Partials have only to be summed.
+    # once, at the loss, so that the parameters' partial gradients only have to be summed.
     return _leave(
         tensor,
         lambda own: mesh.mark(_manual.leave_stacked(own, mesh).mean(0), REPLICATED),
@@ -151,10 +151,10 @@ def _times(tensor: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def refuse_leak(loss: torch.Tensor) -> None:
-    """Raises ReplicaRegionError where a loss is computed with a tensor that didn't leave a region.
+    """Raises ReplicaRegionError if a loss is computed from a tensor that never left its region.
 
-    A forward hook can keep one. XLA would end the process when it compiles the two together; so
-    the loss, which would be compiled with whatever comes next, is NaN afterwards.
+    A forward hook can keep such a tensor. XLA would end the process when it compiles the two
+    together. So the loss, which would be compiled with the next program, is set to NaN.
     """
     for node in nodes_behind(loss, ends=lambda node: _function_of(node) is _Leaving):
         if _function_of(node) in (_Entering, _EnteringParameter):

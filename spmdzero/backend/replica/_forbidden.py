@@ -1,4 +1,4 @@
-"""What a forward may not do to a module: keep a replica's tensor, write a global one."""
+"""Refuses what a forward must not do: keep a replica's tensor, or write a global one."""
 
 from collections.abc import Hashable, Mapping
 
@@ -22,7 +22,7 @@ def kept_tensors(module: nn.Module) -> dict[tuple[str, str], torch.Tensor]:
 def refuse_new(
     before: Mapping[tuple[str, str], torch.Tensor], after: Mapping[tuple[str, str], torch.Tensor]
 ) -> None:
-    """Raises ReplicaRegionError for a tensor that a forward has put there."""
+    """Raises ReplicaRegionError if a forward has put a tensor into an attribute or buffer."""
     for (prefix, name), value in after.items():
         if before.get((prefix, name)) is not value:
             path = f"{prefix}.{name}" if prefix else name
@@ -34,12 +34,12 @@ def refuse_new(
 
 
 def write_stamps(state: Mapping[str, torch.Tensor]) -> dict[str, Hashable]:
-    """Of each tensor what changes with a write."""
+    """The write stamp of each tensor."""
     return {name: arrays.write_stamp(tensor) for name, tensor in state.items()}
 
 
 def refuse_written(before: Mapping[str, Hashable], state: Mapping[str, torch.Tensor]) -> None:
-    """Raises ReplicaRegionError where a forward wrote the module's own, not a replica's copy."""
+    """Raises ReplicaRegionError if a forward wrote the module's own state, not a replica's copy."""
     for name, stamp in write_stamps(state).items():
         if before.get(name, stamp) != stamp:
             raise ReplicaRegionError(

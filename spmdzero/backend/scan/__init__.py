@@ -1,6 +1,6 @@
-"""Equal blocks of a model as one loop of the program, which is compiled once.
+"""Equal blocks of a model as one loop of the program, so that a block is compiled once.
 
-A backend says how its programs loop.
+A backend provides the way in which its programs loop.
 """
 
 from spmdzero.backend.scan._calls import Scan, equal_blocks_as_loops

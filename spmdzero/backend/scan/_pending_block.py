@@ -1,4 +1,4 @@
-"""What a block returned that has yet to run."""
+"""Outputs of blocks that haven't run yet."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from spmdzero.backend.replica import FollowError
 
 _DEVICE = vars(torch._C.TensorBase)["device"].__get__
 _GETTERS = ("shape", "dtype", "layout", "ndim", "requires_grad", "is_meta")
-# They ask for the form of a tensor, and not for what is in it.
+# Functions that read the form of a tensor, but not its values.
 _FORM = {
     *(vars(torch._C.TensorBase)[name].__get__ for name in _GETTERS),
     torch.Tensor.size,
@@ -27,19 +27,19 @@ _FORM = {
 
 
 class StandIn(torch.Tensor):
-    """A tensor that asks for its value when somebody computes with it.
+    """A tensor that gets its value when it takes part in a computation.
 
-    It is a leaf that requires a gradient: what gets past torch's functions, an autograd Function
-    of the user's for example, then raises in backward and loses no gradient.
+    It is a leaf that requires a gradient: a use that bypasses torch's functions, as by an autograd
+    Function of the user's, then raises in backward, and no gradient is lost.
     """
 
     _value: Callable[[], torch.Tensor]
 
     @classmethod
     def of(cls, like: torch.Tensor, value: Callable[[], torch.Tensor]) -> "StandIn":
-        """Of the form of `like`; `value` makes it real."""
+        """A stand-in with the form of `like`; `value` returns its real value."""
         with torch._C.DisableTorchFunctionSubclass():
-            # That of C++, which may have another name for it.
+            # This is the device that C++ sees, which may have another name there.
             device = _DEVICE(like)
             made = torch.Tensor._make_wrapper_subclass(
                 cls, like.shape, dtype=like.dtype, device=device, requires_grad=True
@@ -52,7 +52,7 @@ class StandIn(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Answers for the form; anything else runs on the value."""
+        """Answers questions about the form; runs anything else on the value."""
         if func == _DEVICE:
             return runtime.device()
         if func in _FORM:
@@ -65,7 +65,7 @@ class StandIn(torch.Tensor):
     def __torch_dispatch__(  # pyrefly: ignore[bad-override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """What got past torch's functions: only a copy of the handle can be had."""
+        """Handles uses that bypass torch's functions: they can only get a copy of the handle."""
         if func is torch.ops.aten.detach.default:
             (given,) = args
             return cls.of(given, given._value)
@@ -73,7 +73,7 @@ class StandIn(torch.Tensor):
 
 
 def made_real(tree: Any) -> Any:
-    """`tree` with the value of each `StandIn` in it."""
+    """A copy of `tree` with the value of each `StandIn`."""
     return map_tensors(
         tree, lambda _, found: found._value() if isinstance(found, StandIn) else found
     )
@@ -84,7 +84,7 @@ def _refuse(_: torch.Tensor) -> None:
 
 
 def followed_error() -> FollowError:
-    """What is raised where a stand-in's value can't be had any more."""
+    """The error about a stand-in whose value can't be computed any more."""
     return FollowError(
         "what one of several equal blocks returns, which run as one loop, is used by something "
         'other than the next block in a way that can\'t be followed. Set "spmd": {"scan": "off"}'

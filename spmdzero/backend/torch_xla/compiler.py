@@ -1,4 +1,4 @@
-"""Python made programs: see `spmdzero.backend.Compiler`."""
+"""Compiles functions that are written in Python: see `spmdzero.backend.Compiler`."""
 
 from spmdzero.backend.torch_xla._private import start_pending
 from spmdzero.backend.torch_xla.capture import compile_alone

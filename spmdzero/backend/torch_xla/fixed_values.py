@@ -1,4 +1,4 @@
-"""Buffers that a traced program reads, and that may hold something else when it runs again."""
+"""Buffers that a traced program reads, and that may hold other values when it runs again."""
 
 import contextlib
 import dataclasses
@@ -14,9 +14,10 @@ class ProgramInput:
     """A buffer that a pending program reads.
 
     Attributes:
-        handle: tells it apart from others.
-        tensor: over the buffer.
-        first_id: of the tensor that it was first read through; later tensors have higher ones.
+        handle: identifies the buffer.
+        tensor: a tensor over the buffer.
+        first_id: the id of the tensor that it was first read through; later tensors have higher
+            ids.
     """
 
     handle: int
@@ -25,12 +26,12 @@ class ProgramInput:
 
     @classmethod
     def of(cls, roots: Sequence[torch.Tensor]) -> list["ProgramInput"]:
-        """What the pending program of `roots` reads, in its own order; no placeholder is in it."""
+        """The inputs of the pending program of `roots`, in its order; none may be a placeholder."""
         return cls.over(*_private.program_inputs(roots))
 
     @classmethod
     def over(cls, ids: Sequence[int], tensors: Sequence[torch.Tensor]) -> list["ProgramInput"]:
-        """Of what `program_inputs` returns, without placeholders."""
+        """The inputs for the results of `program_inputs`, none of them a placeholder."""
         handles = _private.buffer_handles(tensors)
         return [
             cls(handle=handle, tensor=tensor, first_id=first_id)
@@ -43,20 +44,20 @@ class ProgramInput:
         return self.first_id == _private.seed_id()
 
     def is_number(self) -> bool:
-        """Whether it is a Python number that torch_xla uploaded; may have to read it."""
+        """Whether it is a Python number that torch_xla uploaded; may have to read its value."""
         if self.tensor.dim():
             return False
-        # torch_xla keeps the buffers of numbers, and finds them again by value.
+        # torch_xla keeps the buffers of numbers by value, and finds this one again.
         zero = torch.zeros((), dtype=self.tensor.dtype, device=self.tensor.device)
         _, found = _private.program_inputs([zero + self.tensor.item()])
         return self.handle in _private.buffer_handles(found)
 
 
 class Uploads:
-    """What Python brought to the devices while it was traced: the same at each step.
+    """The uploads that Python made during a trace, which are the same at each step.
 
     Attributes:
-        since: ids of tensors made since this was made are higher.
+        since: tensors made after this object have higher ids.
         handles: of the buffers.
     """
 
@@ -69,7 +70,7 @@ _recorded: list[Uploads] = []
 
 @contextlib.contextmanager
 def record_uploads() -> Iterator[Uploads]:
-    """Takes down each upload inside."""
+    """Context that records each upload inside."""
     uploads = Uploads()
     _recorded.append(uploads)
     try:
@@ -79,7 +80,7 @@ def record_uploads() -> Iterator[Uploads]:
 
 
 def note_upload(placed: torch.Tensor) -> None:
-    """Takes note of an upload, if somebody asked for it."""
+    """Records an upload, if recordings are in force."""
     if _recorded:
         handles = _private.buffer_handles([placed])
         for uploads in _recorded:
@@ -89,15 +90,15 @@ def note_upload(placed: torch.Tensor) -> None:
 def unknown_values(
     inputs: Sequence[ProgramInput], uploads: Uploads, *, known: Collection[int] = ()
 ) -> list[ProgramInput]:
-    """Those of a program's inputs of which nobody here knows what they will be the next time.
+    """The inputs of a program that may differ when it runs again.
 
-    Not among them are Python numbers, and the indices that torch_xla uploads for its own use, such
-    as those of a slice of an expanded tensor.
+    Python numbers don't count, nor do the indices that torch_xla uploads for its own use, such as
+    those of a slice of an expanded tensor.
 
     Args:
-        inputs: of the program; a seed is a stranger.
-        uploads: since the trace began.
-        known: handles of others that are none.
+        inputs: of the program; a seed always counts.
+        uploads: those recorded since the trace began.
+        known: handles of other inputs that stay the same.
     """
     known = {*known, *uploads.handles}
     return [
@@ -109,9 +110,9 @@ def unknown_values(
 
 
 def is_fixed(tensor: torch.Tensor) -> bool:
-    """Whether a pending value depends on no stranger, and no seed or key of random numbers.
+    """Whether a pending value depends on no unknown value, seed or key of random numbers.
 
-    False outside of `record_uploads`: a look takes the buffers that it depends on from `sync`.
+    False outside `record_uploads`: finding its buffers hides them from `sync`.
     """
     if not _recorded:
         return False
@@ -122,6 +123,6 @@ def is_fixed(tensor: torch.Tensor) -> bool:
 
 
 def _may_be_indices(found: ProgramInput, since: int) -> bool:
-    # Whatever was there before has a lower id, also when it is read through a new view of it.
+    # Buffers that existed before have a lower id, even if they are read through a new view.
     tensor = found.tensor
     return tensor.dim() > 0 and tensor.dtype == torch.int64 and found.first_id > since

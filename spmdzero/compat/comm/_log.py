@@ -1,4 +1,4 @@
-"""`log_summary`: what the steps send, from the engines whose config turned `comms_logger` on."""
+"""`log_summary`: the messages of a step, of engines whose config turns `comms_logger` on."""
 
 import functools
 import inspect
@@ -11,16 +11,16 @@ from spmdzero.errors import SpmdZeroUsageError
 logger = logging.getLogger("spmdzero")
 
 Counts = dict[str, dict[int, int]]
-# They are the process's, as DeepSpeed's are (utils/comms_logging.py, `CommsLogger.comms_dict`):
-# whether an engine is counted must not depend on when Python collects it.
+# The counts belong to the process, as DeepSpeed's do (utils/comms_logging.py,
+# `CommsLogger.comms_dict`): whether an engine counts must not depend on Python's collector.
 _logged: dict[object, tuple[str, Counts]] = {}
 
 
 def summarise(source: object, text: str, counts: Counts) -> None:
-    """Sets what `log_summary` says of a source of messages: its table, and its counts.
+    """Sets the table and the counts that `log_summary` reports for a source of messages.
 
     Args:
-        source: any hashable object; it is kept, and so must not be the engine itself.
+        source: any hashable object that isn't the engine, as it is kept.
         text: the table.
         counts: operation -> bytes of the message -> count per step.
     """
@@ -28,14 +28,14 @@ def summarise(source: object, text: str, counts: Counts) -> None:
 
 
 def log_summary(show_straggler: bool = False, return_dict: bool = False) -> Counts | None:
-    """Logs how often a step sends messages of each operation and size; DeepSpeed's signature.
+    """Logs the number of a step's messages by operation and size; DeepSpeed's signature.
 
-    The compiler makes the collectives inside of one program, so there are counts and no times. Each
-    engine of this process counts that has trained a step, also when it is gone.
+    The compiler makes the collectives inside of one program, so there are counts and no times. All
+    engines of this process that have trained a step count, even after they are gone.
 
     Args:
-        show_straggler: refused, it needs times.
-        return_dict: return operation -> bytes of the message -> count per step.
+        show_straggler: refused, as it needs times.
+        return_dict: whether to return operation -> bytes of the message -> count per step.
 
     Raises:
         SpmdZeroUsageError: no engine logs its collectives, or `show_straggler`.
@@ -64,10 +64,10 @@ _KIND = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def labelled(*, log_name: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Has a function take the labels too, which change nothing: the log has no host transfers.
+    """Makes a function accept DeepSpeed's labels, which have no effect on it.
 
     Args:
-        log_name: the default of that label, None for the function's name.
+        log_name: the default of the label `log_name`, None for the function's name.
     """
 
     def with_labels(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,9 +1,9 @@
-"""Which getters only read a key of the config, and which never change."""
+"""Tables of getters that read one key of the config, and of getters with a fixed value."""
 
 from typing import Any
 
-# Getters of one key each: what its path and what its name begin with, and how both go on, or how
-# the name does and how the path does.
+# Getters of one key each: prefix of the key's path, prefix of the getter's name, and the common
+# rest of both, or the name's rest = the path's rest.
 KEYS = (
     (
         "",
@@ -49,7 +49,7 @@ KEYS = (
     ),
 )
 _ONE_PARALLELISM = "there is no model, tensor or sequence parallelism"
-# Getters of what never changes: the value, why, and the names.
+# Getters with a fixed value: the value, the reason, and the names.
 FIXED: tuple[tuple[Any, str, str], ...] = (
     (False, "autotuning is refused", "autotuning_enabled"),
     (False, "curriculum learning is refused", "curriculum_learning_enabled"),

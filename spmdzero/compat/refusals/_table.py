@@ -1,4 +1,4 @@
-"""Which of DeepSpeed's names are refused: why, and what to use instead."""
+"""DeepSpeed's refused names, each with the reason and what to use instead."""
 
 import dataclasses
 
@@ -7,17 +7,18 @@ from spmdzero._names import dotted
 
 @dataclasses.dataclass(frozen=True)
 class Refusal:
-    """Attributes.
+    """The refusal of a name.
 
-    reason: why the name can't be honoured.
-    instead: what works in its place.
+    Attributes:
+        reason: why the name can't be honoured.
+        instead: what to use instead.
     """
 
     reason: str
     instead: str
 
 
-# Reason, alternative, and the names below `deepspeed` that they are about, as `dotted` reads them.
+# Reason, alternative, and the names below `deepspeed` that are refused, as `dotted` reads them.
 _TABLE: tuple[tuple[str, str, str], ...] = (
     (
         "spmdzero trains; it has no inference engine and no kernels to inject",

@@ -1,6 +1,6 @@
-"""What DeepSpeed pickles of its own classes, as plain records: DeepSpeed is not needed to read it.
+"""Records in the place of DeepSpeed's own classes in pickles: reading needs no DeepSpeed.
 
-A record holds what its class's pickle holds, under the same attribute names, and does nothing.
+A record has the attributes that its class's pickle holds, and no behaviour.
 """
 
 import dataclasses
@@ -18,11 +18,11 @@ class ZeroStageEnum(int):
 
 @dataclasses.dataclass
 class FragmentAddress:
-    """deepspeed.utils.tensor_fragment.fragment_address: which part of a rank's flat partition.
+    """deepspeed.utils.tensor_fragment.fragment_address: a part of a rank's flat partition.
 
     Attributes:
-        numel: elements.
-        start: the first of them in the partition.
+        numel: number of elements.
+        start: index of the first element in the partition.
     """
 
     numel: int
@@ -55,7 +55,7 @@ class DynamicLossScaler:
     dtype: torch.dtype = torch.float16
 
 
-# Each name that DeepSpeed has written such an object under, and what stands for it here.
+# Name under which DeepSpeed has written such an object -> the record for it.
 STAND_INS: dict[str, type] = {
     "deepspeed.runtime.fp16.loss_scaler.LossScaler": LossScaler,
     "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler": DynamicLossScaler,
