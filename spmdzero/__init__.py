@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# DeepSpeed has its version's numbers by name too.
+# DeepSpeed has names for the numbers of its version too.
 _VERSIONS = (
     "__version__",
     "__version_major__",
@@ -28,8 +28,10 @@ keep_old_paths()
 
 
 class _Package(ModuleType):
-    """This package, in which `audit` and `explain` are functions, although packages below it have
-    these names: importlib makes a module an attribute of its package, however late it is imported.
+    """The class of this package, which keeps `audit` and `explain` as functions.
+
+    Subpackages have these names too, and importlib sets an imported module as an attribute of its
+    package at any time.
     """
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -41,9 +43,9 @@ sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
-    """Imports everything when a name is first used: the command line can do without torch."""
+    """Imports everything when a name is first used, so that the command line can avoid torch."""
     if name in _VERSIONS:
-        # Reading the metadata takes as long as the rest of this file.
+        # This import is late, as reading the metadata takes as long as the rest of this file.
         from importlib.metadata import version
 
         whole = version(__name__)
@@ -52,7 +54,7 @@ def __getattr__(name: str) -> Any:
     if name in _GIT:
         return getattr(importlib.import_module("spmdzero.compat.git_version_info"), _GIT[name])
     if name == "__all__" or not name.startswith("__"):
-        # Of one that is being imported this is what there is so far.
+        # If `_public` is just being imported, it has no `__all__` yet.
         public = importlib.import_module("spmdzero._public")
         if hasattr(public, "__all__"):
             paths = {path: importlib.import_module(f"spmdzero.{path}") for path in FIRST_LEVEL}

@@ -1,4 +1,4 @@
-"""What is wrong with how an engine trains: findings in its programs, its shards and its metrics."""
+"""Finds faults in an engine's training: in its programs, its shards and its metrics."""
 
 from spmdzero.audit._audit import Audit, audit, auditing
 from spmdzero.audit._collectives import ReadProgram

@@ -1,4 +1,4 @@
-"""Findings in one compiled program: collectives that serve activations, and that are too wide."""
+"""Findings in one compiled program: collectives that move activations, or are too wide."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,10 +11,10 @@ from spmdzero.profiling import module_of
 
 _LAYOUT = {"copy", "bitcast", "reshape", "transpose", "fusion", "call", "get-tuple-element"}
 _LAYOUT |= {"parameter"}
-# What may stand between the sum of a gradient and the update, element by element.
+# Elementwise operations that may come between the sum of a gradient and the update.
 _BETWEEN = {"add", "subtract", "multiply", "divide", "convert", "select", "dynamic-slice", "slice"}
 _BETWEEN |= {"copy", "bitcast", "reshape", "transpose", "negate", "concatenate", "pad"}
-# The gradient of an embedding that all rows share is added to rows of its table.
+# The gradient of an embedding that all rows share is added to rows of the embedding's table.
 _BETWEEN |= {"scatter", "dynamic-update-slice"}
 _SERVES_A_GRADIENT = re.compile(r"\bzero\.(?:gradient|update|norm|direction)/")
 _HLO_NAMES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}
@@ -23,10 +23,10 @@ _WIDTHS = {"bf16": 2, "f16": 2, "f32": 4, "f64": 8}
 
 
 class ReadProgram:
-    """One optimised, partitioned program, compiled for any platform, and what is wrong with it.
+    """One optimised, partitioned program, compiled for any platform, and its faults.
 
     Args:
-        hlo: its text, traced while scopes were recorded.
+        hlo: the program's text, traced while scopes were recorded.
         outputs: as in `CollectiveLedger.from_hlo`.
 
     Raises:
@@ -60,15 +60,15 @@ class ReadProgram:
         communicate: str | None,
         over_slices: bool = False,
     ) -> Iterator[Finding]:
-        """Collectives that move activations, and that are wider than what they move.
+        """Yields collectives that move activations, or are wider than the tensors they move.
 
         Args:
             dtypes: name -> dtype of each live parameter, such as ``"bfloat16"``.
             where: the program's name, for the evidence.
-            communicate: the dtype in which the config asks for gradients to be reduced, None for
-                the parameter's.
-            over_slices: whether it is compiled for several slices. libtpu splits what crosses them
-                into collectives without a name, of which nothing can be said.
+            communicate: the config's dtype for the reduction of gradients, None for the
+                parameter's.
+            over_slices: whether the program is compiled for several slices. libtpu splits
+                collectives across slices into ones without names, whose purpose is unknown.
         """
         yield from _leaks([c for c in self.stray if c.op_name or not over_slices], where)
         wide = [
@@ -81,9 +81,9 @@ class ReadProgram:
         yield from _wide(wide, dtypes, where, communicate)
 
     def _is_narrowed_again(self, place: int) -> bool:
-        """Whether what a sum makes is narrowed before anything else is done with it.
+        """Whether a sum's result is narrowed before any other use.
 
-        So a newer XLA for the CPU leaves the sums that it made wide by itself, without a name.
+        A newer XLA for the CPU leaves sums like this that it has widened itself, without a name.
         """
         instruction = self._pairs[place][0]
         if not instruction.opcode.startswith("all-reduce"):
@@ -125,7 +125,7 @@ def _subject(leak: Collective) -> str:
 
 
 def _feeds_a_gradient(module: Module, value: Instruction) -> bool:
-    """Whether a sum goes into a gradient element by element.
+    """Whether a sum becomes part of a gradient through elementwise operations.
 
     With a global forward the compiler sums a gradient inside of the matrix product that makes it,
     before any tag.
@@ -169,7 +169,7 @@ def _wide(
 
 
 def _widened_by_the_compiler(module: Module, collective: Instruction) -> bool:
-    """Whether XLA's CPU compiler, which has no bf16 collectives, made this one fp32 by itself."""
+    """Whether XLA's CPU compiler, which has no bf16 collectives, made this collective fp32."""
     if not collective.opcode.startswith("all-gather"):
         return "_promoted" in collective.attributes
     return all(_was_narrow(module, operand) for operand in module.operands(collective))
@@ -182,7 +182,7 @@ def _narrows(module: Module, user: Instruction) -> bool:
 
 
 def _was_narrow(module: Module, value: Instruction) -> bool:
-    # Of a fusion or a call the origin is its root, of a layout change its operand.
+    # The origin of a fusion or a call is its root, that of a layout change is its operand.
     *_, first = module.origin(value, through=_LAYOUT)
     return first.opcode == "convert" and any(
         _width(source) < _width(first) for source in module.sources(first)
@@ -190,5 +190,5 @@ def _was_narrow(module: Module, value: Instruction) -> bool:
 
 
 def _width(value: Instruction) -> int:
-    """Bytes of an element of a float."""
+    """Bytes per element of a floating value."""
     return _WIDTHS.get(value.shapes[0].dtype, 8)

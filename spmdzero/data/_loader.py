@@ -30,9 +30,9 @@ class ZeroDataLoader:
     Args:
         dataset: map-style, or iterable: then each host's iterator must yield its own part.
         mesh: the devices.
-        placer: that of the engine; it is told about a short last micro-batch.
+        placer: that of the engine, which learns here about a short last micro-batch.
         steps: returns how many micro-batches the engine has trained so far.
-        batch_dim: the batch dim of what `collate_fn` makes.
+        batch_dim: the batch dim of the tensors that `collate_fn` makes.
         shuffle: a new order for each epoch set by `set_epoch`; map-style datasets only.
         drop_last: leave out the last micro-batch of an epoch when it is short.
         collate_fn: makes one batch of the samples of all local devices; torch's by default.

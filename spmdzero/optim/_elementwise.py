@@ -24,17 +24,17 @@ from spmdzero.optim._substituted import stand_in
 class TorchElementwise(UpdateRule):
     """Runs a class's own `step` on a shard of a parameter, its gradient and its state.
 
-    Sound for a class that treats each element by itself: make one with `elementwise_rule`, which
-    proves it. Each update works on a copy of the optimizer whose one parameter and state stand in
+    This is sound for a class that treats each element by itself: use `elementwise_rule`, which
+    proves it. Each update works on a copy of the optimizer, whose one parameter and state stand in
     for the shards. Counters that the class keeps as numbers become 0-dim tensors, so that a
-    skipped step doesn't count and no step compiles anew. The numbers of the group stay Python
+    skipped step doesn't count and no step compiles anew. The group's hyperparameters stay Python
     numbers, which torch_xla uploads as data; only one that becomes exactly 0 or 1 compiles again.
 
     Attributes:
         optimizer: the user's; only its class and its attributes are used.
         group: its param group, read at every update.
-        slot_values: slot -> what every element of it is at the start.
-        scalar_values: scalar -> its value at the start.
+        slot_values: slot -> the initial value of its elements.
+        scalar_values: scalar -> its initial value.
         capturable: torch's switch of that name, where the class has it.
     """
 
@@ -55,36 +55,36 @@ class TorchElementwise(UpdateRule):
         return tuple(self.scalar_values)
 
     def initial(self, name: str, group: Mapping[str, Any]) -> float:
-        """What the class starts `name` with, at the lr that it was handed over with."""
+        """The class's initial value of `name`, at the lr that the optimizer was given."""
         return {**self.slot_values, **self.scalar_values}[name]
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The class's own."""
+        """The defaults of the class."""
         return dict(self.optimizer.defaults)
 
     def validate(self, group: Mapping[str, Any]) -> None:
-        """Check a param group; the ranges are the class's business.
+        """Checks a param group; the class itself checks ranges.
 
         Raises:
-            SpmdZeroConfigError: a tensor among its numbers, or a differentiable step.
+            SpmdZeroConfigError: a hyperparameter is a tensor, or the step is differentiable.
         """
         refuse_tensors(group)
         refuse_options(group, ("differentiable",))
 
     def hyper(self, group: Mapping[str, Any]) -> dict[str, float]:
-        """Nothing: the class reads its group itself."""
+        """Empty, because the class reads its group itself."""
         return {}
 
     def attributes(self) -> Hashable:
-        """The optimizer's own, which its step may read."""
+        """The optimizer's own attributes, which its step may read."""
         return attributes_of(self.optimizer)
 
     def update(self, param: Tensor, grad: Tensor, state: Named, terms: Terms) -> Updated:
-        """One step of one parameter.
+        """The parameter and its state after one step.
 
         Raises:
-            SpmdZeroUsageError: the class keeps other state than when it was proven.
+            SpmdZeroUsageError: the class keeps different state than when it was proven.
         """
         held: dict[str, Any] = {name: value * 1 for name, value in state.items()}
         copied, parameter = stand_in(
@@ -117,11 +117,11 @@ _LR = 0.05
 def elementwise_rule(
     optimizer: torch.optim.Optimizer, group: dict[str, Any], *, device: torch.device
 ) -> TorchElementwise:
-    """The rule of one param group of a torch optimizer of any class, proven on small tensors.
+    """The rule for one param group of a torch optimizer of any class, proven on small tensors.
 
-    The proof: a few steps of the class itself over whole tensors on the CPU, and of the rule over
-    the same elements shuffled, cut into pieces of other shapes and padded with zeros, on
-    `device`; they must agree, and the rule must read nothing back from the device.
+    The proof compares a few steps of the class itself over whole tensors on the CPU with steps of
+    the rule over the same elements on `device`, shuffled, cut into pieces of other shapes and
+    padded with zeros. They must agree, and the rule must read nothing back from the device.
 
     Raises:
         SpmdZeroConfigError: the class is known not to be elementwise, or fails the proof.
@@ -132,7 +132,7 @@ def elementwise_rule(
         refuse(optimizer, known.reason, fix=known.fix)
     refuse_tensors(group)
     refuse_options(group, ("differentiable",))
-    # Not every class with the switch can have it on this device.
+    # Not every class with the switch can use it on this device.
     attempts = [True, False] if "capturable" in group else [False]
     failures = []
     for capturable in attempts:
@@ -150,7 +150,7 @@ def _proven(
     device: torch.device,
     capturable: bool,
 ) -> TorchElementwise:
-    # A schedule may have put lr at 0, where every class agrees with every other.
+    # A schedule may have set lr to 0, with which all classes agree.
     numbers = {**group, "lr": _LR} if "lr" in group else dict(group)
     whole = [_random(shape, seed=i) for i, shape in enumerate(_SHAPES)]
     grads = [
@@ -170,10 +170,10 @@ def _proven(
         with _NoHostReads():
             pending = _rule_on_pieces(rule, whole, grads, device)
         found = pending()
-        # It is run again at the group's own lr, from which some classes start their state.
+        # Find the state again at the group's own lr, from which some classes start their state.
         slots, scalars = initial_state(optimizer, group)
     change = expected - torch.cat([p.flatten() for p in whole])
-    # fp32 rounds that much; what depends on other elements is off by a share of the change.
+    # fp32 rounds that much; an update that depends on other elements is off by a share of it.
     if not torch.allclose(found, expected, rtol=1e-4, atol=1e-4 * float(change.abs().max())):
         refuse(optimizer, "elements of a parameter change each other's update, or its shape does")
     return dataclasses.replace(rule, group=group, slot_values=slots, scalar_values=scalars)
@@ -185,7 +185,7 @@ def _class_itself(
     whole: list[Tensor],
     grads: list[list[Tensor]],
 ) -> Tensor:
-    """All elements after the class's own steps, all parameters in one group."""
+    """All elements after the class's own steps, with all parameters in one group."""
     parameters = [nn.Parameter(p.clone()) for p in whole]
     copied, _ = stand_in(optimizer, numbers, {}, whole[0], whole[0])
     copied.param_groups = [{**copied.param_groups[0], "params": parameters}]
@@ -200,7 +200,7 @@ def _class_itself(
 def _rule_on_pieces(
     rule: TorchElementwise, whole: list[Tensor], grads: list[list[Tensor]], device: torch.device
 ) -> Callable[[], Tensor]:
-    """The same elements after the rule's steps, once the returned function is called."""
+    """A function that returns the same elements after the rule's steps."""
     flat = torch.cat([p.flatten() for p in whole])
     order = torch.randperm(flat.numel(), generator=torch.Generator().manual_seed(7))
     cuts = [0, 5, 100, flat.numel()]
@@ -231,11 +231,11 @@ def _rule_on_pieces(
 
 
 class _HostReadError(RuntimeError):
-    """The class asked for a value that is on the device."""
+    """The class asked for a value on the device."""
 
 
 class _NoHostReads(TorchDispatchMode):
-    """Refuses what would wait for the device: `item`, `bool`, sizes that depend on values."""
+    """Refuses operations that wait for the device: `item`, `bool`, sizes that depend on values."""
 
     _READS = (
         torch.ops.aten._local_scalar_dense,
@@ -260,7 +260,7 @@ def _failures_of(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         raise
     except _HostReadError as error:
         refuse(optimizer, str(error), fix="Keep counters in tensors and compute with those.")
-    # Code that is not ours may raise anything when it meets a stand-in.
+    # Foreign code may raise anything when it meets a stand-in.
     except Exception as error:
         refuse(optimizer, f"its step fails on a shard: {type(error).__name__}: {error}")
 

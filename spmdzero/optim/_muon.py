@@ -18,15 +18,15 @@ _RESTART = 2
 
 
 def gather_dtype(method: str) -> torch.dtype:
-    """The dtype in which `orthogonalize` needs its argument, with no loss from a wider one."""
+    """The dtype in which `orthogonalize` computes, so that a wider argument gains nothing."""
     return torch.bfloat16 if method == "standard" else torch.float32
 
 
 def orthogonalize(matrix: Tensor, *, method: str) -> Tensor:
     """`[..., rows, columns]` with all singular values moved close to 1, in `gather_dtype`.
 
-    The quintic iteration of https://kellerjordan.github.io/posts/muon, five times, the
-    coefficients and rounding as in DeepSpeed (runtime/zero/muon/original_muon.py): "standard" in
+    Runs the quintic iteration of https://kellerjordan.github.io/posts/muon five times, with the
+    coefficients and rounding of DeepSpeed (runtime/zero/muon/original_muon.py): "standard" in
     bf16 on the matrix; "gram" on its square Gram matrix, the same polynomial, in fp32, which is
     DeepSpeed's choice where a device does not compute in fp16.
     """
@@ -43,7 +43,7 @@ def orthogonalize(matrix: Tensor, *, method: str) -> Tensor:
 
 
 def aspect_scale(rows: int, columns: int) -> float:
-    """sqrt(rows / columns), 1 for a matrix that is not tall."""
+    """sqrt(rows / columns); 1 for a matrix that is not tall."""
     return math.sqrt(rows / columns) if rows > columns else 1.0
 
 
@@ -55,7 +55,7 @@ def _plain(x: Tensor) -> Tensor:
 
 
 def _sum(factor: float, x: Tensor, y: Tensor) -> Tensor:
-    """``factor * x + y``, rounded to their dtype once, as DeepSpeed's compiled kernel does."""
+    """``factor * x + y``, rounded to their dtype once, as in DeepSpeed's compiled kernel."""
     return (factor * x.float() + y.float()).to(x.dtype)
 
 
@@ -78,16 +78,17 @@ def _gram(x: Tensor) -> Tensor:
 
 _MUON_KEYS = ("lr", "momentum", "weight_decay", "ns_method")
 _ADAM_KEYS = ("lr", "betas", "eps", "weight_decay")
-# They aren't FusedAdam's: MuonWithAuxAdam fills them in first
+# These aren't FusedAdam's: MuonWithAuxAdam fills them in first
 # (runtime/zero/muon/original_muon.py).
 _ADAM_DEFAULTS = {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-10, "weight_decay": 0.0}
 
 
 def is_muon_parameter(name: str, parameter: Tensor) -> bool:
-    """Whether Muon trains it: a matrix or more, by its name no embedding and no head.
+    """Whether Muon trains a parameter: it has two or more dims, and isn't an embedding or a head.
 
-    DeepSpeed's rule (`set_optimizer_flags`): ``embed`` and ``lm_head``, in any case, are the
-    names it knows. An embedding of another name, such as ``wte``, is a matrix like others.
+    This is DeepSpeed's rule (`set_optimizer_flags`), which recognises these by ``embed`` and
+    ``lm_head`` in their names, in any case. An embedding of another name, such as ``wte``, is a
+    matrix like others.
     """
     return parameter.dim() >= 2 and not any(word in name.lower() for word in ("embed", "lm_head"))
 
@@ -95,10 +96,10 @@ def is_muon_parameter(name: str, parameter: Tensor) -> bool:
 def muon_groups(
     groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, str], params: Mapping[str, Any]
 ) -> Iterator[tuple[UpdateRule, dict[str, Any]]]:
-    """Each param group in two, its Muon and its Adam half, with the rule of each.
+    """Splits each param group into a Muon and an Adam half; yields each half with its rule.
 
-    The most specific number wins: a group's own, then `muon_lr` or `adam_lr`, then the config's
-    (DeepSpeed, runtime/engine.py, `_muon_param_groups`). Frozen parameters are left out.
+    The most specific hyperparameter wins: a group's own, then `muon_lr` or `adam_lr`, then the
+    config's (DeepSpeed, runtime/engine.py, `_muon_param_groups`). Frozen parameters are left out.
 
     Args:
         groups: torch param groups.
@@ -138,12 +139,12 @@ def _labels(prefix: str | None, half: str) -> dict[str, str]:
 class Muon(UpdateRule):
     """Muon (https://kellerjordan.github.io/posts/muon) as DeepSpeed's ZeRO-1/2 computes it.
 
-    Nesterov momentum, then the orthogonalised update takes the gradient's place: the global norm
-    and the clipping see it, not the gradient (DeepSpeed, runtime/zero/stage_1_and_2.py,
-    `get_flat_partition`). With gradient_clipping below that norm, usually far above 1, clipping
-    therefore scales every update; it is DeepSpeed's meaning and kept.
+    Nesterov momentum; then the orthogonalised update replaces the gradient, so that the global norm
+    and the clipping see the update (DeepSpeed, runtime/zero/stage_1_and_2.py,
+    `get_flat_partition`). With gradient_clipping below that norm, which is usually far above 1,
+    clipping therefore scales every update; that is DeepSpeed's meaning, and kept.
 
-    Costs one gather of the update per parameter, in bf16 ("standard") or fp32 ("gram"); each
+    It costs one gather of the update per parameter, in bf16 ("standard") or fp32 ("gram"); each
     device then orthogonalises the whole matrix.
 
     Attributes:
@@ -155,12 +156,12 @@ class Muon(UpdateRule):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The momentum."""
+        """The slot of the momentum."""
         return ("momentum_buffer",)
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """MuonWithAuxAdam's (DeepSpeed, runtime/zero/muon/original_muon.py)."""
+        """The defaults of MuonWithAuxAdam (DeepSpeed, runtime/zero/muon/original_muon.py)."""
         return {
             "lr": 0.02,
             "momentum": 0.95,
@@ -171,7 +172,7 @@ class Muon(UpdateRule):
 
     @property
     def fixed(self) -> dict[str, Any]:
-        """What the compiled update has no other of."""
+        """The choices that are part of the compiled update."""
         return {"ns_method": self.ns_method}
 
     def hyper(self, group: Mapping[str, Any]) -> dict[str, float]:
@@ -189,7 +190,7 @@ class Muon(UpdateRule):
         buffer = buffer + (grad - buffer) * hyper["one_minus_momentum"]
         ahead = grad + (buffer - grad) * hyper["momentum"]
         matrix = whole.gather(ahead.to(gather_dtype(self.ns_method)))
-        if matrix.dim() == 4:  # a convolution's filters, one a row
+        if matrix.dim() == 4:  # a convolution's filters, one per row
             matrix = matrix.flatten(1)
         scale = aspect_scale(*whole.shape[-2:])
         update = orthogonalize(matrix, method=self.ns_method) * scale
@@ -197,5 +198,5 @@ class Muon(UpdateRule):
         return stored, {"momentum_buffer": buffer}
 
     def update(self, param: Tensor, grad: Tensor, state: Named, terms: Terms) -> Updated:
-        """One step of one parameter along `grad`, which is what `direction` returned."""
+        """The parameter and its state after one step along `grad`, the result of `direction`."""
         return param - (grad * terms.factors["lr"] + param * terms.factors["decay"]), dict(state)

@@ -15,10 +15,10 @@ class _Named(torch.optim.Optimizer):
     """An optimizer that only holds param groups; the engine updates its parameters."""
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Nothing without gradients, as in torch; the engine steps otherwise.
+        """Does nothing without gradients, as in torch; the engine does the steps.
 
         Raises:
-            SpmdZeroUsageError: a parameter has a gradient to be applied.
+            SpmdZeroUsageError: a parameter has a gradient that would have to be applied.
         """
         if any(p.grad is not None for group in self.param_groups for p in group["params"]):
             raise SpmdZeroUsageError(
@@ -28,9 +28,9 @@ class _Named(torch.optim.Optimizer):
 
 
 class FusedAdam(_Named):
-    """AdamW, or Adam where `adam_w_mode` is false, with DeepSpeed's signature and defaults.
+    """AdamW, or Adam if `adam_w_mode` is false, with DeepSpeed's signature and defaults.
 
-    DeepSpeed, ops/adam/fused_adam.py. `set_grad_none` has no meaning: gradients are the engine's.
+    DeepSpeed, ops/adam/fused_adam.py. `set_grad_none` has no effect: gradients are the engine's.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class FusedAdam(_Named):
 
 
 class DeepSpeedCPUAdam(FusedAdam):
-    """`FusedAdam` with the signature of the class that DeepSpeed asks for where it offloads.
+    """`FusedAdam` with the signature of the class that DeepSpeed requires for offloading.
 
-    DeepSpeed, ops/adam/cpu_adam.py. The devices update, wherever states rest, and states have the
-    dtype of the masters: `fp32_optimizer_states` has no meaning.
+    DeepSpeed, ops/adam/cpu_adam.py. The devices do the update, wherever states are stored, and
+    states have the masters' dtype: `fp32_optimizer_states` has no effect.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class DeepSpeedCPUAdam(FusedAdam):
 class FusedLion(_Named):
     """Lion with DeepSpeed's signature and defaults.
 
-    DeepSpeed, ops/lion/fused_lion.py. `set_grad_none` has no meaning: gradients are the engine's.
+    DeepSpeed, ops/lion/fused_lion.py. `set_grad_none` has no effect: gradients are the engine's.
     """
 
     def __init__(
@@ -92,9 +92,9 @@ class FusedLion(_Named):
 
 
 class DeepSpeedCPULion(FusedLion):
-    """`FusedLion` with the signature of the class that DeepSpeed asks for where it offloads.
+    """`FusedLion` with the signature of the class that DeepSpeed requires for offloading.
 
-    DeepSpeed, ops/lion/cpu_lion.py; `fp32_optimizer_states` as `DeepSpeedCPUAdam`'s.
+    DeepSpeed, ops/lion/cpu_lion.py; `fp32_optimizer_states` as in `DeepSpeedCPUAdam`.
     """
 
     def __init__(
@@ -111,8 +111,8 @@ class DeepSpeedCPULion(FusedLion):
 class FusedLamb(_Named):
     """LAMB with DeepSpeed's signature and defaults.
 
-    DeepSpeed, ops/lamb/fused_lamb.py. `max_grad_norm` above 0 is refused by `initialize`:
-    clipping is the engine's.
+    DeepSpeed, ops/lamb/fused_lamb.py. `initialize` refuses `max_grad_norm` above 0, because the
+    engine clips.
     """
 
     def __init__(

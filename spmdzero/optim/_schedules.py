@@ -10,7 +10,7 @@ from spmdzero.optim._schedule import DeepSpeedSchedule, checked, per_group
 
 
 class _WarmupSchedule(DeepSpeedSchedule):
-    """The warm-up curve of all three schedules."""
+    """The warm-up curve of the three schedules with warm-up."""
 
     def __init__(
         self,
@@ -26,10 +26,10 @@ class _WarmupSchedule(DeepSpeedSchedule):
         self.warmup_type = warmup_type
 
     def _warmup_gamma(self) -> float:
-        """How far the warm-up has come, 0 to 1."""
+        """The progress of the warm-up, 0 to 1."""
         if self.warmup_type == "linear":
             return self.last_batch_iteration / self.warmup_num_steps
-        # log(a) / log(b) differs in the last bit: DeepSpeed multiplies by the inverse.
+        # Multiply by the inverse as DeepSpeed does: log(a) / log(b) differs in the last bit.
         return 1.0 / math.log(self.warmup_num_steps) * math.log(self.last_batch_iteration + 1)
 
     def _is_warming_up(self) -> bool:
@@ -37,7 +37,7 @@ class _WarmupSchedule(DeepSpeedSchedule):
 
 
 class WarmupLR(_WarmupSchedule):
-    """From `warmup_min_lr` to `warmup_max_lr`, and stay there.
+    """Rises from `warmup_min_lr` to `warmup_max_lr`, and stays there.
 
     At construction the param groups get `warmup_min_lr`, and the first `step` keeps it: with one
     `step` after each update, updates 1 and 2 both run at `warmup_min_lr`.
@@ -45,13 +45,13 @@ class WarmupLR(_WarmupSchedule):
     Args:
         optimizer: its `param_groups` are written.
         warmup_min_lr: one number, or one per param group.
-        warmup_max_lr: one number, or one per param group; None is what each group has now.
+        warmup_max_lr: one number, or one per param group; None takes each group's present lr.
         warmup_num_steps: length of the warm-up in steps; 1 counts as 2.
         warmup_type: "log" or "linear".
-        last_batch_iteration: -1 to start; the param groups are left alone otherwise.
+        last_batch_iteration: -1 to start; with other values the param groups are left alone.
 
     Raises:
-        SpmdZeroConfigError: a parameter of the wrong type, range or length.
+        SpmdZeroConfigError: a parameter has a wrong type, range or length.
     """
 
     @checked("WarmupLR")
@@ -91,15 +91,15 @@ class WarmupLR(_WarmupSchedule):
 
 
 class WarmupDecayLR(WarmupLR):
-    """`WarmupLR`, then a straight line to `warmup_min_lr` at `total_num_steps`.
+    """`WarmupLR`, then a straight line down to `warmup_min_lr` at `total_num_steps`.
 
     Args:
         optimizer: its `param_groups` are written.
-        total_num_steps: steps of the whole schedule, warm-up included.
-        warmup_min_lr, and the others: as `WarmupLR`.
+        total_num_steps: number of steps of the whole schedule with its warm-up.
+        warmup_min_lr, and the others: as in `WarmupLR`.
 
     Raises:
-        SpmdZeroConfigError: a parameter of the wrong type, range or length.
+        SpmdZeroConfigError: a parameter has a wrong type, range or length.
     """
 
     @checked("WarmupDecayLR")
@@ -130,20 +130,20 @@ class WarmupDecayLR(WarmupLR):
 
 
 class WarmupCosineLR(_WarmupSchedule):
-    """From a fraction of each group's own lr up to all of it, then half a cosine down.
+    """Rises from a fraction of each group's own lr to all of it, then falls by half a cosine.
 
     The parameters are ratios of the lr that each group has at construction. From then until the
     first `step` the param groups hold 0.0, whatever `warmup_min_ratio` says, as in DeepSpeed.
 
     Args:
         optimizer: its `param_groups` are written.
-        total_num_steps: steps of the whole schedule, warm-up included.
+        total_num_steps: number of steps of the whole schedule with its warm-up.
         warmup_min_ratio: the ratio at the first `step`.
         cos_min_ratio: the ratio at `total_num_steps` and after.
-        warmup_num_steps, warmup_type, last_batch_iteration: as `WarmupLR`.
+        warmup_num_steps, warmup_type, last_batch_iteration: as in `WarmupLR`.
 
     Raises:
-        SpmdZeroConfigError: a parameter of the wrong type or range.
+        SpmdZeroConfigError: a parameter has a wrong type or range.
     """
 
     @checked("WarmupCosineLR")
@@ -201,11 +201,11 @@ _SECOND_BETA = 0.99
 
 
 class OneCycle(DeepSpeedSchedule):
-    """The lr from `cycle_min_lr` to `cycle_max_lr` and back, then decaying; momentum inversely.
+    """Cycles lr from `cycle_min_lr` to `cycle_max_lr` and back, then decays it; momentum inversely.
 
-    The policy is of arXiv 1803.09820. Momentum is the first of `betas`; the second becomes 0.99,
-    as in DeepSpeed. An optimizer without `betas` keeps its momentum, with a warning. Until the
-    first `step` the param groups hold `cycle_min_lr` and `cycle_min_mom`.
+    The policy is that of arXiv 1803.09820. Momentum is the first of `betas`; the second becomes
+    0.99, as in DeepSpeed. An optimizer without `betas` keeps its momentum, with a warning. Until
+    the first `step` the param groups hold `cycle_min_lr` and `cycle_min_mom`.
 
     Args:
         optimizer: its `param_groups` are written.
@@ -213,20 +213,21 @@ class OneCycle(DeepSpeedSchedule):
         cycle_max_lr: one number, or one per param group.
         decay_lr_rate: after the cycle the lr is
             ``cycle_min_lr / (1 + decay_lr_rate * steps / decay_step_size)``.
-        cycle_first_step_size: steps up.
-        cycle_second_step_size: steps down; None takes `cycle_first_step_size`.
-        cycle_first_stair_count: stairs on the way up, 0 for a straight line.
-        cycle_second_stair_count: stairs on the way down; None takes `cycle_first_stair_count`.
-        decay_step_size: steps of one decay interval, 0 for no decay.
-        cycle_momentum: whether momentum is cycled at all.
+        cycle_first_step_size: number of steps up.
+        cycle_second_step_size: number of steps down; None takes `cycle_first_step_size`.
+        cycle_first_stair_count: number of stairs on the way up, 0 for a straight line.
+        cycle_second_stair_count: number of stairs on the way down; None takes
+            `cycle_first_stair_count`.
+        decay_step_size: number of steps of one decay interval, 0 for no decay.
+        cycle_momentum: whether momentum is cycled, too.
         cycle_min_mom: momentum at `cycle_max_lr`; one number, or one per param group.
         cycle_max_mom: momentum at `cycle_min_lr`; one number, or one per param group.
         decay_mom_rate: after the cycle momentum is
             ``cycle_max_mom * (1 + decay_mom_rate * steps / decay_step_size)``.
-        last_batch_iteration: -1 to start; the param groups are left alone otherwise.
+        last_batch_iteration: -1 to start; with other values the param groups are left alone.
 
     Raises:
-        SpmdZeroConfigError: a parameter of the wrong type, range or length.
+        SpmdZeroConfigError: a parameter has a wrong type, range or length.
     """
 
     @checked("OneCycle")
@@ -294,7 +295,7 @@ class OneCycle(DeepSpeedSchedule):
         return [(mom, _SECOND_BETA) for mom in moms]
 
     def step(self, last_batch_iteration: int | None = None) -> None:
-        """Go to the next iteration, or to the one given, and write learning rates and betas."""
+        """Goes to the next iteration, or to the given one, and writes learning rates and betas."""
         super().step(last_batch_iteration)
         moms = self.get_mom()
         if moms is not None:
@@ -320,14 +321,15 @@ class OneCycle(DeepSpeedSchedule):
         return (self.last_batch_iteration - self.total_size + 1) / self.decay_step_size
 
     def _scale(self) -> float:
-        """The lr's height between its two bounds, 0 to 1."""
+        """The height of lr between its two bounds, 0 to 1."""
         iteration = self.last_batch_iteration + 1
         x = 1.0 + iteration / self.total_size - math.floor(1 + iteration / self.total_size)
         going_up = x <= self.step_ratio
         stairs = self.first_stair_count if going_up else self.second_stair_count
         if not stairs:
             return x / self.step_ratio if going_up else (x - 1) / (self.step_ratio - 1)
-        # The iteration is asked: x is a little below the peak for some cycles, one stair too low.
+        # Use the iteration: x is a little below the peak for some cycles, which is one stair too
+        # low.
         place = iteration % self.total_size
         if place <= self.first_step_size:
             return math.floor(place * stairs / self.first_step_size) / stairs
@@ -335,22 +337,23 @@ class OneCycle(DeepSpeedSchedule):
 
 
 class LRRangeTest(DeepSpeedSchedule):
-    """Up from `lr_range_test_min_lr` without end, to find the lr at which training diverges.
+    """Raises lr from `lr_range_test_min_lr` without end, to find where training diverges.
 
-    The policy is of arXiv 1803.09820, section 4.1. At construction the param groups get the
+    The policy is that of arXiv 1803.09820, section 4.1. At construction the param groups get the
     lowest lr.
 
     Args:
         optimizer: its `param_groups` are written.
         lr_range_test_min_lr: one number, or one per param group.
-        lr_range_test_step_size: steps in which the lr grows by `lr_range_test_step_rate` times
-            the lowest lr.
-        lr_range_test_step_rate: see there.
-        lr_range_test_staircase: grow once per `lr_range_test_step_size` steps, not at each.
-        last_batch_iteration: -1 to start; the param groups are left alone otherwise.
+        lr_range_test_step_size: number of steps in which lr grows by `lr_range_test_step_rate`
+            times the lowest lr.
+        lr_range_test_step_rate: the growth of lr per `lr_range_test_step_size` steps.
+        lr_range_test_staircase: whether lr grows once per `lr_range_test_step_size` steps, not at
+            each step.
+        last_batch_iteration: -1 to start; with other values the param groups are left alone.
 
     Raises:
-        SpmdZeroConfigError: a parameter of the wrong type, range or length.
+        SpmdZeroConfigError: a parameter has a wrong type, range or length.
     """
 
     @checked("LRRangeTest")

@@ -72,7 +72,7 @@ def set_value(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def replace(tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """Makes `tensor` alone hold what `other` holds."""
+    """Gives `tensor` alone the value of `other`."""
     assert isinstance(tensor, LazyTensor)
     _dispatch.replace(tensor, value_of(other))
 

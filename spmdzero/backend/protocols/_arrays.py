@@ -45,7 +45,7 @@ class Arrays(Protocol):
         """
 
     def replace(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
-        """Makes `tensor` alone hold what `other` holds, whatever wraps it."""
+        """Gives `tensor` alone the value of `other`, even if `tensor` is wrapped."""
 
     def fresh(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of `tensor`, which can be annotated and donated apart from it."""

@@ -17,8 +17,8 @@ REPLICATED: PartitionSpec = ()
 class Across(Protocol):
     """Converts between tensors that each host has for itself and tensors that all hosts share.
 
-    Every host has tensors of its own: what its script moves to the devices, and what is computed
-    from that. Their shapes and values are those of this host alone.
+    Every host has tensors of its own: those that its script moves to the devices, and those
+    computed from them. Their shapes and values are those of this host alone.
     """
 
     @property
