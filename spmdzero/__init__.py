@@ -1,27 +1,18 @@
 """ZeRO as sharding annotations: DeepSpeed's engine on PyTorch/XLA SPMD."""
 
 import importlib
-import re
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from spmdzero._logging import show_log_lines
 from spmdzero.compat._old_paths import FIRST_LEVEL, attribute, keep_old_paths
+from spmdzero.compat._versions import VERSION_NAMES, version_named
 
 if TYPE_CHECKING:
     from spmdzero._public import *  # noqa: F403
 
     __version__: str
-
-# DeepSpeed has names for the numbers of its version too.
-_VERSIONS = (
-    "__version__",
-    "__version_major__",
-    "__version_minor__",
-    "__version_patch__",
-)
-_GIT = {"__git_hash__": "git_hash", "__git_branch__": "git_branch"}
 
 show_log_lines()
 keep_old_paths()
@@ -44,15 +35,8 @@ sys.modules[__name__].__class__ = _Package
 
 def __getattr__(name: str) -> Any:
     """Imports everything when a name is first used, so that the command line can avoid torch."""
-    if name in _VERSIONS:
-        # This import is late, as reading the metadata takes as long as the rest of this file.
-        from importlib.metadata import version
-
-        whole = version(__name__)
-        place = _VERSIONS.index(name)
-        return int(re.findall(r"\d+", whole)[place - 1]) if place else whole
-    if name in _GIT:
-        return getattr(importlib.import_module("spmdzero.compat.git_version_info"), _GIT[name])
+    if name in VERSION_NAMES:
+        return version_named(name)
     if name == "__all__" or not name.startswith("__"):
         # If `_public` is just being imported, it has no `__all__` yet.
         public = importlib.import_module("spmdzero._public")

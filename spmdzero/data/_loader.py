@@ -78,6 +78,7 @@ class ZeroDataLoader:
         self._all_rows = placer.rows.micro_batch * mesh.replicas
         self._position = LoaderPosition(rows=self._all_rows, steps=steps)
         self._passes, self._said_short = 0, False
+        self._stream: Iterator[Any] | None = None
 
     def __len__(self) -> int:
         """Number of global micro-batches in an epoch.
@@ -155,6 +156,16 @@ class ZeroDataLoader:
                     f"the dataset has not one whole micro-batch of {self._rows} rows"
                 )
             self.set_epoch(self.epoch + 1)
+
+    def stream(self) -> Iterator[Any]:
+        """The endless iteration that `train_batch` reads: the same one at each call."""
+        if self._stream is None:
+            self._stream = self.endless()
+        return self._stream
+
+    def end_stream(self) -> None:
+        """Has the next `stream` be a new iteration."""
+        self._stream = None
 
     def __iter__(self) -> Iterator[Any]:
         """Yields one epoch, or the rest of a resumed one, reading a few micro-batches ahead.
