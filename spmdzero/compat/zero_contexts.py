@@ -39,7 +39,8 @@ class ZeroParamStatus(enum.Enum):
 class GatheredParameters(contextlib.AbstractContextManager[None, None]):
     """Copies values written inside the context to the fp32 masters; reads don't need it.
 
-    Inside, a parameter that `Init` has placed, and no engine owns yet, is a plain tensor on the host.
+    A parameter that `Init` has placed, and that no engine owns yet, is a plain tensor on the host
+    inside the context.
 
     Args:
         params: a parameter or several, such as `module.parameters()`.
