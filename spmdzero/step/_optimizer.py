@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend import relaid, stored_zeros
+from spmdzero.backend import relaid, resting, stored_zeros
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import UpdateRule
 from spmdzero.plan import Role
@@ -236,12 +236,14 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
         if tensor.placement(Role.MASTER) is not None:
             # It has digits that the parameter has not, and is no state in torch.
             if parameter not in self._masters:
-                self._masters[parameter] = self._master_of(parameter)
+                layout = plan.at_rest(f"{Role.MASTER}/{name}")
+                self._masters[parameter] = resting(mesh, self._master_of(parameter), layout)
             state["master"] = self._masters[parameter]
         for slot in rule.slots:
             layout, value = plan.at_rest(f"{slot}/{name}"), rule.initial(slot, group)
             zeros = stored_zeros(mesh, layout, self._precision.moment)
-            state[slot] = mesh.mark(zeros + value, layout.spec) if value else zeros
+            made = mesh.mark(zeros + value, layout.spec) if value else zeros
+            state[slot] = resting(mesh, made, layout)
         for scalar in rule.scalars:
             value = torch.tensor(rule.initial(scalar, group), dtype=torch.float32)
             state[scalar] = mesh.place(value)
@@ -318,6 +320,7 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
             reset_at=self.reset_at.get(name, 0),
             layout=plan.at_rest(f"gradient/{name}"),
             at_rest=plan.at_rest(f"parameter/{name}"),
+            on_host=tuple(s for s in self.state[parameter] if plan.at_rest(f"{s}/{name}").on_host),
         )
 
     @torch.no_grad()
