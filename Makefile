@@ -54,7 +54,7 @@ SHARED := $(addprefix tests/unit/test_,attention_kernels.py autocast.py fuzzed_f
 	region_transformers.py region_writes.py writes.py) \
 	$(addprefix tests/engine/test_,attention.py first_import.py interrupts.py labels.py offload.py \
 	optimizers.py reads.py second_derivatives.py seeding.py stage_3.py stage_3_calls.py \
-	writes.py wrong_input.py) \
+	writes.py wrong_input.py zero_init.py) \
 	tests/explain/test_explain.py \
 	tests/comm tests/docs/test_docs.py tests/notebooks $(addprefix tests/integrations/test_,client_engine.py \
 	client_schedule.py deferred.py experts.py trainers_loss.py transformers.py)
