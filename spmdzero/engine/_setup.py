@@ -130,7 +130,7 @@ def start_devices(settings: SpmdZeroConfig, *, dist_init_required: bool | None) 
     """Chooses the backend, connects all hosts; returns the config's mesh of their devices.
 
     Raises:
-        SpmdZeroConfigError: as `start_backend`, but for the batch sizes.
+        SpmdZeroConfigError: as in `start_backend`, except for the batch sizes.
     """
     choose(settings.spmd.backend)
     flags.apply(settings.spmd.xla_flags)
