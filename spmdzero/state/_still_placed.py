@@ -16,7 +16,7 @@ def require_placed(training: Training) -> None:
             in its place.
     """
     now = dict(training.module.named_parameters())
-    for name, parameter in training.parameters:
+    for name, parameter in training.state.parameters.items():
         found = now.get(name)
         if found is not None and found is not parameter and arrays.is_mine(found):
             raise _not_planned(name)
@@ -34,7 +34,7 @@ def require_planned(training: Training) -> None:
     Raises:
         SpmdZeroUsageError: one was added after `initialize`, or put in the place of another.
     """
-    planned = dict(training.parameters)
+    planned = training.state.parameters
     for name, parameter in training.module.named_parameters():
         if parameter.requires_grad and planned.get(name) is not parameter:
             raise _not_planned(name)

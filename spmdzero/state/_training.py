@@ -89,11 +89,6 @@ class Training:
         """How the latest forward computes attention; empty where its program has no kernels."""
         return self.forward.attention
 
-    @functools.cached_property
-    def parameters(self) -> tuple[tuple[str, nn.Parameter], ...]:
-        """The module's parameters by name, as they were planned."""
-        return tuple(self.state.parameters.items())
-
     @property
     def group_names(self) -> list[list[str]]:
         """The parameters of each param group by name; none without an optimizer."""

@@ -150,15 +150,16 @@ class State(Mapping[str, torch.Tensor]):
 
         Args:
             known: the tensor that is there, where the caller has it at hand.
+
+        Raises:
+            KeyError: no tensor has that name, and none is replaced by it at each step.
         """
-        if known is not None:
-            self.mesh.commit(known, value, self.plan.at_rest(name).spec)
-            return
-        place = self.place(name)
-        if place.replaced or place.tensor is None:
+        place = self.place(name) if known is None else None
+        if place is not None and place.replaced:
             place.registry[place.key] = self.mesh.mark(value, place.spec)
-        else:
-            self.mesh.commit(place.tensor, value, place.spec)
+            return
+        old = self[name] if known is None else known
+        self.mesh.commit(old, value, self.plan.at_rest(name).spec)
 
     def upload(self, name: str, number: torch.Tensor) -> None:
         """Puts a number of the host, 0-dim, in the place of what has that name."""
