@@ -43,8 +43,8 @@ def make_batch(described: Sequence[str]) -> Any:
 
     Args:
         described: one ``module:function``; or shapes such as ``x=8x128:int64``, ``8x10``: a name
-            (all inputs have one, or none), the dims, a torch dtype (float32 if left out).
-            Integers are zeros, so that they are valid indices; other numbers are normal draws.
+            (all inputs have one, or none), the dims, a torch dtype (float32 if left out). Integers
+            are zeros, so that they are valid indices; other numbers are normal draws.
 
     Raises:
         SpmdZeroUsageError: a description is neither a shape nor one function.

@@ -29,9 +29,9 @@ def load_config(
         args: the parsed command line, for example an argparse.Namespace.
 
     Raises:
-        SpmdZeroConfigError: there is no config or more than one, the file can't be read, or a
-            key can't be honoured. A key that DeepSpeed doesn't know and so ignores is ignored too,
-            and logged.
+        SpmdZeroConfigError: there is no config or more than one, the file can't be read, or a key
+            can't be honoured. A key that DeepSpeed doesn't know and so ignores is ignored too, and
+            logged.
     """
     given = read(one_of(config, named_by(args)))
     check_values(given)

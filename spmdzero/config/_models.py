@@ -74,8 +74,8 @@ class SpmdZeroConfig(Section):
         steps_per_print: number of optimizer steps between two progress lines, at which the engine
             also reads whether the replicas agree; None prints none.
         gradient_clipping: largest global L2 norm of the gradient; 0 turns clipping off.
-        prescale_gradients: whether gradients are divided by the data-parallel size before they
-            are summed instead of afterwards.
+        prescale_gradients: whether gradients are divided by the data-parallel size before they are
+            summed instead of afterwards.
         gradient_predivide_factor: divisor of gradients before they are summed, if they aren't
             prescaled; the rest of the division follows the sum.
         gradient_allreduce_op: whether the gradient is the data-parallel mean or the sum.

@@ -84,8 +84,8 @@ def read(config: Any) -> dict[str, Any]:
             base64 encoding of such a file's text.
 
     Raises:
-        SpmdZeroConfigError: there is no such file, it can't be read, it is malformed, a key
-            occurs twice in one object, or the top level is no object.
+        SpmdZeroConfigError: there is no such file, it can't be read, it is malformed, a key occurs
+            twice in one object, or the top level is no object.
     """
     if isinstance(config, dict):
         return config

@@ -27,8 +27,8 @@ class SpmdConfig(Section):
 
     Attributes:
         backend: the backend that traces and compiles: "torch_xla", "jax", or the value of the
-            environment variable SPMDZERO_BACKEND, else torch_xla if it is installed and JAX if
-            not ("auto"). A process has one backend.
+            environment variable SPMDZERO_BACKEND, else torch_xla if it is installed and JAX if not
+            ("auto"). A process has one backend.
         mesh: number of devices on each mesh axis, "data" before "fsdp"; -1 takes the remaining
             devices.
         forward: "region" runs the module on each replica's rows, "global" on the global batch.
@@ -37,25 +37,25 @@ class SpmdConfig(Section):
         batch_dim: the tensor dim of the batch, for all inputs or by an input's name.
         outputs: how an output leaves the region, by its dotted path such as "attentions.0".
         attention: how `scaled_dot_product_attention` is computed in the region: by a kernel
-            ("kernel", which is interpreted slowly off the TPU), by plain products ("plain"), or
-            by a kernel in programs for TPUs ("auto").
+            ("kernel", which is interpreted slowly off the TPU), by plain products ("plain"), or by
+            a kernel in programs for TPUs ("auto").
         fused_loss: whether transformers' causal language models train without logits: their loss
             comes from hidden states, chunk by chunk, and their output has no logits.
-        recompute: which values of equal blocks that follow each other in a ModuleList or
-            Sequential backward computes again instead of keeping them: "nothing"; "everything",
-            which keeps a block's inputs; "dots", which keeps also the results of matrix products,
-            convolutions and attention kernels. Or an object of these by module name, in which *
-            is anything but a dot.
+        recompute: which values of equal blocks that follow each other in a ModuleList or Sequential
+            backward computes again instead of keeping them: "nothing"; "everything", which keeps a
+            block's inputs; "dots", which keeps also the results of matrix products, convolutions
+            and attention kernels. Or an object of these by module name, in which * is anything but
+            a dot.
         min_shard_elements: tensors with fewer elements are replicated.
         xla_flags: the TPU compiler flags with a measured effect on a generation's collectives:
             those of the present or explained chip ("auto"), of a named generation, or none.
-        compile_cache: a folder for compiled programs, which later processes read; "" keeps none.
-            It has no effect on torch_xla's CPU, whose programs can't be read back.
+        compile_cache: a folder for compiled programs, which later processes read; "" keeps none. It
+            has no effect on torch_xla's CPU, whose programs can't be read back.
         check_finite: whether a non-finite loss or gradient raises before the update; under a
             dynamic loss scale, whose overflows are expected, only a loss.
         capture: whether `engine.train_batch` replays its compiled programs, without tracing them
-            again, once it has seen that they stay the same, and the three calls reuse their
-            earlier traces.
+            again, once it has seen that they stay the same, and the three calls reuse their earlier
+            traces.
         scan: whether four or more equal blocks of a ModuleList or Sequential are compiled once, as
             a loop: "auto" does so in programs for TPUs, "on" on any device.
         broadcast: whether all hosts take the first host's parameters and buffers; if not, hosts

@@ -62,8 +62,8 @@ class ZeroConfig(DeepSpeedSection):
     """Which states ZeRO shards; other keys belong to a hand-written communication engine.
 
     Attributes:
-        stage: 0 shards nothing, 1 the optimizer state, 2 also the gradient between micro-batches,
-            3 also the parameters, on the JAX backend.
+        stage: 0 shards nothing, 1 the optimizer state, 2 also the gradient between micro-batches, 3
+            also the parameters, on the JAX backend.
         cpu_offload: an older spelling of ``"offload_optimizer": {"device": "cpu"}``.
         cpu_offload_param: an older spelling of ``"offload_param": {"device": "cpu"}``.
         stage3_param_persistence_threshold: at stage 3, parameters with at most this number of

@@ -37,8 +37,8 @@ class CapturedSteps:
     """Decides for each micro-batch of `train_batch` whether it is traced or replayed.
 
     A micro-batch is traced as one function, see `WholeStep`. The first three of a kind are traced
-    and compared; if they are equal, later ones start the compiled program without tracing
-    anything. Everything that a trace depends on is watched, so that a change brings tracing back.
+    and compared; if they are equal, later ones start the compiled program without tracing anything.
+    Everything that a trace depends on is watched, so that a change brings tracing back.
 
     Args:
         training: the training of the engine.

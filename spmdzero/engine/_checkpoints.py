@@ -99,7 +99,7 @@ class Checkpoints:
         training = self._training
         self._accumulation.refuse_inside("save_checkpoint")
         if training.region is not None and training.state.flags:
-            # What an evaluation left pending is compiled as a whole, not for its flags alone.
+            # An evaluation's pending graph is compiled as a whole, not for its flags alone.
             runtime.sync()
             training.region.check_agreement()
         if not save_dir:

@@ -67,9 +67,9 @@ def initialize(
         collate_fn: samples -> batch, for the loader.
         config: path of a DeepSpeed JSON, or its dict. `config_params` is the old name.
         weights: an argument of spmdzero: a safetensors file, its index, a folder with either, or a
-            function from a tensor's name to its value on the CPU. Parameters and buffers are
-            filled one at a time, in the model's dtype; buffers with ``persistent=False`` may be
-            missing there.
+            function from a tensor's name to its value on the CPU. Parameters and buffers are filled
+            one at a time, in the model's dtype; buffers with ``persistent=False`` may be missing
+            there.
         engine_class: an argument of spmdzero: a subclass of `Engine` that adapts it to a framework.
 
     Returns the engine, its optimizer, the loader (None without `training_data`) and the schedule.

@@ -38,7 +38,7 @@ def say_start(
 
 
 def say_offload(settings: SpmdZeroConfig, plan: ShardingPlan) -> None:
-    """Logs, once, where what the config has offloaded rests."""
+    """Logs once where the states rest that the config offloads."""
     zero, memory = settings.zero_optimization, plan.memory()
     optimizer, param = zero.offload_optimizer, zero.offload_param
     where = (

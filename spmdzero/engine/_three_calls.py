@@ -72,13 +72,13 @@ class ThreeCalls:
 
         Args:
             args, kwargs: the module's arguments. Tensors whose dim 0 has
-                `train_micro_batch_size_per_gpu x local devices` rows are batches and are split
-                over the devices, and so are the same inputs with fewer rows later; every other
-                tensor goes to each device whole (`spmdzero.replicated(t)` marks a tensor that
-                only looks like a batch). Tensors may be on the CPU or on `engine.device`.
+                `train_micro_batch_size_per_gpu x local devices` rows are batches and are split over
+                the devices, and so are the same inputs with fewer rows later; every other tensor
+                goes to each device whole (`spmdzero.replicated(t)` marks a tensor that only looks
+                like a batch). Tensors may be on the CPU or on `engine.device`.
 
-        Returns the module's outputs as global tensors: batches with all rows (each of several
-        hosts gets its own rows), floating scalars as their mean over the devices.
+        Returns the module's outputs as global tensors: batches with all rows (each of several hosts
+        gets its own rows), floating scalars as their mean over the devices.
 
         Raises:
             SpmdZeroUsageError: no tensor among the inputs has the rows of a whole micro-batch, or

@@ -41,8 +41,8 @@ class WholeStep:
     """A traced micro-batch.
 
     Attributes:
-        traced: the function of the state that it reads, the inputs, the host's numbers and keys.
-            It returns the state that it writes, and the loss.
+        traced: the function of the state that it reads, the inputs, the host's numbers and keys. It
+            returns the state that it writes, and the loss.
         reads: the places of the state that it reads.
         forms: shape, dtype and sharding of each of these tensors.
         writes: the places of the state that it writes.

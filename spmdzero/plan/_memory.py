@@ -1,4 +1,4 @@
-"""What a plan costs in bytes per device."""
+"""The memory of a plan, in bytes per device."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -75,8 +75,8 @@ def paper_formula(
 ) -> tuple[tuple[int, ...] | None, str]:
     """Bytes per device at the stages 0 to 3 by the ZeRO paper's formula, and a note on it.
 
-    The formula is 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N, 16Ψ/N (ZeRO, arXiv 1910.02054, section 5). The
-    bytes are None if it doesn't apply to this plan.
+    The formula is 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N, 16Ψ/N (ZeRO, arXiv 1910.02054, section 5). The bytes
+    are None if it doesn't apply to this plan.
     """
     note = (
         "ZeRO, arXiv 1910.02054, section 5: 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N, 16Ψ/N bytes for mixed "

@@ -229,7 +229,7 @@ class ShardingPlan(Shown):
         """The plan that `to_json` wrote, with the stored placements.
 
         Raises:
-            SpmdZeroError: not JSON, another version, or not a valid plan.
+            SpmdZeroError: the text is not JSON, has a different version, or is not a valid plan.
         """
         return _json.load(cls, text)
 
