@@ -43,18 +43,8 @@ class Place:
 class State(Mapping[str, torch.Tensor]):
     """Name -> tensor of all that a training is: every device holds the part that the plan says.
 
-    ================================================ ============================================
-    name                                             the registry, and the part that fills it
-    ================================================ ============================================
-    ``parameter/<name>``, ``buffer/<name>``          the module's own
-    ``accumulator/<name>``                           `accumulators`, the `GradientStore`
-    ``<slot>/<name>``, such as ``exp_avg/<name>``    `slots`, the `ZeroOptimizer`
-    ``counter/applied``, ``counter/skipped``,        `numbers`, the `ZeroOptimizer`
-    ``norm``
-    ``first_bad``, ``finite``, ``loss``              `numbers`, the `LossHealth`
-    ``total``                                        `numbers`, `train_batch`
-    ``agreement/<label>``                            `flags`, the replica region
-    ================================================ ============================================
+    docs/design.md has a table of the names, of the registries that keep the tensors, and of the
+    parts that fill them.
 
     A tensor that is kept twice, such as a tied weight, has its first name only.
 
