@@ -40,7 +40,7 @@ class ShardingPlan(Shown):
         accumulator_dtype: dtype of accumulator and gradient; None means the parameter's dtype.
         accumulation_steps: micro-batches per step; an accumulator exists above 1.
         partial: whether the backward hands over each device's own summand of the gradient.
-        on_host: roles that rest in host memory, of all but small tensors.
+        on_host: roles that rest in host memory, except for small tensors.
         tensors: the plan of each parameter, in the model's order.
     """
 

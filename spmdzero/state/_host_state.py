@@ -49,7 +49,7 @@ def host_state(
     training.skips.tell(skipped, step=training.counters.global_steps)
     state = dataclasses.replace(
         state,
-        # The count of the devices: without fp16 the host's own lags behind.
+        # This is the devices' count: without fp16 the host's own count lags behind.
         counters=dict(state.counters) | {"skipped_steps": skipped},
         applied=int(training.state["counter/applied"].item()),
         skipped=skipped,

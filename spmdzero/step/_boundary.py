@@ -144,7 +144,7 @@ class Boundary:
         *,
         after: Sequence[torch.Tensor],
     ) -> dict[str, torch.Tensor]:
-        """What of the members' states rests on the host, in the devices' memory."""
+        """Fetches the members' states that rest on the host into the devices' memory."""
         names = [f"{slot}/{member.name}" for member in members for slot in member.on_host]
         specs = [member.layout.spec for member in members for _ in member.on_host]
         if not names:

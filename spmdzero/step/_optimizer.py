@@ -251,7 +251,7 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Norm, clip, update and gather, as one pending program; moves nothing to the host."""
+        """Runs norm, clipping, update and gather as one pending program; reads nothing."""
         refuse_closure(closure)
         self.renew()
         self._gradients.reduce_deferred()
