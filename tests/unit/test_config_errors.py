@@ -77,7 +77,6 @@ def test_what_is_on_but_not_supported_is_refused_with_the_reason():
         ("zero_optimization.offload_optimizer.device", "cpu", "offload"),
         ("zero_optimization.offload_param.device", "nvme", "offload"),
         ("zero_optimization.zero_quantized_gradients", True, "fp32, bf16 or fp16"),
-        ("activation_checkpointing.cpu_checkpointing", True, "offload"),
         ("bf16.bf16_master_weights_and_grads", True, "offload"),
         ("bf16.bf16_optimizer_states", True, "need bf16 master weights"),
         ("fp16.fp16_master_weights_and_grads", True, "offload"),

@@ -18,8 +18,10 @@ from spmdzero.backend.jax import _own
 from spmdzero.backend.jax._graph import Graph, Slot, Step
 from spmdzero.backend.jax._lowered import lowered
 from spmdzero.backend.jax._numbers import as_taken
+from spmdzero.backend.jax._operations import KEEP_ON_HOST
 from spmdzero.backend.jax._trees import found, swapped
 from spmdzero.backend.jax._values import Space
+from spmdzero.backend.jax._versions import moved
 
 
 def function_of(graph: Graph, mesh: Mesh) -> Any:
@@ -53,6 +55,8 @@ def function_of(graph: Graph, mesh: Mesh) -> Any:
                         _run(step, whole)
             elif steps:
                 _run_region(steps, whole, needed.get(phase, set()), _mesh_of(steps, mesh))
+        # A program's outputs are on the devices: whoever asks for one may compute with it.
+        whole |= {number: moved(whole[number], host=False) for number in _kept(graph)}
         results = [
             _own.joined(whole[slot.number]) if slot.space is Space.HOST else whole[slot.number]
             for slot in graph.outputs
@@ -77,6 +81,14 @@ def _phases(graph: Graph) -> dict[int, int]:
         after = phase + 1 if _leaves(step) else phase
         of_slot |= {slot.number: after for slot in step.made}
     return phases
+
+
+def _kept(graph: Graph) -> set[int]:
+    """Which outputs the program has in the host's memory."""
+    kept = {
+        slot.number for step in graph.steps if step.op.key[0] == KEEP_ON_HOST for slot in step.made
+    }
+    return kept & {slot.number for slot in graph.outputs}
 
 
 def _leaves(step: Step) -> bool:

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import torch
 
+from spmdzero.backend._traced import traced as for_program
+
 
 def wide_numbers() -> contextlib.AbstractContextManager[object]:
     """Inside, JAX has numbers of 64 bits, as torch does; elsewhere JAX stays as its user set it."""
@@ -37,6 +39,24 @@ def solve_turns_its_matrix() -> bool:
             torch.tensor([[2.0, 4.0], [1.0, 1.0]]), torch.ones(2)
         )[2]
     return pivots[0].item() == 2
+
+
+def has_host_memory() -> bool:
+    """Whether the devices of the program being traced have memory apart from the host's."""
+    return (for_program.platform or jax.default_backend()).upper() != "CPU"
+
+
+def moved(array: Any, *, host: bool) -> Any:
+    """What JAX traces of `array` in the host's memory, or in the device's; on CPUs they are one."""
+    if not has_host_memory():
+        # JAX 0.7.1 would annotate outputs too, and its partitioner for CPUs ends at that.
+        return array
+    memory = getattr(jax, "memory", None)
+    if memory is not None:
+        return jax.device_put(array, memory.Space.Host if host else memory.Space.Device)
+    from jax._src.sharding_impls import TransferToMemoryKind
+
+    return jax.device_put(array, TransferToMemoryKind("pinned_host" if host else "device"))
 
 
 def lowered_for(traced: Any, platform: str) -> Any:

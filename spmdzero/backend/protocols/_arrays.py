@@ -94,3 +94,16 @@ class Arrays(Protocol):
 
     def local_replicas(self, tensor: torch.Tensor) -> list[int]:
         """For each of them, how many devices before it hold the same part."""
+
+
+class HostMemory(Protocol):
+    """The host's memory, in which a program may keep what it computes, in the replica region."""
+
+    def missing(self) -> str:
+        """Why the program that is being traced has none to itself, ``""`` where it has."""
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same numbers there; only `from_host` may read it. Autograd sees nothing of it."""
+
+    def from_host(self, tensor: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        """What `to_host` was given, on the devices, fetched once `after` is known."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.protocols._arrays import Arrays
+from spmdzero.backend.protocols._arrays import Arrays, HostMemory
 from spmdzero.backend.protocols._compiler import Compiler
 from spmdzero.backend.protocols._mesh import Mesh, Reduction
 from spmdzero.backend.protocols._programs import Counters, Flags, MemoryMaps, Programs
@@ -44,6 +44,10 @@ class Backend:
             region.
         recomputed: calls a function with what follows, keeps its inputs only, and runs it again in
             the backward pass.
+        recomputed_from_host: as `recomputed`, and the inputs rest in the host's memory meanwhile,
+            or one line says why they don't.
+        host_memory: where a program may keep what it computes apart from the devices' memory; None
+            for a backend that can't.
     """
 
     name: str
@@ -63,3 +67,5 @@ class Backend:
     in_region: Callable[[], bool]
     refuse_leak: Callable[[torch.Tensor], None]
     recomputed: Callable[..., Any]
+    recomputed_from_host: Callable[..., Any]
+    host_memory: HostMemory | None = None

@@ -11,7 +11,7 @@ from spmdzero.errors import SpmdZeroUsageError
 
 OutputRule = Literal["batch", "mean", "sum", "agree", "stack"]
 AttentionChoice = Literal["auto", "kernel", "plain"]
-RecomputePolicy = Literal["nothing", "dots", "everything"]
+RecomputePolicy = Literal["nothing", "dots", "everything", "offload"]
 Recompute = RecomputePolicy | Mapping[str, RecomputePolicy]
 # Parameter name, and one replica's gradient in replica space; several for one name are summed.
 GradientSink = Callable[[str, torch.Tensor], None]

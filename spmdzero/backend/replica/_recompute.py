@@ -1,5 +1,6 @@
 """Gradient checkpointing that XLA can't undo."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -7,10 +8,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
-from spmdzero.backend._current import arrays
+from spmdzero._logging import log_once
+from spmdzero.backend._current import arrays, current
 from spmdzero.backend.forms._order import after
 from spmdzero.backend.forms._tree import map_tensors
+from spmdzero.backend.protocols._arrays import HostMemory
+from spmdzero.backend.replica._anchors import Anchors
 from spmdzero.backend.replica._products import PRODUCTS
+from spmdzero.backend.replica._readers import in_region
 
 
 class _Tie(torch.autograd.Function):
@@ -19,6 +24,18 @@ class _Tie(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         return after(tensor, gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grads[0], None
+
+
+class _Fetch(torch.autograd.Function):
+    """What rests on the host, on the devices again, once `gradient` is known."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        return _memory().from_host(tensor, gradient)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -67,6 +84,11 @@ class _Kept(TorchDispatchMode):
         return value if self.gradient is None else after(value, self.gradient)
 
 
+def is_loop_body() -> bool:
+    """Whether a block is being traced that becomes the body of a loop."""
+    return any(isinstance(mode, Anchors) for mode in _get_current_dispatch_mode_stack())
+
+
 def kept_of_kernel(made: list[torch.Tensor]) -> list[torch.Tensor]:
     """What takes the place of what a kernel made, which no dispatch mode sees."""
     modes = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, _Kept)]
@@ -87,7 +109,49 @@ def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     Returns what `function` returns.
     """
+    if _offloads.depth:
+        return recomputed_from_host(function, *args, **kwargs)
     return _recomputed(function, args, kwargs, kept=None)
+
+
+def recomputed_from_host(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """As `recomputed`, and what is kept rests in the host's memory until the gradient arrives.
+
+    Floating-point tensors of more than one element do, in the replica region of a backend that can
+    keep them there. Where they stay one line says why.
+    """
+    if why := _why_it_stays():
+        log_once(f"what checkpointed blocks keep stays where it is, not in host memory: {why}")
+    can = in_region() and not is_loop_body() and current().host_memory is not None
+    return _recomputed(function, args, kwargs, kept=None, on_host=can and torch.is_grad_enabled())
+
+
+def _why_it_stays() -> str:
+    memory = current().host_memory
+    if memory is None:
+        return f"the {current().name} backend keeps what a program computes on the devices"
+    if not in_region():
+        return "it is computed outside of the replica region"
+    return (
+        "a loop over equal blocks stacks it on the devices" if is_loop_body() else memory.missing()
+    )
+
+
+class _Offloads:
+    depth = 0
+
+
+_offloads = _Offloads()
+
+
+@contextlib.contextmanager
+def kept_on_host(enabled: bool) -> Iterator[None]:
+    """Inside, if `enabled`, `recomputed` is `recomputed_from_host`."""
+    _offloads.depth += enabled
+    try:
+        yield
+    finally:
+        _offloads.depth -= enabled
 
 
 def recomputed_but_dots(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -100,22 +164,30 @@ def recomputed_but_dots(function: Callable[..., Any], *args: Any, **kwargs: Any)
 
 
 def _recomputed(
-    function: Callable[..., Any], args: Any, kwargs: dict[str, Any], *, kept: _Kept | None
+    function: Callable[..., Any],
+    args: Any,
+    kwargs: dict[str, Any],
+    *,
+    kept: _Kept | None,
+    on_host: bool = False,
 ) -> Any:
     arrived: list[torch.Tensor] = []
-    ran = False
+    # What rests on the host is not what the first run computes with.
+    first = [(args, kwargs)] if on_host else []
+
+    def again(_: str, tensor: torch.Tensor) -> torch.Tensor:
+        rests = on_host and _can_rest(tensor)
+        back = _Fetch.apply(tensor, arrived[-1]) if rests else tensor
+        return _Tie.apply(back, arrived[-1])
 
     def run(*inputs: Any, **named: Any) -> Any:
-        nonlocal ran
-        gradient = arrived.pop() if ran and arrived else None
-        if gradient is not None:
-            arrived.clear()
-            inputs, named = map_tensors(
-                (inputs, named), lambda _, tensor: _Tie.apply(tensor, gradient)
-            )
+        if first:
+            inputs, named = first.pop()
         if kept is not None:
-            kept.gradient = None if gradient is None else arrays.inner(gradient)
-        ran = True
+            kept.gradient = arrays.inner(arrived[-1]) if arrived else None
+        if arrived:
+            inputs, named = map_tensors((inputs, named), again)
+            arrived.clear()
         if kept is None:
             return function(*inputs, **named)
         with kept:
@@ -126,4 +198,22 @@ def _recomputed(
             tensor.register_hook(arrived.append)
         return tensor
 
+    if on_host:
+        args, kwargs = map_tensors((args, kwargs), _at_rest)
     return map_tensors(checkpoint(run, *args, use_reentrant=False, **kwargs), watch)
+
+
+def _memory() -> HostMemory:
+    memory = current().host_memory
+    assert memory is not None
+    return memory
+
+
+def _can_rest(tensor: torch.Tensor) -> bool:
+    return arrays.is_mine(tensor) and tensor.is_floating_point() and tensor.numel() > 1
+
+
+def _at_rest(_: str, tensor: torch.Tensor) -> torch.Tensor:
+    if not _can_rest(tensor):
+        return tensor
+    return _memory().to_host(tensor.detach()).requires_grad_(tensor.requires_grad)
