@@ -21,7 +21,7 @@ def convert(
     ranks: Annotated[
         int | None, typer.Option(min=1, help="deepspeed: the processes that will load it")
     ] = None,
-    stage: Annotated[int, typer.Option(min=1, max=2, help="deepspeed: their ZeRO stage")] = 2,
+    stage: Annotated[int, typer.Option(min=1, max=3, help="deepspeed: their ZeRO stage")] = 2,
     dtype: Annotated[
         str | None, typer.Option(help="safetensors, dcp: fp32, bf16 or fp16; as it is if left out")
     ] = None,

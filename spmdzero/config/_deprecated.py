@@ -3,6 +3,7 @@
 import logging
 from typing import Any
 
+from spmdzero.config._types import flag, lower
 from spmdzero.errors import SpmdZeroConfigError
 
 _logger = logging.getLogger("spmdzero")
@@ -26,9 +27,12 @@ SECOND_SPELLINGS: dict[str, str] = {
 }
 """Spellings that DeepSpeed takes too, because its fields are named so."""
 
-_STILL_WARN = {
+_TO_THE_HOST = {
     "zero_optimization.cpu_offload": "zero_optimization.offload_optimizer",
     "zero_optimization.cpu_offload_param": "zero_optimization.offload_param",
+}
+_STILL_WARN = {
+    **_TO_THE_HOST,
     "zero_optimization.cpu_offload_use_pin_memory": (
         "zero_optimization.offload_optimizer.pin_memory"
     ),
@@ -50,6 +54,8 @@ def modernise(config: dict[str, Any]) -> None:
     for old, new in _STILL_WARN.items():
         if holder_of(config, old)[0] is not None:
             _warn(old, new)
+    for old, new in _TO_THE_HOST.items():
+        _offloaded(config, old=old, new=new)
 
 
 def holder_of(config: Any, key: str) -> tuple[dict[str, Any] | None, str]:
@@ -76,6 +82,24 @@ def _rename(config: dict[str, Any], *, old: str, new: str) -> None:
             fix=f"Remove {old!r}.",
         )
     holder[present] = value
+
+
+def _offloaded(config: dict[str, Any], *, old: str, new: str) -> None:
+    holder, name = holder_of(config, old)
+    if holder is None or flag(holder[name]) is not True:
+        return
+    section = holder.get(new.rpartition(".")[2]) or {}
+    if not isinstance(section, dict):
+        return
+    if lower(section.get("device", "cpu")) != "cpu":
+        raise SpmdZeroConfigError(
+            key=old,
+            value=holder[name],
+            reason=f"{new}.device is given too, as {section['device']!r}",
+            fix=f"Remove {old!r}.",
+        )
+    del holder[name]
+    holder[new.rpartition(".")[2]] = {**section, "device": "cpu"}
 
 
 def _warn(old: str, new: str) -> None:

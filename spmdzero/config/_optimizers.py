@@ -175,8 +175,9 @@ _COMPRESSED = Refusal(
     "Use Adam or Lamb; a bf16 run already sends half the bytes.",
 )
 _ON_THE_HOST = Refusal(
-    "the optimizer state is sharded over the devices' memory and never on the host",
-    "Use the optimizer of the same name without CPU, at ZeRO stage 1 or 2.",
+    "it is a class of DeepSpeed's, which its configs call by the name without DeepSpeedCPU",
+    'Write "AdamW" (or "Adam", "Adagrad", "Lion"); "offload_optimizer": {"device": "cpu"} in '
+    "zero_optimization has its states rest on the host.",
 )
 _FUSED = Refusal(
     "it is a class of DeepSpeed's, which its configs call by the name without Fused",

@@ -16,7 +16,7 @@ class Bf16Config(DeepSpeedSection):
         check_grad_overflow: whether a step with a non-finite gradient is skipped.
         immediate_grad_update: no meaning here, see `NO_MEANING`.
         bf16_master_weights_and_grads: whether master weights are bf16; only together with
-            ``bf16_optimizer_states``, because with fp32 states DeepSpeed asks for CPU offload.
+            ``bf16_optimizer_states``, as in DeepSpeed without its CPU Adam.
         bf16_optimizer_states: whether the optimizer's states are bf16 too.
     """
 
@@ -37,8 +37,8 @@ class Bf16Config(DeepSpeedSection):
             )
         if masters and not states:
             raise RefusedValueError(
-                "bf16 master weights beside fp32 optimizer states are an offloading feature of "
-                "DeepSpeedCPUAdam, and spmdzero doesn't offload",
+                "bf16 master weights beside fp32 optimizer states are what only "
+                "DeepSpeedCPUAdam trains on",
                 fix='Write "bf16_optimizer_states": true beside it, or false here.',
                 at=("bf16_master_weights_and_grads",),
             )

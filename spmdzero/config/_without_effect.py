@@ -23,7 +23,7 @@ class ActivationCheckpointingConfig(DeepSpeedSection):
 
 
 class AioConfig(DeepSpeedSection):
-    """DeepSpeed's asynchronous reads and writes of offloaded tensors."""
+    """DeepSpeed's asynchronous reads and writes of NVMe."""
 
     block_size: Natural = 1_048_576
     queue_depth: Natural = 8

@@ -1,4 +1,4 @@
-"""Where a step's state is kept: what a captured program reads and writes."""
+"""The places of a step's state, which a captured program reads and writes."""
 
 import dataclasses
 from collections.abc import Iterator, MutableMapping
@@ -12,13 +12,13 @@ from spmdzero.state._training import Training
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-    """One tensor of the state, by where it is kept rather than by what it is now.
+    """The place where one tensor of the state is kept.
 
     Attributes:
-        name: such as ``"exp_avg/body.weight"``.
+        name: a name such as ``"exp_avg/body.weight"``.
         holder, key: ``holder[key]`` is the tensor.
-        spec: its sharding.
-        rebinds: whether a step puts a new tensor there, rather than a new value into the old one.
+        spec: the tensor's sharding.
+        rebinds: whether a step puts a new tensor there, instead of a new value into the old one.
     """
 
     name: str
@@ -29,14 +29,14 @@ class Place:
 
     @property
     def tensor(self) -> torch.Tensor | None:
-        """The tensor that is there now."""
+        """The tensor that is in this place now, or None."""
         return self.holder.get(self.key)
 
 
 def own_numbers(training: Training) -> None:
-    """Gives each 0-dim buffer of the module a buffer on the devices of its own; reads them.
+    """Gives each 0-dim buffer of the module its own memory on the devices; reads the values.
 
-    One that was made of a Python number shares that of equal numbers in the program.
+    Otherwise a buffer made from a Python number shares memory with equal numbers of the program.
     """
     for buffer in training.module.buffers():
         if not buffer.dim():
@@ -44,8 +44,9 @@ def own_numbers(training: Training) -> None:
 
 
 def state_places(training: Training) -> dict[str, Place]:
-    """By name, parameters, buffers, states, accumulators and everything else that outlives a
-    micro-batch; a tensor that is kept twice, such as a tied weight, is listed once.
+    """Name -> place of each tensor that outlives a micro-batch: parameters, states and so on.
+
+    A tensor that is kept twice, such as a tied weight, is listed once.
     """
     seen: set[int] = set()
     found = {}
@@ -89,7 +90,7 @@ def _all(training: Training) -> Iterator[Place]:
 
 
 def agreement(training: Training, label: str) -> Place:
-    """The place of a flag of the replica region's."""
+    """The place of a flag of the replica region."""
     assert training.region is not None
     flags = training.region.disagreements
     return Place(name=f"agreement/{label}", holder=flags, key=label, rebinds=True)

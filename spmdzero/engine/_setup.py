@@ -1,4 +1,4 @@
-"""What `initialize` does, step by step: config, backend, plan, training."""
+"""The parts of `initialize`: config, backend, placed module, training."""
 
 import logging
 from typing import Any
@@ -33,6 +33,7 @@ from spmdzero.engine._elastic import tell_sizes
 from spmdzero.engine._groups import Groups, Members, find_groups
 from spmdzero.engine._plan_of import resting_shards
 from spmdzero.engine._schedule import make_schedule
+from spmdzero.engine._start_line import say_offload
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError, UsageAssertionError
 from spmdzero.nn._causal_lm import fuse_causal_lm_losses
 from spmdzero.plan import MeshSpec, ShardingPlan
@@ -65,10 +66,10 @@ _FP16_WITHOUT_ZERO = (
 
 
 def require_module(model: object, **refused: object) -> nn.Module:
-    """The model.
+    """Returns the model if it is a module and no argument of model parallelism is given.
 
     Raises:
-        UsageAssertionError: it is no module.
+        UsageAssertionError: the model is no module.
         SpmdZeroUsageError: an argument of model parallelism is given.
     """
     if not isinstance(model, nn.Module):
@@ -85,7 +86,7 @@ def require_module(model: object, **refused: object) -> nn.Module:
 
 
 def read_settings(config: Any, args: Any) -> SpmdZeroConfig:
-    """The config, checked together with what was passed beside it.
+    """The config, checked together with the command line's arguments.
 
     Raises:
         SpmdZeroConfigError: it can't be honoured.
@@ -114,8 +115,8 @@ def start_backend(
     """Chooses the backend, connects all hosts, lays the config's mesh over their devices.
 
     Raises:
-        SpmdZeroConfigError: the backend isn't installed, or the process uses another; or the
-            devices can't be split so.
+        SpmdZeroConfigError: the backend isn't installed, or the process uses the other one; or the
+            mesh doesn't fit the devices.
     """
     choose(settings.spmd.backend)
     if settings.zero_optimization.stage == 3 and current().name != "jax":
@@ -140,14 +141,14 @@ def place_module(
     weights: Weights | None,
     optimizer: tuple[Any, Any],
 ) -> Groups | None:
-    """Moves the module to the devices; returns what of it is trained, None without an optimizer.
+    """Moves the module to the devices; returns its trained groups, None without an optimizer.
 
     Args:
         optimizer: the arguments `optimizer` and `model_parameters` of `initialize`.
 
     Raises:
-        SpmdZeroUsageError: parameters have another dtype than fp32, and neither the bf16 nor the
-            fp16 section is on (as DeepSpeed).
+        SpmdZeroUsageError: a parameter's dtype isn't fp32, and neither the bf16 nor the fp16
+            section is on (as in DeepSpeed).
     """
     dtype = PrecisionPolicy.from_config(settings).parameter
     if settings.spmd.fused_loss:
@@ -199,13 +200,10 @@ def make_training(
     plan: ShardingPlan,
     mesh: Mesh,
 ) -> Training:
-    """The state on the devices, and what makes a step of it."""
+    """Makes the training state on the devices, with all parts that a step needs."""
+    say_offload(settings, plan)
     precision, rules = PrecisionPolicy.from_config(settings), _region_rules(settings)
-    # Without an optimizer nobody would multiply the loss by the scale, nor update it.
-    scaled = settings.fp16.enabled and groups is not None
-    scaler = LossScaler.from_config(settings.fp16, stage=plan.stage) if scaled else None
-    if scaled and plan.stage == 0:
-        log_once(_FP16_WITHOUT_ZERO)
+    scaler = _scaler(settings, groups, plan)
     path = GradientPath(
         plan=plan,
         mesh=mesh,
@@ -249,6 +247,17 @@ def make_training(
         lr_scheduler=schedule,
         health=health,
     )
+
+
+def _scaler(
+    settings: SpmdZeroConfig, groups: Groups | None, plan: ShardingPlan
+) -> LossScaler | None:
+    # Without an optimizer no code would multiply the loss by the scale, or update the scale.
+    if not settings.fp16.enabled or groups is None:
+        return None
+    if plan.stage == 0:
+        log_once(_FP16_WITHOUT_ZERO)
+    return LossScaler.from_config(settings.fp16, stage=plan.stage)
 
 
 def _forward(

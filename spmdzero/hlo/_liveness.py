@@ -1,9 +1,9 @@
-"""How much of the device's and the host's memory a compiled program takes, off its schedule."""
+"""The memory of device and host that a compiled program takes, from its schedule."""
 
 from spmdzero.hlo._module import Instruction, Module
 from spmdzero.hlo._text import parse
 
-# They give another name to memory that is there already, or hold none.
+# These rename memory that exists already, or hold none.
 _VIEWS = frozenset({"bitcast", "tuple", "get-tuple-element", "optimization-barrier", "copy-done"})
 _NO_MEMORY = frozenset({"parameter", "constant", "after-all", "partition-id", "replica-id"})
 
@@ -12,10 +12,11 @@ def entry_argument_bytes(text: str, *, on_host: bool = False) -> int:
     """Bytes of one device's inputs of the optimised program `text`.
 
     Args:
-        text: as `StepGraph.hlo()` gives it.
-        on_host: counts those in the host's memory, and not those in the device's.
+        text: as from `StepGraph.hlo()`.
+        on_host: count the inputs in the host's memory, not those in the device's.
 
     Raises:
+        SpmdZeroUsageError: the text is not a whole HLO module.
         SpmdZeroUsageError: the text is not a whole HLO module.
     """
     module = parse(text)
@@ -26,16 +27,16 @@ def entry_argument_bytes(text: str, *, on_host: bool = False) -> int:
 def peak_temporary_bytes(text: str, *, on_host: bool = False) -> int:
     """The most bytes that one device holds at once in values between inputs and outputs.
 
-    Goes through the entry computation in the order in which the compiler scheduled it; a value
-    lives from the instruction that makes it to the last that reads it, results until the end.
-    Inputs and constants don't count. An estimate from above: the compiler also lets a value
-    take the place of an operand that dies there, and in the device's memory an output that of a
+    Walks the entry computation in the order in which the compiler scheduled it. A value lives from
+    the instruction that makes it to the last one that reads it, results until the end. Inputs and
+    constants don't count. This is an upper estimate: the compiler also lets a value take the
+    memory of an operand that dies there, and in the device's memory an output take that of a
     donated input.
 
     Args:
-        text: the optimised HLO of one program, as `StepGraph.hlo()` gives it.
-        on_host: counts what one device holds in the host's memory, and not in its own. What takes
-            the place of a donated input doesn't count there.
+        text: the optimised HLO of one program, as from `StepGraph.hlo()`.
+        on_host: count the values of one device in the host's memory, not those in its own. There
+            a value that takes the memory of a donated input doesn't count.
 
     Raises:
         SpmdZeroUsageError: the text is not a whole HLO module.
@@ -70,13 +71,13 @@ def peak_temporary_bytes(text: str, *, on_host: bool = False) -> int:
 
 
 def _in_place(module: Module, root: Instruction) -> tuple[str, ...]:
-    """The values of the root that take the place of a donated input."""
+    """The values of the root that take the memory of a donated input."""
     if root.opcode != "tuple":
         return (root.name,) if module.aliased else ()
     return tuple(root.operands[place] for place in module.aliased_outputs)
 
 
 def _bytes(instruction: Instruction, *, on_host: bool) -> int:
-    # The start of a copy names its source too, which somebody else made.
+    # The start of a copy also names its source, which another instruction made.
     made = instruction.shapes[: 1 if instruction.opcode == "copy-start" else None]
     return sum(shape.bytes for shape in made if shape.on_host == on_host)

@@ -1,4 +1,4 @@
-"""Ledgers of collectives."""
+"""Pages of ledgers of collectives."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +13,7 @@ _Cell = TypeVar("_Cell", str, int)
 
 @page_of.register
 def ledger_page(ledger: CollectiveLedger) -> Page:
-    """One row for each role and kind."""
+    """A page with one row for each role and kind."""
     return _page(
         ledger,
         headers=(
@@ -39,7 +39,7 @@ def ledger_page(ledger: CollectiveLedger) -> Page:
 
 @page_of.register
 def details_page(details: LedgerDetails) -> Page:
-    """One row for each collective, the tensor that it serves included."""
+    """A page with one row for each collective and its tensor."""
     ledger = details.ledger
     return _page(
         ledger,
@@ -70,13 +70,13 @@ def grouped(
 
 
 def sums(collectives: Sequence[Collective]) -> tuple[str, str, str]:
-    """The number, the bytes and the wire bytes."""
+    """Number, bytes and wire bytes of the collectives, as cells."""
     total, wire = sum(c.bytes for c in collectives), sum(c.wire_bytes for c in collectives)
     return str(len(collectives)), f"{total:,}", f"{wire:,}"
 
 
 def yes_no(flag: bool) -> str:
-    """A flag in a cell."""
+    """The cell of a flag: ``yes`` or ``no``."""
     return "yes" if flag else "no"
 
 
@@ -104,5 +104,5 @@ def _role(ledger: CollectiveLedger, collective: Collective) -> str:
 
 
 def _over_hosts(ledger: CollectiveLedger, cell: _Cell) -> tuple[_Cell, ...]:
-    """The cell of the column that tells hosts apart, where there are several."""
+    """The cell of the column about traffic between hosts, if there are several hosts."""
     return (cell,) if ledger.hosts > 1 else ()

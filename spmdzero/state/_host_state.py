@@ -11,7 +11,7 @@ from torch import nn
 from spmdzero._logging import is_new
 from spmdzero._names import listed
 from spmdzero.backend import REPLICATED
-from spmdzero.data._generators import generators
+from spmdzero.data._seeds import generators
 from spmdzero.formats import RESET_AT, HostState, portable
 from spmdzero.state._training import Training
 from spmdzero.step._numbers import numbers_at, take_over_numbers

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from spmdzero.backend import arrays, runtime, store
-from spmdzero.data._generators import set_generators
+from spmdzero.data._seeds import set_generators
 from spmdzero.formats import (
     Box,
     StoredTensor,

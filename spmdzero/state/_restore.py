@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from spmdzero.backend import arrays, runtime
-from spmdzero.data._generators import set_generators
+from spmdzero.data._seeds import set_generators
 from spmdzero.errors import SpmdZeroCheckpointError
 from spmdzero.formats import Box, HostState, TrainingState
 from spmdzero.state._host_state import (

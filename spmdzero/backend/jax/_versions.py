@@ -1,4 +1,4 @@
-"""What differs between the versions of JAX and torch that this backend works with."""
+"""Differences between the versions of JAX and torch that this backend works with."""
 
 import contextlib
 import functools
@@ -11,12 +11,12 @@ from spmdzero.backend._traced import traced as for_program
 
 
 def wide_numbers() -> contextlib.AbstractContextManager[object]:
-    """Inside, JAX has numbers of 64 bits, as torch does; elsewhere JAX stays as its user set it."""
+    """Context in which JAX has 64-bit numbers, as torch has; outside the user's setting holds."""
     return _enable_x64(True)
 
 
 def narrow_numbers() -> contextlib.AbstractContextManager[object]:
-    """Inside of `wide_numbers`, JAX has numbers of 32 bits again, which Pallas's kernels need."""
+    """Context inside `wide_numbers` in which JAX has 32-bit numbers, as Pallas kernels need."""
     return _enable_x64(False)
 
 
@@ -29,10 +29,10 @@ def _enable_x64(enabled: bool) -> contextlib.AbstractContextManager[object]:
 
 @functools.cache
 def solve_turns_its_matrix() -> bool:
-    """Whether torch's solve returns the LU of the transposed matrix, and its gradient expects it.
+    """Whether torch's solve returns the LU of the transposed matrix, as its gradient then expects.
 
-    torch 2.9 does and 2.14 doesn't: it is asked, for a matrix of which the first row is kept in
-    its place where it is not transposed.
+    torch 2.9 does and 2.14 doesn't. Solving with a matrix that needs no pivoting unless it is
+    transposed shows it.
     """
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         pivots = torch.ops.aten._linalg_solve_ex(
@@ -41,15 +41,15 @@ def solve_turns_its_matrix() -> bool:
     return pivots[0].item() == 2
 
 
-def has_host_memory() -> bool:
-    """Whether the devices of the program being traced have memory apart from the host's."""
-    return (for_program.platform or jax.default_backend()).upper() != "CPU"
+def moves_to_host() -> bool:
+    """Whether the traced program is for devices with a memory apart from the host's, TPUs."""
+    return (for_program.platform or jax.default_backend()).upper() == "TPU"
 
 
 def moved(array: Any, *, host: bool) -> Any:
-    """What JAX traces of `array` in the host's memory, or in the device's; on CPUs they are one."""
-    if not has_host_memory():
-        # JAX 0.7.1 would annotate outputs too, and its partitioner for CPUs ends at that.
+    """A traced array, moved to the host's memory or to the device's; itself off the TPU."""
+    if not moves_to_host():
+        # JAX annotates the outputs too, which XLA's partitioner for CPUs can't read (0.7.1).
         return array
     memory = getattr(jax, "memory", None)
     if memory is not None:
@@ -62,8 +62,8 @@ def moved(array: Any, *, host: bool) -> Any:
 def lowered_for(traced: Any, platform: str) -> Any:
     """A traced program, lowered for devices that need not be here, such as ``"tpu"``.
 
-    As for an export, which writes Pallas's kernels in the older Mosaic version that a compiler
-    apart from this JAX reads: libtpu 0.0.21 answers what jax 0.7.1 lowers otherwise with
+    It is lowered as for an export, which writes Pallas kernels in the older Mosaic version that a
+    compiler apart from this JAX reads: otherwise libtpu 0.0.21 refuses programs of jax 0.7.1 with
     "expected <= 7 but got 8".
     """
     from jax._src.interpreters import mlir

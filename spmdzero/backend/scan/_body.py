@@ -1,4 +1,4 @@
-"""A block as it is called, and what was traced of it."""
+"""A called block, and its trace."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,13 +14,13 @@ from spmdzero.backend.scan._parts import Form
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Block:
-    """A block as it is called.
+    """A block and the arguments of its call.
 
     Attributes:
-        module: its parameters are the replica's.
-        call: runs it, in the place of its own call.
-        args, kwargs: what it is given after its first argument.
-        x: shape and dtype of that.
+        module: the block, with the replica's parameters.
+        call: runs the module, in the place of its own call.
+        args, kwargs: the arguments after the first one.
+        x: shape and dtype of the first argument.
         saves: whether products are kept for the backward, which otherwise computes all again.
     """
 
@@ -33,7 +33,7 @@ class Block:
 
     @property
     def parameters(self) -> dict[str, torch.Tensor]:
-        """By name."""
+        """Parameters by name."""
         return dict(self.module.named_parameters())
 
     @property
@@ -46,21 +46,21 @@ class Block:
 class Body:
     """A traced block.
 
-    The inputs of `forward` are x, what is shared by all blocks, the replica's number, the block's
-    parameters and buffers; then come the keys of its draws, and what it uploads. It returns y, and
-    what is saved. Those of `backward` are the same and then dy, one gradient for each of `shared`
-    so far, the keys, the uploads, and the saved products. It returns dx, the gradients of `shared`
-    with what came in, and those of `trained`.
+    The inputs of `forward` are x, the tensors shared by all blocks, the replica's number, the
+    block's parameters and buffers, the keys of its draws, and its uploads. It returns y and the
+    saved tensors. The inputs of `backward` are the same up to the buffers, then dy, the gradient so
+    far of each of `shared`, the keys, the uploads, and the saved products. It returns dx, the
+    gradients of `shared` with those so far added, and the gradients of `trained`.
 
     Attributes:
-        output: the form of what the block returns.
-        draws: keys that it draws.
-        uploads: values on the CPU that it uploads.
+        output: the form of the block's output.
+        draws: number of keys that it draws.
+        uploads: CPU tensors that it uploads.
         saves_x: whether its backward needs x.
-        saved: the products that its backward needs, by number.
-        forms: of these.
-        shared: of the shared inputs those that have a gradient.
-        trained: the parameters that have one.
+        saved: numbers of the products that its backward needs.
+        forms: the forms of these products.
+        shared: indices of the shared inputs that have a gradient.
+        trained: names of the parameters that have a gradient.
     """
 
     forward: FoldedFunction

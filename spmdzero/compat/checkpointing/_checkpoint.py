@@ -1,4 +1,4 @@
-"""Activation checkpointing by DeepSpeed's names."""
+"""Activation checkpointing, under DeepSpeed's names."""
 
 import logging
 from collections.abc import Callable
@@ -16,9 +16,9 @@ _in_cpu = False
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Runs `function(*args, **kwargs)` and drops its activations; backward runs it again.
 
-    Its inputs rest in the host's memory meanwhile if `configure` was told so, or the engine's
-    config, by ``"activation_checkpointing": {"cpu_checkpointing": true}``. It works inside and
-    outside of an engine's module, with the same random numbers in both runs.
+    Its inputs rest in the host's memory until backward if `configure` was called so, or if the
+    engine's config has ``"activation_checkpointing": {"cpu_checkpointing": true}``. It works inside
+    and outside of an engine's module, with the same random numbers in both runs.
     torch.utils.checkpoint runs too, but saves no memory under XLA, which merges the two runs.
 
     Returns what `function` returns.
@@ -28,7 +28,7 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def non_reentrant_checkpoint(function: Callable[..., Any], *args: Any) -> Any:
-    """As `checkpoint`, which is not reentrant either."""
+    """Does what `checkpoint` does, which is not reentrant either."""
     return checkpoint(function, *args)
 
 
@@ -42,16 +42,16 @@ def configure(
     synchronize: bool | None = None,
     profile: bool | None = None,
 ) -> None:
-    """Takes DeepSpeed's options; `checkpoint` needs none.
+    """Checks DeepSpeed's options; `checkpoint` needs none of them.
 
     Args:
         mpu_: None; there is no model parallelism.
         deepspeed_config: path of a JSON, or its dict; checked as `initialize` checks it.
         checkpoint_in_cpu: whether inputs of checkpointed functions rest in the host's memory until
-            backward; by default what the config's ``cpu_checkpointing`` says.
-        partition_activations: without meaning, as in the config: it splits activations over
+            backward; None takes the config's ``cpu_checkpointing``.
+        partition_activations: has no effect, as in the config: it splits activations over
             model-parallel ranks, and there are none.
-        contiguous_checkpointing, num_checkpoints, synchronize, profile: without meaning, XLA
+        contiguous_checkpointing, num_checkpoints, synchronize, profile: have no effect, as XLA
             allocates and schedules.
 
     Raises:
@@ -87,15 +87,15 @@ def is_configured() -> bool:
 
 
 def reset() -> None:
-    """Nothing: no buffers are kept between steps."""
+    """Does nothing: no buffers are kept between steps."""
 
 
 def partition_activations_in_checkpoint(partition_activation: bool) -> None:
-    """Nothing: there are no model-parallel ranks that activations could be split over."""
+    """Does nothing: there are no model-parallel ranks to split activations over."""
 
 
 def set_num_layers(nlayers: int | None) -> None:
-    """Nothing: DeepSpeed sizes a contiguous buffer by it, here XLA allocates."""
+    """Does nothing: DeepSpeed sizes a contiguous buffer by `nlayers`, here XLA allocates."""
 
 
 def bwc_tensor_model_parallel_rank(mpu: Any = None) -> int:
