@@ -4,12 +4,14 @@ import importlib.util
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 import spmdzero
 from spmdzero.backend import AnnotatedProgram, runtime
 from spmdzero.engine import StepGraph
 from spmdzero.explain import CompilerMemory
-from tests.engine.test_recompute import BLOCKS, ROWS, STAYS, WIDTH, Stack, train
+from tests.engine.test_recompute import BLOCKS, STAYS, WIDTH, Stack, train
 from tests.support.engines import config, start
 
 HOST, DEVICE = (f'_xla_buffer_placement = "{kind}"' for kind in ("pinned_host", "device"))
@@ -81,14 +83,42 @@ def test_a_program_for_tpus_moves_each_blocks_input_there_and_back() -> None:
         assert sum(DEVICE in line for line in moves) == BLOCKS
 
 
-def on_v5e(recompute: str) -> tuple[CompilerMemory, float]:
-    """What libtpu says of a step's memory, and its cycles."""
+WIDE, LENGTH, ROWS_A_CHIP = 512, 512, 8
+KEPT = ROWS_A_CHIP * LENGTH * WIDE * 2  # bytes of one block's input in bf16
+
+
+class Wide(nn.Module):
+    """A gated block of which the TPU keeps little in its vector memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.gates = nn.LayerNorm(WIDE), nn.Linear(WIDE, 3 * WIDE)
+        self.up, self.down = nn.Linear(WIDE, 4 * WIDE), nn.Linear(4 * WIDE, WIDE)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b, c = self.gates(self.norm(x)).chunk(3, -1)
+        return x + self.down(F.gelu(self.up(F.silu(a) * b * c)))
+
+
+class Chain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Wide() for _ in range(BLOCKS)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks(x).float().square().mean()
+
+
+def on_v5e(recompute: str) -> tuple[CompilerMemory, int]:
+    """What libtpu says of a step's memory, and the cycles of its operations."""
     told = config(
-        train_micro_batch_size_per_gpu=ROWS, bf16={"enabled": True}, spmd={"recompute": recompute}
+        train_micro_batch_size_per_gpu=ROWS_A_CHIP,
+        bf16={"enabled": True},
+        spmd={"recompute": recompute},
     )
     with torch.device("meta"):
-        batch = torch.empty(8 * ROWS, WIDTH, dtype=torch.bfloat16)
-        made = spmdzero.explain(Stack(), told, batch, tpu=["v5e:2x4"], stages=())
+        batch = torch.empty(8 * ROWS_A_CHIP, LENGTH, WIDE, dtype=torch.bfloat16)
+        made = spmdzero.explain(Chain(), told, batch, tpu=["v5e:2x4"], stages=())
     (found,) = made.fit_at(2).compiled
     return found.memory, made.time_on("v5e:2x4").cycles
 
@@ -97,6 +127,9 @@ def on_v5e(recompute: str) -> tuple[CompilerMemory, float]:
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is an extra")
 def test_the_tpus_compiler_keeps_the_blocks_inputs_on_the_host() -> None:
     (plain, cycles), (offloaded, more_cycles) = on_v5e("everything"), on_v5e("offload")
-    assert plain.host_peak == 0
-    assert offloaded.host_arguments == 0
-    print(plain, offloaded, cycles, more_cycles)
+    assert (plain.host_peak, offloaded.host_arguments) == (0, 0)
+    # It may leave the first and the last block's input on the device.
+    assert (BLOCKS - 2) * KEPT <= offloaded.host_peak <= BLOCKS * KEPT
+    assert offloaded.arguments == plain.arguments
+    assert offloaded.peak <= plain.peak - offloaded.host_peak
+    assert more_cycles < 1.02 * cycles

@@ -55,7 +55,7 @@ def function_of(graph: Graph, mesh: Mesh) -> Any:
                         _run(step, whole)
             elif steps:
                 _run_region(steps, whole, needed.get(phase, set()), _mesh_of(steps, mesh))
-        # A program's outputs are on the devices: whoever asks for one may compute with it.
+        # A program's outputs are on the devices, because the next program computes with them.
         whole |= {number: moved(whole[number], host=False) for number in _kept(graph)}
         results = [
             _own.joined(whole[slot.number]) if slot.space is Space.HOST else whole[slot.number]
@@ -84,7 +84,7 @@ def _phases(graph: Graph) -> dict[int, int]:
 
 
 def _kept(graph: Graph) -> set[int]:
-    """Which outputs the program has in the host's memory."""
+    """The numbers of the outputs that are in the host's memory."""
     kept = {
         slot.number for step in graph.steps if step.op.key[0] == KEEP_ON_HOST for slot in step.made
     }

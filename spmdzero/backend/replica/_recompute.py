@@ -31,7 +31,7 @@ class _Tie(torch.autograd.Function):
 
 
 class _Fetch(torch.autograd.Function):
-    """What rests on the host, on the devices again, once `gradient` is known."""
+    """Copies a value from host memory to the devices once `gradient` is computed."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -85,7 +85,7 @@ class _Kept(TorchDispatchMode):
 
 
 def is_loop_body() -> bool:
-    """Whether a block is being traced that becomes the body of a loop."""
+    """Whether the block that is traced becomes the body of a loop."""
     return any(isinstance(mode, Anchors) for mode in _get_current_dispatch_mode_stack())
 
 
@@ -115,10 +115,10 @@ def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def recomputed_from_host(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """As `recomputed`, and what is kept rests in the host's memory until the gradient arrives.
+    """Does what `recomputed` does, and keeps the inputs in the host's memory until backward.
 
-    Floating-point tensors of more than one element do, in the replica region of a backend that can
-    keep them there. Where they stay one line says why.
+    It moves floating-point tensors of more than one element, in the replica region of a backend
+    with `host_memory`. If nothing can be moved, a log line says why.
     """
     if why := _why_it_stays():
         log_once(f"what checkpointed blocks keep stays where it is, not in host memory: {why}")
@@ -146,7 +146,7 @@ _offloads = _Offloads()
 
 @contextlib.contextmanager
 def kept_on_host(enabled: bool) -> Iterator[None]:
-    """Inside, if `enabled`, `recomputed` is `recomputed_from_host`."""
+    """Context in which `recomputed` does what `recomputed_from_host` does, if `enabled`."""
     _offloads.depth += enabled
     try:
         yield
@@ -172,22 +172,22 @@ def _recomputed(
     on_host: bool = False,
 ) -> Any:
     arrived: list[torch.Tensor] = []
-    # What rests on the host is not what the first run computes with.
+    # The first run computes with the values on the devices, later runs with those on the host.
     first = [(args, kwargs)] if on_host else []
 
     def again(_: str, tensor: torch.Tensor) -> torch.Tensor:
-        rests = on_host and _can_rest(tensor)
-        back = _Fetch.apply(tensor, arrived[-1]) if rests else tensor
-        return _Tie.apply(back, arrived[-1])
+        if on_host and _can_rest(tensor):
+            tensor = _Fetch.apply(tensor, arrived[-1] if arrived else tensor)
+        return _Tie.apply(tensor, arrived[-1]) if arrived else tensor
 
     def run(*inputs: Any, **named: Any) -> Any:
-        if first:
-            inputs, named = first.pop()
         if kept is not None:
             kept.gradient = arrays.inner(arrived[-1]) if arrived else None
-        if arrived:
+        if first:
+            inputs, named = first.pop()
+        elif on_host or arrived:
             inputs, named = map_tensors((inputs, named), again)
-            arrived.clear()
+        arrived.clear()
         if kept is None:
             return function(*inputs, **named)
         with kept:
