@@ -54,7 +54,7 @@ def moved(array: Any, *, host: bool) -> Any:
     memory = getattr(jax, "memory", None)
     if memory is not None:
         return jax.device_put(array, memory.Space.Host if host else memory.Space.Device)
-    from jax._src.sharding_impls import TransferToMemoryKind
+    from jax._src.sharding_impls import TransferToMemoryKind  # type: ignore[missing-module-attribute]
 
     return jax.device_put(array, TransferToMemoryKind("pinned_host" if host else "device"))
 

@@ -175,9 +175,10 @@ def _recomputed(
     # The first run computes with the values on the devices, later runs with those on the host.
     first = [(args, kwargs)] if on_host else []
 
-    def again(_: str, tensor: torch.Tensor) -> torch.Tensor:
+    def again(_: str, tensor: torch.Tensor) -> Any:
         if on_host and _can_rest(tensor):
-            tensor = _Fetch.apply(tensor, arrived[-1] if arrived else tensor)
+            gradient = arrived[-1] if arrived else tensor
+            return _Tie.apply(_Fetch.apply(tensor, gradient), gradient)
         return _Tie.apply(tensor, arrived[-1]) if arrived else tensor
 
     def run(*inputs: Any, **named: Any) -> Any:
