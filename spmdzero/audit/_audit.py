@@ -111,8 +111,8 @@ class Audit:
 def auditing(engine: Engine) -> Iterator[Audit]:
     """Audits the steps that the block trains; read `report` after it.
 
-    Each kind of program is compiled once more for its text. The training itself is not changed.
-    Two steps or more show changes from one step to the next.
+    Each kind of program is compiled once more for its text. The training itself is not changed. Two
+    steps or more show changes from one step to the next.
 
     Raises:
         SpmdZeroUsageError: the block trained no step.

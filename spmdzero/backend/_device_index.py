@@ -1,6 +1,6 @@
 """Device numbers, such as `engine.local_rank`, which torch takes for numbers of CUDA devices.
 
-torch's C++ code always takes a number for a CUDA device, and asks nobody.
+torch's C++ code always takes a number for a CUDA device, and can't be told otherwise.
 """
 
 import functools

@@ -87,7 +87,7 @@ class _Section:
                 _set(number, found.own)
 
     def call(self, handler: _Handler, number: int, frame: FrameType | None) -> None:
-        """Calls the original handler that `handler` stands for."""
+        """Calls the original handler, which `handler` replaces."""
         try:
             handler.own(number, frame)
         except BaseException:

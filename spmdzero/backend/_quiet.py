@@ -1,4 +1,4 @@
-"""Suppressing lines that C++ prints and nobody needs."""
+"""Suppresses useless lines that C++ prints."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""`spmdzero convert`: a checkpoint in another format."""
+"""`spmdzero convert`: converts a checkpoint to a different format."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -60,6 +60,6 @@ def _bar() -> "Progress":
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-    # It is drawn on stderr: the path of what was written is this command's output.
+    # The bar is drawn on stderr, as the command's output is the path of the written checkpoint.
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     return Progress(*columns, TransferSpeedColumn(), console=Console(stderr=True))

@@ -15,7 +15,7 @@ DEPRECATED: dict[str, str] = {
         "zero_optimization.stage3_gather_16bit_weights_on_model_save"
     ),
 }
-"""Older spellings, which work with a warning, and what to write today."""
+"""Older spelling, which works with a warning -> present spelling."""
 
 _BY_FIELD = (
     "prefetch_bucket_size param_persistence_threshold model_persistence_threshold "
@@ -25,7 +25,7 @@ _BY_FIELD = (
 SECOND_SPELLINGS: dict[str, str] = {
     f"zero_optimization.{name}": f"zero_optimization.stage3_{name}" for name in _BY_FIELD.split()
 }
-"""Spellings that DeepSpeed takes too, because its fields are named so."""
+"""Second spelling, which DeepSpeed accepts because its field has that name -> usual spelling."""
 
 _TO_THE_HOST = {
     "zero_optimization.cpu_offload": "zero_optimization.offload_optimizer",
@@ -59,7 +59,7 @@ def modernise(config: dict[str, Any]) -> None:
 
 
 def holder_of(config: Any, key: str) -> tuple[dict[str, Any] | None, str]:
-    """The object that holds a dotted key, or None where the key isn't given; and its last part."""
+    """The object that holds a dotted key, or None if the key isn't given; and its last part."""
     *parents, name = key.split(".")
     holder = config
     for parent in parents:

@@ -1,8 +1,8 @@
-"""DeepSpeed's keys that change nothing under SPMD, and those that DeepSpeed itself removed."""
+"""DeepSpeed's keys that have no effect under SPMD, and keys that DeepSpeed itself removed."""
 
 from spmdzero._names import dotted
 
-# Reason -> the keys that it is about, as `dotted` reads them.
+# Reason -> the keys with this reason, as `dotted` reads them.
 _REASONS = {
     "the compiler lays activations out in memory": (
         "activation_checkpointing: contiguous_memory_optimization number_checkpoints"
@@ -86,7 +86,7 @@ _REASONS = {
 NO_MEANING: dict[str, str] = dict(
     sorted((key, reason) for reason, keys in _REASONS.items() for key in dotted(keys))
 )
-"""Keys that are accepted and change nothing under SPMD, with the reason for each."""
+"""Key that is accepted and has no effect under SPMD -> the reason."""
 
 REMOVED: dict[str, str] = {
     "amp": "DeepSpeed removed Apex AMP in 0.19.8",
@@ -108,4 +108,4 @@ REMOVED: dict[str, str] = {
     "zero_optimization.mics_shard_size": "DeepSpeed removed MiCS in 0.19.8",
     "zero_optimization.zeropp_loco_param": "DeepSpeed removed LoCo-ZeRO++ in 0.19.8",
 }
-"""Keys that DeepSpeed 0.19.8 refuses, with its reason; accepted while they are off."""
+"""Key that DeepSpeed 0.19.8 refuses -> DeepSpeed's reason; accepted while it is off."""

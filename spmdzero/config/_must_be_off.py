@@ -1,4 +1,4 @@
-"""DeepSpeed's keys that are accepted only while they ask for nothing, as a table."""
+"""A table of DeepSpeed's keys that are accepted only while they ask for nothing."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ class OffValue:
 
     Attributes:
         off: the value that asks for nothing, or a tuple of such values; None always does.
-        reason: why another value can't be honoured.
+        reason: why other values can't be honoured.
         fix: what to do instead.
     """
 
@@ -185,4 +185,4 @@ OFF_ONLY: dict[str, OffValue | OffSection] = {
     **_PARALLELISM,
     **_FEATURES,
 }
-"""What each key may hold, by its dotted name."""
+"""Dotted name of a key -> the values that it may hold."""

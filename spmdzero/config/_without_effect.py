@@ -1,4 +1,4 @@
-"""The sections that change nothing under SPMD; `NO_MEANING` tells why, key by key."""
+"""The sections that have no effect under SPMD; `NO_MEANING` tells why, key by key."""
 
 from spmdzero.config._types import DeepSpeedSection, Natural
 

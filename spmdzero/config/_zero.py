@@ -25,10 +25,10 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class OffloadOptimizerConfig(DeepSpeedSection):
-    """Where master weights and optimizer states rest between steps; the rest is `NO_MEANING`'s.
+    """Where master weights and optimizer states rest between steps; other keys have no effect.
 
     Attributes:
-        device: "cpu" for host memory, where the backend and the devices have it.
+        device: "cpu" for host memory, if the backend and the devices support it.
     """
 
     device: _Device = "none"
@@ -43,10 +43,10 @@ class OffloadOptimizerConfig(DeepSpeedSection):
 
 
 class OffloadParamConfig(DeepSpeedSection):
-    """Where the parameters of stage 3 rest between steps; the rest is `NO_MEANING`'s.
+    """Where the parameters of stage 3 rest between steps; other keys have no effect.
 
     Attributes:
-        device: "cpu" for host memory, where the backend and the devices have it; without effect
+        device: "cpu" for host memory, if the backend and the devices support it; it has no effect
             below stage 3, as in DeepSpeed.
     """
 
@@ -59,17 +59,17 @@ class OffloadParamConfig(DeepSpeedSection):
 
 
 class ZeroConfig(DeepSpeedSection):
-    """What ZeRO shards; every other key belongs to a hand-written communication engine.
+    """Which states ZeRO shards; other keys belong to a hand-written communication engine.
 
     Attributes:
-        stage: 0 shards nothing, 1 the optimizer state, 2 the gradient between micro-batches too, 3
-            the parameters, on the JAX backend.
+        stage: 0 shards nothing, 1 the optimizer state, 2 also the gradient between micro-batches, 3
+            also the parameters, on the JAX backend.
         cpu_offload: an older spelling of ``"offload_optimizer": {"device": "cpu"}``.
         cpu_offload_param: an older spelling of ``"offload_param": {"device": "cpu"}``.
-        stage3_param_persistence_threshold: at stage 3 a parameter of at most so many elements stays
-            whole.
-        stage3_model_persistence_threshold: at stage 3 no more elements than these stay whole, of
-            the parameters in the module's order.
+        stage3_param_persistence_threshold: at stage 3, parameters with at most this number of
+            elements stay whole.
+        stage3_model_persistence_threshold: largest number of elements that stay whole at stage 3,
+            counted over the parameters in the module's order.
     """
 
     stage: Natural = 0

@@ -102,7 +102,7 @@ class BatchRows:
         return f"train_micro_batch_size_per_gpu ({self.micro_batch}) x {devices} local devices"
 
     def batches(self, inputs: Sequence[Rows], *, training: bool) -> Batches:
-        """Those of `inputs` that are batches.
+        """The inputs that are batches.
 
         Raises:
             SpmdZeroUsageError: in training, no input has the rows of a whole micro-batch or of a

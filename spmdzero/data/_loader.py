@@ -30,9 +30,9 @@ class ZeroDataLoader:
     Args:
         dataset: map-style, or iterable: then each host's iterator must yield its own part.
         mesh: the devices.
-        placer: that of the engine; it is told about a short last micro-batch.
+        placer: that of the engine, which learns here about a short last micro-batch.
         steps: returns how many micro-batches the engine has trained so far.
-        batch_dim: the batch dim of what `collate_fn` makes.
+        batch_dim: the batch dim of the tensors that `collate_fn` makes.
         shuffle: a new order for each epoch set by `set_epoch`; map-style datasets only.
         drop_last: leave out the last micro-batch of an epoch when it is short.
         collate_fn: makes one batch of the samples of all local devices; torch's by default.
@@ -78,6 +78,7 @@ class ZeroDataLoader:
         self._all_rows = placer.rows.micro_batch * mesh.replicas
         self._position = LoaderPosition(rows=self._all_rows, steps=steps)
         self._passes, self._said_short = 0, False
+        self._stream: Iterator[Any] | None = None
 
     def __len__(self) -> int:
         """Number of global micro-batches in an epoch.
@@ -155,6 +156,16 @@ class ZeroDataLoader:
                     f"the dataset has not one whole micro-batch of {self._rows} rows"
                 )
             self.set_epoch(self.epoch + 1)
+
+    def stream(self) -> Iterator[Any]:
+        """The endless iteration that `train_batch` reads: the same one at each call."""
+        if self._stream is None:
+            self._stream = self.endless()
+        return self._stream
+
+    def end_stream(self) -> None:
+        """Has the next `stream` be a new iteration."""
+        self._stream = None
 
     def __iter__(self) -> Iterator[Any]:
         """Yields one epoch, or the rest of a resumed one, reading a few micro-batches ahead.

@@ -202,8 +202,7 @@ class Accumulation:
             # one.
             training.counters.counted_from = training.counters.micro_steps
             planned = planned_micro_batches(training.spmd_config, batch)
-            training.plan = training.plan.with_accumulation(planned)
-            training.gradients.replan(training.plan)
+            training.gradients.replan(training.plan.with_accumulation(planned))
         training.batch = batch
         training.placer.rows.micro_batch = micro
 
@@ -218,7 +217,7 @@ class Accumulation:
                 fp16, its loss was not scaled.
         """
         found = parameters_with_grad(self._training.parameters)
-        line, self._training.direct_backward = self._training.direct_backward, None
+        line = self._training.current.take_direct_backward()
         if found and not self.scaled:
             self._require_scaled(found, line)
         for name, parameter in found:
@@ -234,7 +233,7 @@ class Accumulation:
             whole = grad if across is None else across.mean(grad)
             self._training.gradients.add_global(name, whole)
             set_autograd_grad(parameter, None)
-            if self._direct_calls is not None and not self._training.ran_forward:
+            if self._direct_calls is not None and not self._training.current.ran_forward:
                 self._direct_calls.say_gradients(self._training.module)
 
     def _require_scaled(self, found: list[Named], line: str | None) -> None:

@@ -93,9 +93,9 @@ class BackwardWatch:
     def keep_in_thread() -> None:
         """Makes backward passes run in this thread from now on, also those inside of a forward.
 
-        autograd's own threads may let go of a last pending tensor only after the step's program
-        was cut; the program then has one more output and is compiled again. And autograd has no
-        thread for torch_xla's devices if a backward pass ran before torch_xla was imported.
+        autograd's own threads may let go of a last pending tensor only after the step's program was
+        cut; the program then has one more output and is compiled again. And autograd has no thread
+        for torch_xla's devices if a backward pass ran before torch_xla was imported.
         """
         torch.autograd.set_multithreading_enabled(False)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import REPLICATED, ProgramLostError, compiler, current
+from spmdzero.backend import ProgramLostError, compiler, current
 from spmdzero.engine._folded_forward import keep_waiting
 from spmdzero.engine._input_form import InputForm, UnknownInputError
 from spmdzero.engine._kinds import (
@@ -23,7 +23,6 @@ from spmdzero.engine._loss import find_loss
 from spmdzero.engine._module_tracer import attempt
 from spmdzero.engine._module_watch import ModuleWatch
 from spmdzero.engine._must_trace import OBSERVED, block
-from spmdzero.engine._places import own_numbers
 from spmdzero.engine._programs import Compiled
 from spmdzero.engine._schedule import require_metrics
 from spmdzero.engine._step_end import StepEnd
@@ -38,8 +37,8 @@ class CapturedSteps:
     """Decides for each micro-batch of `train_batch` whether it is traced or replayed.
 
     A micro-batch is traced as one function, see `WholeStep`. The first three of a kind are traced
-    and compared; if they are equal, later ones start the compiled program without tracing
-    anything. Everything that a trace depends on is watched, so that a change brings tracing back.
+    and compared; if they are equal, later ones start the compiled program without tracing anything.
+    Everything that a trace depends on is watched, so that a change brings tracing back.
 
     Args:
         training: the training of the engine.
@@ -152,9 +151,9 @@ class CapturedSteps:
         except BaseException:
             torch.set_rng_state(generator)
             raise
-        training.losses.append(loss)
+        training.current.pass_captured(loss)
         training.gradients.adopt(step.summed)
-        training.counters.backwards += 1
+        training.counters.pass_backward()
         self._launching.started("boundary" if last else "micro", compiled)
         return reason
 
@@ -190,7 +189,7 @@ class CapturedSteps:
             trace_whole_step, self._training, *placed, form.tensors, last=last
         )
         with self._launching.programs.own_reads():
-            own_numbers(self._training)
+            self._training.state.own_numbers()
             outcome = attempt(trace, watch=self._known_kinds.watch, name="forward")
             reason = trust.judge(outcome)
         if trust.given_up is not None:
@@ -248,11 +247,10 @@ class CapturedSteps:
         loss = find_loss(forward())
         self._calls.backward(loss)
         share = loss.detach() / training.batch.accumulation
-        before = training.total
-        assert before is not None
         # `before` lives until the program has started: otherwise JAX's backend would donate its
         # memory from the second micro-batch on, which would need a second program.
-        training.total = training.mesh.mark(before + share, REPLICATED)
+        before = training.state["total"]
+        training.state.write("total", before + share)
         # A live tensor would be an output of the program.
         del loss, share
         if ends:

@@ -98,8 +98,8 @@ class Checkpoints:
         """
         training = self._training
         self._accumulation.refuse_inside("save_checkpoint")
-        if training.region is not None and training.region.disagreements:
-            # What an evaluation left pending is compiled as a whole, not for its flags alone.
+        if training.region is not None and training.state.flags:
+            # An evaluation's pending graph is compiled as a whole, not for its flags alone.
             runtime.sync()
             training.region.check_agreement()
         if not save_dir:

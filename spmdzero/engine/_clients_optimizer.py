@@ -47,8 +47,8 @@ def take_over(client: torch.optim.Optimizer, optimizer: torch.optim.Optimizer) -
 
     Calls that would read or make states of `client` raise from now on, while an engine trains for
     it. Its `step` between the engine's backward and step would move the parameters a second time,
-    its `state_dict` has no states, and a state that it loads or a group that it adds would reach
-    no step. Torch's schedules take `client` as one that has taken a step.
+    its `state_dict` has no states, and a state that it loads or a group that it adds would reach no
+    step. Torch's schedules take `client` as one that has taken a step.
     """
     note_step(client)
     refused = (

@@ -77,7 +77,7 @@ class DirectCalls(ModuleHook):
             of = noted()
             # torch.autograd.grad leaves no gradient for a step.
             if of is not None and not hands_over():
-                of.direct_backward = user_line(otherwise="in a backward pass")
+                of.current.pass_direct_backward(user_line(otherwise="in a backward pass"))
 
         def hook(_: str, tensor: torch.Tensor) -> torch.Tensor:
             if tensor.requires_grad:

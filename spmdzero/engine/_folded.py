@@ -46,8 +46,8 @@ class _Forwards(Trust[FoldedPass]):
 class FoldedCalls:
     """Decides for `engine(...)`, `backward` and `step` whether they are traced or folded.
 
-    A folded call is traced once and is one operation of later programs, see `fold`. The first
-    three forwards of a kind are compared, and everything they depend on is watched, as in
+    A folded call is traced once and is one operation of later programs, see `fold`. The first three
+    forwards of a kind are compared, and everything they depend on is watched, as in
     `CapturedSteps`. Other operations of the script on the loss are traced.
 
     Args:
@@ -96,7 +96,7 @@ class FoldedCalls:
         return folds
 
     def launching(self) -> bool:
-        """Whether the pending program has a folded operation; resets the note of that."""
+        """Whether the pending program has a folded operation; starts anew for the next program."""
         folded, self._in_program = self._in_program, False
         return folded
 

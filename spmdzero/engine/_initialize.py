@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from spmdzero.backend import same_on_hosts
+from spmdzero.backend import runtime, same_on_hosts
 from spmdzero.config import old_argument
 from spmdzero.data._loader import ZeroDataLoader
 from spmdzero.engine._engine import Engine
@@ -67,9 +67,9 @@ def initialize(
         collate_fn: samples -> batch, for the loader.
         config: path of a DeepSpeed JSON, or its dict. `config_params` is the old name.
         weights: an argument of spmdzero: a safetensors file, its index, a folder with either, or a
-            function from a tensor's name to its value on the CPU. Parameters and buffers are
-            filled one at a time, in the model's dtype; buffers with ``persistent=False`` may be
-            missing there.
+            function from a tensor's name to its value on the CPU. Parameters and buffers are filled
+            one at a time, in the model's dtype; buffers with ``persistent=False`` may be missing
+            there.
         engine_class: an argument of spmdzero: a subclass of `Engine` that adapts it to a framework.
 
     Returns the engine, its optimizer, the loader (None without `training_data`) and the schedule.
@@ -84,7 +84,9 @@ def initialize(
     mesh, batch = start_backend(settings, dist_init_required=dist_init_required)
     say_start(settings, batch, mesh.spec, of_process=engine_class._rows_of_process)
     groups = place_module(settings, module, mesh, weights, (optimizer, model_parameters))
-    plan = planned(settings, module, groups, batch=batch, mesh=mesh.spec)
+    plan = planned(
+        settings, module, groups, batch=batch, mesh=mesh.spec, host_memory=runtime.host_memory()
+    )
     training = make_training(
         settings, module, groups, lr_scheduler, batch=batch, plan=plan, mesh=mesh
     )

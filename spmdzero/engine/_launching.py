@@ -114,7 +114,7 @@ class Launching:
         failure: Exception | None = None
         training, optimizer = self._training, self._training.optimizer
         outputs = training.named_tensors()
-        outputs |= {f"loss/{i}": loss for i, loss in enumerate(training.losses)}
+        outputs |= {f"loss/{i}": loss for i, loss in enumerate(training.current.losses)}
         if kind == "boundary" and optimizer and optimizer.grad_norm is not None:
             outputs["norm/global"] = optimizer.grad_norm
         graph = StepGraph(kind=kind, outputs=outputs, rows=self._rows, summed=self.summed)
@@ -129,7 +129,7 @@ class Launching:
         return failure
 
     def _program_text(self) -> str:
-        tensors = [*self._training.named_tensors().values(), *self._training.losses]
+        tensors = [*self._training.named_tensors().values(), *self._training.current.losses]
         # The script may have everything computed before a micro-batch ends.
         return programs.text(tensors)
 

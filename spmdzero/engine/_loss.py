@@ -97,8 +97,8 @@ def summed_by(loss: torch.Tensor, batches_of: Callable[[Any], Batches | None]) -
 
     Args:
         loss: the loss with its graph.
-        batches_of: returns the batches among the outputs of a node that made an engine's
-            outputs; None for other nodes.
+        batches_of: returns the batches among the outputs of a node that made an engine's outputs;
+            None for other nodes.
     """
     found: dict[Any, _Content] = {}
 

@@ -209,7 +209,7 @@ def adopt_parameters(training: Training, accumulation: Accumulation) -> None:
 
 
 def release(module: nn.Module) -> None:
-    """Moves a module that an engine trains to the CPU, in place, as plain torch has it.
+    """Moves a module that an engine trains to the CPU, in place, as a plain torch module.
 
     Its engine can't go on. A module on the CPU stays as it is.
     """

@@ -17,11 +17,11 @@ class Progress:
     @property
     def micro_losses(self) -> tuple[torch.Tensor, ...]:
         """The losses of the step's micro-batches so far, 0-dim on the device."""
-        return tuple(self._training.losses)
+        return tuple(self._training.current.losses)
 
     def was_step_applied(self) -> bool:
         """Whether the latest `step()` was a boundary whose update was not skipped."""
-        applied, optimizer = self._training.step_applied, self._training.optimizer
+        applied, optimizer = self._training.current.applied, self._training.optimizer
         if not applied or optimizer is None or optimizer.scaler:
             return applied
         return not optimizer.overflow

@@ -190,8 +190,8 @@ class WallClock:
     """Logs how long the three calls take, after each micro-batch and boundary, if asked to.
 
     Tensors are lazy: ``fwd`` and ``bwd`` are the milliseconds that Python takes to trace these
-    calls, and ``step`` the milliseconds that the whole micro-batch takes to run on the devices,
-    for which it waits. DeepSpeed's ``bwd_inner`` and ``bwd_allreduce`` have no counterpart: the
+    calls, and ``step`` the milliseconds that the whole micro-batch takes to run on the devices, for
+    which it waits. DeepSpeed's ``bwd_inner`` and ``bwd_allreduce`` have no counterpart: the
     reduction is inside the compiled program. The lines are those of DeepSpeed's utils/timer.py.
 
     Args:

@@ -62,7 +62,7 @@ def note_step(optimizer: torch.optim.Optimizer) -> None:
     """Makes torch's schedules believe that `optimizer` has taken a step.
 
     They warn if a schedule moves before the first step, and watch `Optimizer.step`, which a
-    replayed step doesn't run. A user's own optimizer never takes a step: a real one could fail in
-    a class that expects gradients.
+    replayed step doesn't run. A user's own optimizer never takes a step: a real one could fail in a
+    class that expects gradients.
     """
     optimizer._opt_called = True  # type: ignore[attr-defined]

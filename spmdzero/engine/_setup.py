@@ -54,6 +54,7 @@ from spmdzero.step._gradients import GradientStore
 from spmdzero.step._loss_health import LossHealth
 from spmdzero.step._optimizer import ZeroOptimizer
 from spmdzero.step._schedule_hold import ScheduleHold
+from spmdzero.step._state import State
 
 logger = logging.getLogger("spmdzero")
 
@@ -211,17 +212,16 @@ def make_training(
         scaling=GradientScaling.from_config(settings, replicas=mesh.replicas),
         wire=autocast_wire(model, settings.torch_autocast, precision),
     )
-    gradients = GradientStore(path, loss_scale=lambda: scaler.used if scaler else 1.0)
-    health = LossHealth(mesh=mesh, check=settings.spmd.check_finite)
+    state = State(model, plan=plan, mesh=mesh)
+    gradients = GradientStore(path, state, loss_scale=lambda: scaler.used if scaler else 1.0)
+    health = LossHealth(state, check=settings.spmd.check_finite)
     optimizer = (
         None
         if groups is None
         else ZeroOptimizer(
             groups.groups,
-            names={parameter: name for name, parameter in model.named_parameters()},
             rules=groups.rules,
-            plan=plan,
-            mesh=mesh,
+            held=state,
             precision=precision,
             gradients=gradients,
             clip=settings.gradient_clipping,
@@ -234,14 +234,15 @@ def make_training(
         take_over(groups.client, optimizer)
     if optimizer is not None and schedule is not None:
         optimizer.hold = ScheduleHold()
+    forward = _forward(settings, gradients, rules, optimizer, plan, module=model, mesh=mesh)
+    if isinstance(forward, Region):
+        state.flags = forward.disagreements
     return Training(
-        module=model,
+        state=state,
         spmd_config=settings,
         batch=batch,
-        plan=plan,
-        mesh=mesh,
         placer=InputPlacer(mesh=mesh, module=model, rules=rules, micro_batch=batch.micro),
-        forward=_forward(settings, gradients, rules, optimizer, plan, module=model, mesh=mesh),
+        forward=forward,
         gradients=gradients,
         optimizer=optimizer,
         lr_scheduler=schedule,

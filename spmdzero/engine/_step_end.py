@@ -67,8 +67,7 @@ class StepEnd:
         """
         training, optimizer = self._training, self._training.optimizer
         assert optimizer is not None
-        training.backward_done = training.step_applied = False
-        training.ran_forward &= not boundary
+        training.current.end_micro_batch(boundary=boundary)
         try:
             skipped = self._was_skipped(optimizer, boundary=boundary)
         except (NonFiniteError, SpmdZeroRuntimeError):
@@ -77,7 +76,7 @@ class StepEnd:
             training.restart_step()
             self._programs.stepped()
             raise
-        training.step_applied = boundary and not skipped
+        training.current.pass_update(applied=boundary and not skipped)
         training.counters.pass_micro_batch()
         try:
             if boundary:
@@ -86,7 +85,8 @@ class StepEnd:
                 training.region.check_agreement()
         finally:
             # The step is done, even if a schedule, a monitor or a check raises.
-            training.losses = [] if boundary else training.losses
+            if boundary:
+                training.current.end()
             self._programs.stepped()
 
     def _was_skipped(self, optimizer: ZeroOptimizer, *, boundary: bool) -> bool:

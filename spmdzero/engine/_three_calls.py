@@ -1,6 +1,8 @@
 """The three calls of DeepSpeed's training loop: forward, backward and step."""
 
+import contextlib
 import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -59,18 +61,24 @@ class ThreeCalls:
         rules = None if training.region is None else training.placer.rules
         self._host_outputs = None if across is None else HostOutputs(across, rules)
 
+    @contextlib.contextmanager
+    def _phase(self, name: str, undo: Callable[[], None] = lambda: None) -> Iterator[None]:
+        # Interrupts wait, and the wall clock runs, as long as one of the three calls does.
+        with held(undo), self._wall_clock.phase(name):
+            yield
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module on one micro-batch.
 
         Args:
             args, kwargs: the module's arguments. Tensors whose dim 0 has
-                `train_micro_batch_size_per_gpu x local devices` rows are batches and are split
-                over the devices, and so are the same inputs with fewer rows later; every other
-                tensor goes to each device whole (`spmdzero.replicated(t)` marks a tensor that
-                only looks like a batch). Tensors may be on the CPU or on `engine.device`.
+                `train_micro_batch_size_per_gpu x local devices` rows are batches and are split over
+                the devices, and so are the same inputs with fewer rows later; every other tensor
+                goes to each device whole (`spmdzero.replicated(t)` marks a tensor that only looks
+                like a batch). Tensors may be on the CPU or on `engine.device`.
 
-        Returns the module's outputs as global tensors: batches with all rows (each of several
-        hosts gets its own rows), floating scalars as their mean over the devices.
+        Returns the module's outputs as global tensors: batches with all rows (each of several hosts
+        gets its own rows), floating scalars as their mean over the devices.
 
         Raises:
             SpmdZeroUsageError: no tensor among the inputs has the rows of a whole micro-batch, or
@@ -81,9 +89,9 @@ class ThreeCalls:
         training = self._training
         if is_transforming():
             raise SpmdZeroUsageError(_TRANSFORMED)
-        with held(), self._wall_clock.phase("fwd"), naming_what_left(training):
-            store, passes = training.gradients, len(training.losses)
-            if training.backward_done and (store.outlive_programs or passes >= _MOST_PASSES):
+        with self._phase("fwd"), naming_what_left(training):
+            current, lasting = training.current, training.gradients.outlive_programs
+            if current.backward_done and (lasting or len(current.losses) >= _MOST_PASSES):
                 # The caller goes on without the step that would have ended this micro-batch's
                 # program. One program for all that follow would differ with their number.
                 self.end_unstepped()
@@ -103,7 +111,8 @@ class ThreeCalls:
         if not records:
             self._training.start_unread()
         self._watch.keep_in_thread()
-        self._training.ran_forward |= records
+        if records:
+            self._training.current.pass_forward()
         output = self._folding.forward(args, kwargs)
         output = self._watch.watch(output) if records else output
         return output if self._host_outputs is None else self._host_outputs(output)
@@ -127,7 +136,7 @@ class ThreeCalls:
         """
         training = self._training
         # A user who restarts an interrupted loop would otherwise add this micro-batch twice.
-        with held(undo=training.restart_step), self._wall_clock.phase("bwd"):
+        with self._phase("bwd", undo=training.restart_step):
             check_loss(loss)
             if self._needs_scale:
                 # Otherwise gradients that were not scaled would join scaled ones.
@@ -142,9 +151,8 @@ class ThreeCalls:
             detached = self._of_all(loss.detach().reshape(())).clone()
             detached = training.mesh.mark(detached, REPLICATED)
             training.health.watch(detached, step=training.counters.global_steps)
-            training.losses.append(detached)
-            training.backward_done = True
-            training.counters.backwards += 1
+            training.current.pass_backward(detached)
+            training.counters.pass_backward()
             return averaged.detach()
 
     def _of_all(self, loss: torch.Tensor) -> torch.Tensor:
@@ -206,13 +214,13 @@ class ThreeCalls:
                 now and then (`AgreementRhythm`); the micro-batch still counts.
         """
         training = self._training
-        with held(), self._wall_clock.phase("step"):
-            training.step_applied = False
+        with self._phase("step"):
+            training.current.begin_end()
             self._accumulation.refuse_inside("step")
             optimizer = self._require_optimizer("step")
             self._accumulation.collect_gradients()
             self._accumulation.scaled = False
-            if not training.backward_done and not training.gradients.waiting:
+            if not training.current.backward_done and not training.gradients.waiting:
                 raise SpmdZeroUsageError(
                     "engine.step() before engine.backward(loss): there is no gradient to use. Each "
                     "micro-batch is loss = engine(...); engine.backward(loss); engine.step()"
@@ -224,7 +232,7 @@ class ThreeCalls:
             if boundary:
                 self._update(optimizer, lr_kwargs or {})
             # `explain` raises here, before the program is run; the step's gradients are used up.
-            training.backward_done = False
+            training.current.pass_launch()
             failure = self._launch("boundary" if boundary else "micro")
             self._step_end.end_micro_batch(boundary=boundary, lr_kwargs=lr_kwargs or {})
             if failure is not None:
@@ -244,7 +252,7 @@ class ThreeCalls:
         """Starts the program of a micro-batch that no `step` ends."""
         keep_waiting(ending=None)
         failure = self._launch("micro")
-        self._training.backward_done = False
+        self._training.current.pass_launch()
         if failure is not None:
             raise failure
 

@@ -57,7 +57,7 @@ class TrainBatch:
             batches = training.placer.cut(*inputs_of(data_iter), count)
         else:
             batches = micro_batches(self._data(data_iter), count)
-        training.total = self._nothing_yet
+        training.state.numbers["total"] = self._nothing_yet
         training.in_train_batch = True
         try:
             with naming_what_left(training):
@@ -69,7 +69,7 @@ class TrainBatch:
             training.in_train_batch = False
             if not self._accumulation.is_first_micro_batch():
                 training.restart_step()
-        return training.total
+        return training.state["total"]
 
     @functools.cached_property
     def _nothing_yet(self) -> torch.Tensor:
@@ -84,6 +84,4 @@ class TrainBatch:
             raise SpmdZeroUsageError(
                 "train_batch() without data: pass data_iter, or training_data= to initialize"
             )
-        if training.batches is None:
-            training.batches = training.training_dataloader.endless()
-        return training.batches
+        return training.training_dataloader.stream()

@@ -17,10 +17,10 @@ from spmdzero.engine._module_tracer import (
     fold_python,
     refuse_read,
 )
-from spmdzero.engine._places import Place, agreement, state_places
 from spmdzero.state._training import Training
 from spmdzero.step._numbers import loss_scale_number, step_number
 from spmdzero.step._pure_step import StepProgram
+from spmdzero.step._state import Place
 
 
 def host_numbers(training: Training, *, last: bool) -> list[torch.Tensor]:
@@ -41,8 +41,8 @@ class WholeStep:
     """A traced micro-batch.
 
     Attributes:
-        traced: the function of the state that it reads, the inputs, the host's numbers and keys.
-            It returns the state that it writes, and the loss.
+        traced: the function of the state that it reads, the inputs, the host's numbers and keys. It
+            returns the state that it writes, and the loss.
         reads: the places of the state that it reads.
         forms: shape, dtype and sharding of each of these tensors.
         writes: the places of the state that it writes.
@@ -104,7 +104,7 @@ class WholeStep:
         donated = {
             index: read[place.name]
             for index, place in enumerate(self.writes)
-            if place.name in read and not place.rebinds
+            if place.name in read and not place.replaced
         }
         function = self.traced.function
         self.program = compiler.compile_alone(function, sources, donated=donated, state=count)
@@ -112,11 +112,11 @@ class WholeStep:
     def start(self, sources: Sequence[torch.Tensor]) -> torch.Tensor:
         """Starts the program and puts its outputs into their places; returns the loss."""
         assert self.program is not None
-        into = [None if place.rebinds else place.tensor for place in self.writes]
+        into = [None if place.replaced else place.tensor for place in self.writes]
         *values, loss = self.program.run(sources, [*into, None])
         for place, value in zip(self.writes, values, strict=True):
-            if place.rebinds:
-                place.holder[place.key] = value
+            if place.replaced:
+                place.registry[place.key] = value
         return loss
 
 
@@ -139,7 +139,7 @@ def trace_whole_step(
     Raises:
         NotCapturableError: the trace can't be used for later micro-batches.
     """
-    places, region = state_places(training), training.region
+    places, region = {place.name: place for place in training.state.places()}, training.region
     state = {name: place.tensor for name, place in places.items() if place.tensor is not None}
     hosts = host_numbers(training, last=last)
     tracer, program = ModuleTracer(training, args, kwargs), _program(training, last=last)
@@ -155,7 +155,7 @@ def trace_whole_step(
         tracer.refuse_reads()
         written[:] = new
         for name in new.keys() - places.keys():
-            places[name] = agreement(training, name.partition("/")[2])
+            places[name] = training.state.place(name)
         return [*(training.mesh.mark(new[name], places[name].spec) for name in new), loss]
 
     traced = fold_python(

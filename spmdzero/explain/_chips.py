@@ -21,9 +21,9 @@ class Chip:
         hbm_bytes: memory, bytes.
         bf16_flops: peak bf16 operations per second.
         hbm_rate: bytes per second between memory and device.
-        ici_rate: bytes per second that a device sends to its neighbours, over all links. If
-            several devices are one chip, its share of the chip's links: devices of one chip have
-            faster links to each other.
+        ici_rate: bytes per second that a device sends to its neighbours, over all links. If several
+            devices are one chip, its share of the chip's links: devices of one chip have faster
+            links to each other.
         matrix_units: number of units that multiply matrices.
         matrix_width: side of the square of weights by which a unit multiplies.
         source: page on which the figures are published.

@@ -64,8 +64,8 @@ def explain(
         batch: the inputs of one forward: a tensor, a tuple of inputs or a dict of keyword inputs,
             with the rows of a micro-batch of all devices. On the meta device floats become normal
             draws, everything else zeros.
-        tpu: topologies such as ``"v5e:2x4"`` of as many devices as this process has; they need
-            the extra ``spmdzero[tpu]``, but no TPU.
+        tpu: topologies such as ``"v5e:2x4"`` of as many devices as this process has; they need the
+            extra ``spmdzero[tpu]``, but no TPU.
         stages: stages to compile, besides the config's. The others are planned.
 
     Raises:

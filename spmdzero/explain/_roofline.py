@@ -11,8 +11,8 @@ class Roofline:
 
     Attributes:
         target: ``v5e:2x4``, or a chip's name if nothing was compiled for it.
-        compiled: whether bytes and operations are the TPU compiler's own count. Otherwise they
-            are the matrix products of the CPU program and the floor of ZeRO's traffic.
+        compiled: whether bytes and operations are the TPU compiler's own count. Otherwise they are
+            the matrix products of the CPU program and the floor of ZeRO's traffic.
         compute: time of all operations at the peak bf16 rate.
         memory: time of every byte that the program reads or writes, at the HBM's rate; None if
             unknown.

@@ -192,8 +192,8 @@ def _matmul_flops(target: Target) -> float:
 def _of_a_step(programs: Sequence[CompilerMemory]) -> CompilerMemory:
     """The memory of a step of several programs; the last program is the boundary's.
 
-    Only the boundary's program has every state among its inputs, but all states take memory while
-    a micro-batch runs too.
+    Only the boundary's program has every state among its inputs, but all states take memory while a
+    micro-batch runs too.
     """
     sizes = [(memory.arguments, memory.peak) for memory in programs]
     if any(arguments is None for arguments, _ in sizes):

@@ -75,7 +75,7 @@ class HostState:
         scheduler: the schedule's `state_dict()`.
         hold: `ScheduleHold.state_dict()`.
         scaler: the attributes of fp16's `LossScaler` by name.
-        accumulation: what the gradients of an unfinished step need besides ``accumulator/``.
+        accumulation: values that an unfinished step's gradients need besides ``accumulator/``.
         loader: `ZeroDataLoader.state_dict()` of the engine's own loader.
         rng: states of the saving process's random generators, by name.
         extra: results of modules' `get_extra_state`, by state dict key.

@@ -92,7 +92,7 @@ def read_collectives(
 
 
 def _goes_on(module: Module, instruction: Instruction) -> bool:
-    """Whether it is a later part of a transfer that another instruction starts.
+    """Whether `instruction` is a later part of a transfer that another one starts.
 
     Where libtpu fuses a transfer with the compute that hides it, the text repeats the collective in
     the fusion that starts it, in each fusion that computes meanwhile, and in the one that ends it.

@@ -86,7 +86,7 @@ class Operation:
 def read_schedule(hlo: str) -> tuple[Operation, ...]:
     """The operations of an optimised program's entry computation, in the order in which they run.
 
-    libtpu estimates the cycles of what it compiles, as ``estimated_cycles`` in the text. They
+    libtpu estimates the cycles of its own code, as ``estimated_cycles`` in the text. They
     include memory's time, but neither kernels nor collectives. XLA's CPU compiler estimates none.
 
     Raises:

@@ -58,7 +58,7 @@ def _matmuls(module: Module, *, exact: bool) -> Iterator[Matmul]:
 
 
 def _op_name(module: Module, instruction: Instruction) -> str:
-    """Its scopes; those of a reader if XLA rewrote the instruction without a name.
+    """The instruction's scopes, or a reader's if XLA rewrote it without a name.
 
     XLA does so for a convolution with one output position, which its own bias is the first to read.
     """

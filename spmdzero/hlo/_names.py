@@ -1,4 +1,4 @@
-"""The operations that names in HLO tell."""
+"""Reads operations from names in HLO."""
 
 import re
 

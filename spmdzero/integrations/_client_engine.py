@@ -56,7 +56,7 @@ class ClientEngine(Engine):
             training = self._training
 
             def follow() -> None:
-                if training.step_applied:
+                if training.current.applied:
                     hold.advance()
 
             self.after_step.append(follow)

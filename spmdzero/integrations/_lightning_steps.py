@@ -33,10 +33,10 @@ from spmdzero.integrations._trainer import TrainerReads
 class LightningSteps:
     """Calls `training_step` and the other steps through `engine`, and logs for them.
 
-    While a step's Python runs, some attributes of its module are replaced: `self.log` records
-    calls (`RecordedCalls`), a stand-in for a metric does so too, `self.trainer` remembers which
-    values were read, and `self.device` is the device of the tensors. The replacements are the same
-    objects at each step, so that the engine sees no change.
+    While a step's Python runs, some attributes of its module are replaced: `self.log` records calls
+    (`RecordedCalls`), a stand-in for a metric does so too, `self.trainer` remembers which values
+    were read, and `self.device` is the device of the tensors. The replacements are the same objects
+    at each step, so that the engine sees no change.
 
     Args:
         module: the user's module.

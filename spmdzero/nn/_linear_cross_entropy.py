@@ -44,8 +44,7 @@ def linear_cross_entropy(
         chunk: number of rows at a time; None for half of them, at most 2,048.
 
     Returns a scalar: fp32, or fp64 for fp64. It is nan where a label on the devices is out of
-        range,
-    because they can't raise.
+    range, because they can't raise.
 
     Raises:
     SpmdZeroUsageError: shapes, dtypes or `reduction` that don't fit.

@@ -16,10 +16,10 @@ def choose_placement(shape: Shape, *, mesh: MeshSpec, min_shard_elements: int) -
 
     Among the dims that the ``fsdp`` axis divides, the first whose shard is a whole number of TPU
     tiles, and a multiple of 8, wins: a tensor gathered along its first dim is already in row-major
-    order, along a later dim it is copied once more. The next choice is the longest dim whose
-    shards are whole tiles, then the longest dim. A tensor without a dim to split is flattened and
-    padded. Only scalars, empty tensors, tensors below `min_shard_elements`, and everything when
-    the ``fsdp`` axis has one device, are replicated.
+    order, along a later dim it is copied once more. The next choice is the longest dim whose shards
+    are whole tiles, then the longest dim. A tensor without a dim to split is flattened and padded.
+    Only scalars, empty tensors, tensors below `min_shard_elements`, and everything when the
+    ``fsdp`` axis has one device, are replicated.
     """
     elements, devices = math.prod(shape), mesh.fsdp
     if not shape:

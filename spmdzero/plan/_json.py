@@ -22,7 +22,7 @@ def load(cls: type[T], text: str) -> T:
     """The instance of `cls` that `dump` wrote.
 
     Raises:
-        SpmdZeroError: not JSON, another version, or not a valid `cls`.
+        SpmdZeroError: the text is not JSON, has a different version, or is not a valid `cls`.
     """
     try:
         document = json.loads(text)

@@ -19,8 +19,8 @@ class MeshSpec:
     """Names and sizes of the mesh axes. The batch is split over all axes.
 
     Attributes:
-        axes: (name, number of devices) per axis, ``data`` before ``fsdp``. States are sharded
-            over ``fsdp`` and replicated over ``data``; a mesh may have no ``data`` axis.
+        axes: (name, number of devices) per axis, ``data`` before ``fsdp``. States are sharded over
+            ``fsdp`` and replicated over ``data``; a mesh may have no ``data`` axis.
     """
 
     axes: tuple[tuple[str, int], ...]

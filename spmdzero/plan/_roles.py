@@ -65,8 +65,8 @@ def placements_at_stage(
     Args:
         stage: 0 to 3.
         shard: the placement of the states that the stage shards.
-        partial: whether a gradient leaves the backward as each device's own summand; False if
-            the backward hands over a gradient that is already reduced.
+        partial: whether a gradient leaves the backward as each device's own summand; False if the
+            backward hands over a gradient that is already reduced.
         persistent: as in `parameter_at_rest`.
     """
     whole = Placement(kind="replicate", reason=f"stage {stage} keeps this whole on every device")

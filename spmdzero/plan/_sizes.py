@@ -1,12 +1,12 @@
-"""Bytes as people read them."""
+"""Formats numbers of bytes for people."""
 
 _UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
 def sized(count: int) -> str:
-    """``22.1 GiB``, ``461 MiB`` or ``12 B``: three digits."""
+    """A number of bytes with three digits: ``22.1 GiB``, ``461 MiB`` or ``12 B``."""
     for unit, size in _UNITS:
-        # What would be written as 1,000 of a unit is one of the next.
+        # A size that rounds to 1,000 of a unit is written in the next unit.
         if count >= 0.9995 * size:
             return f"{_three(count / size)} {unit}"
     return f"{count} B"

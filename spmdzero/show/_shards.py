@@ -72,8 +72,8 @@ def _geometry(
 ) -> tuple[int, int, tuple[float, float, float, float]]:
     """Width and height of the miniature, and the part's place (x, y, width, height) in it.
 
-    Two dims are drawn as a matrix is printed. Of more dims, the first split dim runs downwards,
-    and the others run across together, where the part is whole.
+    Two dims are drawn as a matrix is printed. Of more dims, the first split dim runs downwards, and
+    the others run across together, where the part is whole.
     """
     spans = [
         (own.start / length, own.stop / length) if length else (0.0, 1.0)

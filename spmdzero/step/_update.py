@@ -69,6 +69,7 @@ class Member:
         layout: how its gradient, its master and its slots are stored.
         at_rest: how it is stored itself.
         reset_at: the count of updates when its state started anew.
+        on_host: the keys of its state that rest in host memory.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Member:
     layout: Layout
     at_rest: Layout
     reset_at: int = 0
+    on_host: tuple[str, ...] = ()
 
     def slots_in(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Its slots among ``"<slot>/<name>"``."""

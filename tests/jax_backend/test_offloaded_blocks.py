@@ -118,7 +118,8 @@ def on_v5e(recompute: str) -> tuple[CompilerMemory, int]:
     )
     with torch.device("meta"):
         batch = torch.empty(8 * ROWS_A_CHIP, LENGTH, WIDE, dtype=torch.bfloat16)
-        made = spmdzero.explain(Chain(), told, batch, tpu=["v5e:2x4"], stages=())
+        model = Chain()
+    made = spmdzero.explain(model, told, batch, tpu=["v5e:2x4"], stages=())
     (found,) = made.fit_at(2).compiled
     return found.memory, made.time_on("v5e:2x4").cycles
 

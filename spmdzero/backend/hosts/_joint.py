@@ -1,4 +1,4 @@
-"""Joint operations, which all hosts do in one order: whether this host does what another does."""
+"""Joint operations, which all hosts do in one order: compares this host with others."""
 
 import hashlib
 
@@ -70,5 +70,5 @@ class Joint:
 
 
 def at(where: str) -> str:
-    """A line of the user's code as a suffix of what happens there, empty if it isn't known."""
+    """A line of the user's code in parentheses, as a suffix; empty if it isn't known."""
     return where and f" ({where})"

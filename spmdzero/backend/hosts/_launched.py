@@ -108,7 +108,7 @@ def name_the_only_process(*, port: int) -> None:
     launcher's only process, whose port is in use.
 
     Args:
-        port: MASTER_PORT, on which nothing listens unless somebody connects to this process.
+        port: MASTER_PORT, on which nothing listens unless another process connects to this one.
     """
     if is_launched() and "LOCAL_RANK" in os.environ:
         return

@@ -1,4 +1,4 @@
-"""Watching which hosts live: one that dies, fails or freezes ends the others, who name it.
+"""Watches which hosts live: if one dies, fails or freezes, the others name it and end.
 
 Each process writes its state to a small store of torch's, which the first process serves, about
 twice a second. It reads the states of its next few neighbours, and whether any process has found a
@@ -29,7 +29,7 @@ _SUSPECTED = 6
 # Number of neighbours that each host listens to beside the first: if one ends, so do they.
 _NEIGHBOURS = 8
 VERDICT = "verdict"
-"""Key in the store of the first host's name that was found to be gone; at first all are well."""
+"""Key of the store's verdict: a sign that blames a host, or at first that all are well."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The watch of this process where it has peers: its start, and what it can't see itself."""
+"""The watch of this process if it has peers: its start, and events that it has to be told."""
 
 import atexit
 import contextlib
@@ -143,7 +143,7 @@ def _hook(mine: Watch) -> None:
 
 
 def _may_be_anothers(error: BaseException) -> bool:
-    """Whether `error` is what the runtimes raise when a host that they talk to is lost."""
+    """Whether the runtimes raise such an error when a host that they talk to is lost."""
     text = str(error).lower()
     known = not isinstance(error, SpmdZeroError) and isinstance(error, RuntimeError)
     return known and any(word in text for word in ("gloo", "connection", "socket", "peer"))

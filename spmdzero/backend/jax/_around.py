@@ -32,7 +32,7 @@ class JaxAround:
         autocast: dtype of `torch.autocast` around the module's forward, None for none.
         attention: what computes `scaled_dot_product_attention`, see `AttentionKernels`.
         scan: whether equal blocks of the module become a loop, see `equal_blocks_as_loops`.
-        recompute: which blocks run again in backward, and what is kept, see `RecomputedBlocks`.
+        recompute: which blocks run again in backward, and their policy, see `RecomputedBlocks`.
         keep_on_host: whether what runs again keeps its inputs in the host's memory until backward.
         mark: annotates a buffer that a global forward wrote as replicated; None where buffers enter
             and leave a region.

@@ -20,10 +20,10 @@ Forms = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
 @dataclasses.dataclass(frozen=True)
 class AttentionOp:
-    """An attention kernel of one form, in one direction.
+    """The attention kernels of one form, in one direction.
 
     Attributes:
-        direction: forward, or which part of the backward.
+        direction: ``"forward"`` or ``"backward"``.
         form: shapes, dtype and mask of query, key and value.
         makes: see `Op`.
     """

@@ -73,7 +73,7 @@ class Folder:
         """Writes `body`; if that fails, logs it and goes on."""
         name = ""
         try:
-            # The files are machine code: nobody else should be able to write there.
+            # The files are machine code: no other user should be able to write there.
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self.path, prefix=_PART[0], suffix=_PART[1])
             with os.fdopen(handle, "wb") as file:
@@ -88,7 +88,7 @@ class Folder:
 def _refusal(file: os.stat_result) -> str:
     """The reason why a file must not be read, since loading runs it; empty if it is this user's.
 
-    Who may only write to the folder can neither make such a file nor rename one.
+    A user who may only write to the folder can neither make such a file nor rename one.
     """
     if file.st_uid != os.geteuid():
         return f"it is another user's (number {file.st_uid}, this process is {os.geteuid()})"

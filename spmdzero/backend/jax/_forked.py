@@ -6,7 +6,7 @@ from spmdzero.errors import SpmdZeroRuntimeError
 
 
 class Forks:
-    """Whether this process was forked from one whose devices were started."""
+    """Knows whether this process was forked from one whose devices were started."""
 
     def __init__(self) -> None:
         self._inherited = False

@@ -1,4 +1,4 @@
-"""What stage 3 needs of lazy tensors: see `spmdzero.backend.replica.Gathering`."""
+"""The operations on lazy tensors that stage 3 needs: see `spmdzero.backend.replica.Gathering`."""
 
 import dataclasses
 from typing import Any

@@ -92,7 +92,7 @@ def _refuse_two_devices(args: tuple[Any, ...]) -> None:
 
 
 def _wraps(tensor: torch.Tensor) -> bool:
-    """Whether it wraps a tensor for torch.func; the inner tensor may be on any device."""
+    """Whether `tensor` wraps another one for torch.func, which may be on any device."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 

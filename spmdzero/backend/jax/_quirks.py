@@ -7,7 +7,7 @@ from spmdzero.backend.replica import PRODUCTS, mixed_dtypes
 
 
 class JaxQuirks:
-    """One difference only: the operations are torch's, and its meta kernels tell their results."""
+    """Few differences: the operations are torch's, and its meta kernels give their results."""
 
     def unsupported(self, func: Any, args: tuple[Any, ...]) -> str | None:
         """The reason why torch refuses the operation, where its meta kernels don't.

@@ -19,7 +19,7 @@ from spmdzero.errors import ReplicaRegionError, SpmdZeroRuntimeError
 
 
 class GlobalRandom(Random):
-    """Draws of the devices' own generator."""
+    """Draws from the devices' own generator."""
 
     def stream(self) -> torch.Tensor:
         """A stream that differs for each draw, but is the same on every device."""

@@ -18,8 +18,8 @@ def torus_of(devices: Sequence[Any]) -> Torus | None:
     """Number of chips along each direction of JAX's devices, x first; a device is a chip.
 
     The devices need not be numbered along x: libtpu was seen to scatter over groups of a
-        direction's
-    length in the order of hosts too (0.0.21 on v5e:4x4 and v5p:4x4x4), unless one group is all.
+    direction's length in the order of hosts too (0.0.21 on v5e:4x4 and v5p:4x4x4), unless one group
+    is all.
 
     Returns None where they don't fill one slice.
     """

@@ -89,7 +89,7 @@ class Value:
 
     @property
     def pending(self) -> bool:
-        """Whether it is the result of operations that have not been started."""
+        """Whether the value is the result of operations that have not been started."""
         return self.node is not None
 
     def take_place_of(self, old: "Value") -> None:

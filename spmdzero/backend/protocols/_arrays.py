@@ -45,7 +45,7 @@ class Arrays(Protocol):
         """
 
     def replace(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
-        """Makes `tensor` alone hold what `other` holds, whatever wraps it."""
+        """Gives `tensor` alone the value of `other`, even if `tensor` is wrapped."""
 
     def fresh(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of `tensor`, which can be annotated and donated apart from it."""
@@ -80,6 +80,9 @@ class Arrays(Protocol):
 
     def forms_of(self, tensors: Sequence[torch.Tensor]) -> list[Form]:
         """The form of each tensor, for which programs are compiled."""
+
+    def are_on_host(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
+        """Of each whether it rests in the host's memory."""
 
     def is_split(self, tensor: torch.Tensor) -> bool:
         """Whether devices may hold different parts of an annotated tensor."""

@@ -24,7 +24,7 @@ Reader = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RegionRules:
-    """What a user has to declare about a module's inputs and outputs, because it can't be guessed.
+    """Declarations about a module's inputs and outputs that can't be guessed.
 
     Attributes:
         batch_dim: the batch dim of inputs and outputs; 0 unless declared.
@@ -52,7 +52,7 @@ class AttentionCall:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tracing:
-    """What a pass through the region uses in the place of the module's own tensors and keys.
+    """The tensors and functions that a pass through the region uses instead of the module's own.
 
     Attributes:
         parameters, buffers: global tensors by name; a parameter requires a gradient as its own
@@ -75,7 +75,7 @@ class Passage:
     """The results of a pass through the region, in global space.
 
     Attributes:
-        output: what the module returned.
+        output: the module's output.
         written: name -> the new value of a parameter or buffer that the module wrote.
         flags: label -> 0-dim int32, 1 where replicas differ in a value that they must share.
         state: name -> the replicas' parameter or buffer, for `Forward.backward`.
@@ -99,7 +99,7 @@ class Forward(Protocol):
 
     @property
     def attention(self) -> tuple[AttentionCall, ...]:
-        """How the latest pass computes attention; empty where its program has no kernels."""
+        """The attention calls of the latest pass; empty where its program has no kernels."""
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The module's output in global space; a `Batch` among the inputs enters as shards.
@@ -175,7 +175,7 @@ class Region(Forward, Protocol):
 
 
 def ignore_writes(_: Collection[str]) -> None:
-    """Ignores the names of what a forward wrote."""
+    """Ignores the names of the tensors that a forward wrote."""
 
 
 def refuse_gradient_hooks(name: str, parameter: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Protocols of what a backend adds around a forward and a backward, and of its quirks."""
+"""Protocols of a backend's contexts around a forward and a backward, and of its quirks."""
 
 import contextlib
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class Quirks(Protocol):
     """Differences between a backend's operations and torch's, as a dispatch mode sees them."""
 
     def unsupported(self, func: Any, args: tuple[Any, ...]) -> str | None:
-        """The reason why `func` can't be computed of these arguments, None where it can."""
+        """The reason why `func` can't run on these arguments, None where it can."""
 
     def batch_norm(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a BatchNorm; its running statistics become those that torch computes."""

@@ -68,7 +68,7 @@ def has_hooks(block: nn.Module) -> bool:
 
 
 def surroundings() -> tuple[Any, ...]:
-    """The settings that influence, beside its inputs, what a block computes."""
+    """The settings that influence a block's output beside its inputs."""
     device = current().device_type
     return (
         torch.is_grad_enabled(),

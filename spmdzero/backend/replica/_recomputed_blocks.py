@@ -1,4 +1,4 @@
-"""The modules of a model that run again in the backward pass, and what is kept of them."""
+"""The modules of a model that run again in the backward pass, and their policies."""
 
 import contextlib
 import re
@@ -73,7 +73,7 @@ class RecomputedBlocks:
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        """Context in which a call of one of these modules keeps only what its policy says."""
+        """Context in which calls of these modules keep only the values that their policy names."""
         with contextlib.ExitStack() as stack:
             for kind in self._kinds:
                 stack.enter_context(calls_replaced(kind, self._watched))

@@ -83,11 +83,11 @@ class GradientReduction:
 
         XLA's CPU compiler turns the sum into an all-reduce. Each reader of the shard then slices it
         anew, because a slice is cheap: the norm once the gradient is there, the update at the end
-            of
-        the step. So every device would hold every whole gradient until then. XLA counts a division
-        as expensive: it is done once, and only its result is kept. The divisor is 1, whatever the
-        gradient is, but XLA sees that, and drops the division, only when it makes machine code.
-        `spmdzero.explain` removes the division from programs that it compiles for TPUs.
+        of the step. So every device would hold every whole gradient until then. XLA counts a
+        division as expensive: it is done once, and only its result is kept. The divisor is 1,
+        whatever the gradient is, but XLA sees that, and drops the division, only when it makes
+        machine code. `spmdzero.explain` removes the division from programs that it compiles for
+        TPUs.
         """
         if not layout.is_sharded or runtime.program_platform() != "CPU":
             return gradient

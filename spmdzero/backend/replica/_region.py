@@ -100,7 +100,7 @@ class ReplicaRegion:
 
     @property
     def attention(self) -> tuple[AttentionCall, ...]:
-        """How the latest pass computes attention; empty where its program has no kernels."""
+        """The attention calls of the latest pass; empty where its program has no kernels."""
         return self._around.attention
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -177,7 +177,7 @@ class ReplicaRegion:
 
     @contextlib.contextmanager
     def _again(self, state: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """Context around a part of the forward that runs again in a backward outside the region."""
+        """Context around a part of the forward that runs again; enters the region if need be."""
         if self._in_backward:
             yield
             return

@@ -28,7 +28,7 @@ class TorchXlaAround:
         autocast: dtype of `torch.autocast` around the module's forward, None for none.
         attention: what computes `scaled_dot_product_attention`, see `AttentionKernels`.
         scan: whether equal blocks of the module become a loop, see `equal_blocks_as_loops`.
-        recompute: which blocks run again in backward, and what is kept, see `RecomputedBlocks`.
+        recompute: which blocks run again in backward, and their policy, see `RecomputedBlocks`.
         keep_on_host: whether what runs again keeps its inputs in the host's memory until backward.
 
     Attributes:

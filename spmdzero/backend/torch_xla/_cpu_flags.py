@@ -44,7 +44,7 @@ def start_as_torch_computes() -> None:
 
 
 def left_open(given: str) -> list[str]:
-    """Those of the flags that `given`, the value of XLA_FLAGS, doesn't set."""
+    """The flags of this file that `given`, the value of XLA_FLAGS, doesn't set."""
     return [name for name in _OFF if name not in given]
 
 

@@ -40,11 +40,11 @@ class ProgramInput:
 
     @property
     def is_seed(self) -> bool:
-        """Whether it is the seed of the device's own generator."""
+        """Whether the buffer is the seed of the device's own generator."""
         return self.first_id == _private.seed_id()
 
     def is_number(self) -> bool:
-        """Whether it is a Python number that torch_xla uploaded; may have to read its value."""
+        """Whether the buffer is a Python number that torch_xla uploaded; may read its value."""
         if self.tensor.dim():
             return False
         # torch_xla keeps the buffers of numbers by value, and finds this one again.

@@ -2,8 +2,7 @@
 
 torch_xla makes a node for each operation, in Python, at each step. A folded function is traced
 once, lowered to HLO, and called: one node. The compiler inlines calls before it partitions a
-    program, so
-that annotations and collectives inside are those of the traced function.
+program, so that annotations and collectives inside are those of the traced function.
 """
 
 import contextlib

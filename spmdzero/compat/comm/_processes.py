@@ -28,9 +28,9 @@ def init_distributed(
     """Switches SPMD on and connects the processes, one per host; DeepSpeed's signature.
 
     The device runtime, torch_xla's or JAX's, connects the devices of all hosts; this function makes
-    the gloo group that moves host objects and CPU tensors between processes. Processes are found
-    by the launcher's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), by `init_method`,
-    or by the device runtime (`jax.distributed.initialize`). An existing group is used.
+    the gloo group that moves host objects and CPU tensors between processes. Processes are found by
+    the launcher's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), by `init_method`, or by
+    the device runtime (`jax.distributed.initialize`). An existing group is used.
 
     A single process that no launcher started gets a group of its own, and in its environment the
     launcher's variables that scripts read: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT.

@@ -135,7 +135,7 @@ def _model(
             raise damaged(files[0], f"its module has no {name}, which the optimizer trains")
         parameters[name] = master.as_dtype(held.dtype)
     tensors = {k: value for k, value in module.items() if isinstance(value, torch.Tensor)}
-    # The file has whole tensors of what ZeRO-3 doesn't partition, and empty ones of the rest.
+    # Tensors that ZeRO-3 doesn't partition are whole in the file, all others are empty.
     own = tensors.keys() - buffer_names - parameters.keys() - tied.keys()
     parameters |= {k: StoredTensor.of(tensors[k]) for k in own if tensors[k].numel()}
     return ModelFile(

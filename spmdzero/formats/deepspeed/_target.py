@@ -150,7 +150,7 @@ class Target:
 
     @property
     def bf16(self) -> bool:
-        """Whether that run has ``bf16`` on, which the names of its files tell."""
+        """Whether that run has ``bf16`` on, on which the names of its files depend."""
         return any(t.dtype == torch.bfloat16 for t in self.named("parameter").values())
 
     def model_file(self) -> dict[str, Any]:

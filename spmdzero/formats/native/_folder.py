@@ -43,14 +43,14 @@ class CompleteTag:
 
     @property
     def is_itself(self) -> bool:
-        """Whether it is in the place where it was saved: no copy, no link, not renamed."""
+        """Whether the folder is where it was saved: no copy, no link, not renamed."""
         return self.manifest.tag == self.tag and not self.path.is_symlink()
 
 
 def complete_tags(folder: Path) -> list[CompleteTag]:
     """Checkpoints with a valid commit and files of the right sizes, newest first.
 
-    Of two copies of a checkpoint, the one under the name under which it was saved comes first.
+    The copy of a checkpoint that has the name under which it was saved comes before others.
     """
     found = []
     for path in _folders(folder):

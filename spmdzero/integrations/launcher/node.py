@@ -82,8 +82,8 @@ def _tell_failure(error: BaseException) -> None:
 
 def _end_with(launcher: int) -> None:
     while os.read(launcher, 1):
-        # The launcher writes that another host has ended. This host may be waiting for that host
-        # on its devices, where no exception is raised.
+        # The launcher writes that another host has ended. This host may be waiting for that host on
+        # its devices, where no exception is raised.
         watched = watch()
         if watched is not None:
             watched.suspect()

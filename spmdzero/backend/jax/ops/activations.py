@@ -86,7 +86,7 @@ def softplus(self: Any, beta: float = 1, threshold: float = 20) -> Any:
 
 @lowers("log_sigmoid_forward")
 def log_sigmoid_forward(self: Any) -> tuple[Any, Any]:
-    """The sigmoid's logarithm, and what torch's CPU kernel keeps for the backward pass."""
+    """The sigmoid's logarithm, and the buffer that torch's CPU kernel keeps for backward."""
     x = wide(self)
     buffer = jnp.exp(-jnp.abs(x))
     return jnp.minimum(x, 0) - jnp.log1p(buffer), buffer

@@ -68,7 +68,7 @@ def hold(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def replace(tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """Makes `tensor` hold what `other` holds, whatever wraps it."""
+    """Gives `tensor` the value of `other`, even if `tensor` is wrapped."""
     _C._replace_xla_tensor(tensor, other)
 
 

@@ -87,8 +87,8 @@ def _refuse_strides(*_: Any, **__: Any) -> Any:
 def kept_apart(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """The arguments of a call, with the first one copied if torch's result would be a copy.
 
-    By strides torch tells a transposed tensor from a contiguous one: `x.t().reshape(-1)` is a copy,
-    which may be written. torch_xla would write it into `x`.
+    torch sees by strides that a tensor is transposed, and makes a copy in `x.t().reshape(-1)`. A
+    write into the copy must not reach `x`, but with torch_xla it would.
     """
     if func not in _MAY_COPY or not args or args[0].device.type != "xla" or args[0]._base is None:
         return args
