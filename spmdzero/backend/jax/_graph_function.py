@@ -84,7 +84,7 @@ def function_of(graph: Graph, mesh: Mesh, shardings: Sequence[Any] = ()) -> Any:
             elif steps:
                 _run_region(steps, whole, needed.get(phase, set()), _mesh_of(steps, mesh))
         whole |= at_rest
-        # What a region keeps on the host leaves a program on the devices: the next computes with it.
+        # What a region keeps on the host leaves the program on the devices, where others compute.
         whole |= {number: moved(whole[number], host=False) for number in _kept(graph)}
         results = [
             _own.joined(whole[slot.number]) if slot.space is Space.HOST else whole[slot.number]
