@@ -119,10 +119,6 @@ _PARALLELISM: dict[str, OffValue | OffSection] = {
 }
 
 _FEATURES: dict[str, OffValue | OffSection] = {
-    "activation_checkpointing.cpu_checkpointing": OffValue(
-        reason="activations stay in the devices' memory, spmdzero doesn't offload them",
-        fix="Write false, and checkpoint more of the model where memory is short.",
-    ),
     "autotuning": OffSection(
         off=_ENABLED,
         idle=_names(

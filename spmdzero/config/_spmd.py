@@ -9,7 +9,7 @@ from spmdzero.config._errors import RefusedValueError
 from spmdzero.config._types import Natural, Section
 
 BackendName = Literal["auto", "torch_xla", "jax"]
-RecomputePolicy = Literal["nothing", "dots", "everything"]
+RecomputePolicy = Literal["nothing", "dots", "everything", "offload"]
 OutputRule = Literal["batch", "mean", "sum", "agree", "stack"]
 
 # Key -> the values that a global forward allows, and the reason for refusing other values.
@@ -43,9 +43,9 @@ class SpmdConfig(Section):
             comes from hidden states, chunk by chunk, and their output has no logits.
         recompute: which values of equal blocks that follow each other in a ModuleList or Sequential
             backward computes again instead of keeping them: "nothing"; "everything", which keeps a
-            block's inputs; "dots", which keeps also the results of matrix products, convolutions
-            and attention kernels. Or an object of these by module name, in which * is anything but
-            a dot.
+            block's inputs; "offload", which keeps them in the host's memory, on the JAX backend;
+            "dots", which keeps also the results of matrix products, convolutions and attention
+            kernels. Or an object of these by module name, in which * is anything but a dot.
         min_shard_elements: tensors with fewer elements are replicated.
         xla_flags: the TPU compiler flags with a measured effect on a generation's collectives:
             those of the present or explained chip ("auto"), of a named generation, or none.
@@ -118,6 +118,18 @@ class SpmdConfig(Section):
                 fix='Write "dots", or for example {"transformer.h.*": "everything"}.',
             )
         return recompute
+
+    @model_validator(mode="after")
+    def _a_loop_keeps_on_the_devices(self) -> "SpmdConfig":
+        policies = self.recompute.values() if isinstance(self.recompute, dict) else [self.recompute]
+        if "offload" in policies and self.scan != "off":
+            raise RefusedValueError(
+                f'"scan": "{self.scan}" makes a loop of equal blocks, which stacks what they keep '
+                "on the devices",
+                fix='Write "scan": "off", or "everything" in the place of "offload".',
+                at=("recompute",),
+            )
+        return self
 
     @model_validator(mode="after")
     def _what_needs_the_region_has_it(self) -> "SpmdConfig":

@@ -4,10 +4,14 @@ from spmdzero.config._types import DeepSpeedSection, Natural
 
 
 class ActivationCheckpointingConfig(DeepSpeedSection):
-    """Where DeepSpeed keeps checkpointed activations; here the compiler decides.
+    """Where checkpointed activations are kept. What is checkpointed is the model's choice.
 
-    The model chooses what is recomputed. `NO_MEANING` tells why no key has an effect, and
-    ``cpu_checkpointing`` is refused unless it is false.
+    Attributes:
+        cpu_checkpointing: whether the inputs of checkpointed functions, and of blocks that
+            ``spmd.recompute`` runs again, rest in the host's memory until backward, where programs
+            have such a memory; a line says where they don't.
+        partition_activations, number_checkpoints, contiguous_memory_optimization,
+            synchronize_checkpoint_boundary, profile: no meaning here, see `NO_MEANING`.
     """
 
     partition_activations: bool = False

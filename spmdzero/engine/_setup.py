@@ -279,6 +279,7 @@ def _forward(
         where["wrote"] = optimizer.follow_writes
     where["autocast"] = PrecisionPolicy.from_config(settings).autocast
     where["attention"] = settings.spmd.attention
+    where["keep_on_host"] = settings.activation_checkpointing.cpu_checkpointing
     if settings.spmd.forward == "global":
         return current().global_forward(**where)
     seed = GradientScaling.from_config(settings, replicas=where["mesh"].replicas).seed

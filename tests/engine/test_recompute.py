@@ -43,11 +43,16 @@ class Stack(nn.Module):
         return x.square().mean()
 
 
-def train(recompute: Any, **more: Any) -> tuple[list[float], torch.Tensor, int]:
+def train(
+    recompute: Any, *, cpu_checkpointing: bool = False, **more: Any
+) -> tuple[list[float], torch.Tensor, int]:
     """Three losses, the trained weights, and the bytes that the program of a step needs."""
     torch.manual_seed(0)
     engine = start(
-        Stack(), train_micro_batch_size_per_gpu=ROWS, spmd={"recompute": recompute, **more}
+        Stack(),
+        train_micro_batch_size_per_gpu=ROWS,
+        spmd={"recompute": recompute, **more},
+        activation_checkpointing={"cpu_checkpointing": cpu_checkpointing},
     )
     batch = torch.randn(8 * ROWS, WIDTH)
     torch.manual_seed(5)
@@ -84,6 +89,25 @@ def test_memory_falls_with_what_is_recomputed(trained: Any) -> None:
     assert dots > everything + one
 
 
+STAYS = "what checkpointed blocks keep stays where it is, not in host memory"
+
+
+@pytest.mark.torch_xla_only
+def test_to_offload_by_its_own_key_is_refused_where_a_backend_cant() -> None:
+    with pytest.raises(SpmdZeroConfigError, match=r'torch_xla backend.*Write "everything"'):
+        start(Stack(), spmd={"recompute": "offload"})
+
+
+def test_cpu_checkpointing_offloads_what_everything_keeps(
+    trained: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="spmdzero"):
+        losses, weights, _ = train("everything", cpu_checkpointing=True)
+    assert losses == trained["everything"][0]
+    assert torch.equal(weights, trained["everything"][1])
+    assert caplog.text.count(STAYS) == 1
+
+
 @pytest.mark.slow
 def test_a_loop_over_blocks_recomputes_too(trained: Any) -> None:
     dots, everything = (train(policy, scan="on") for policy in POLICIES[1:])
@@ -105,8 +129,8 @@ def test_policies_by_name(trained: Any) -> None:
     [
         ({"block.*": "dots"}, r"no module's name is 'block.\*'.*blocks"),
         ({"blocks.0": "dots", "blocks.0.up": "dots"}, "'blocks.0.up' is in 'blocks.0'"),
-        ({"blocks.*": "some"}, "one of nothing, dots, everything"),
-        ("all", "one of nothing, dots, everything"),
+        ({"blocks.*": "some"}, "one of nothing, dots, everything, offload"),
+        ("all", "one of nothing, dots, everything, offload"),
     ],
 )
 def test_refused_values(recompute: Any, words: str) -> None:
@@ -119,6 +143,8 @@ def test_refused_models() -> None:
         start(Stack(1), spmd={"recompute": "dots"})
     with pytest.raises(SpmdZeroConfigError, match="global forward"):
         start(Stack(), spmd={"recompute": "dots", "forward": "global"})
+    with pytest.raises(SpmdZeroConfigError, match=r'"scan": "on" makes a loop.*"everything"'):
+        start(Stack(), spmd={"recompute": {"blocks.*": "offload"}, "scan": "on"})
 
 
 def gpt2(**more: Any) -> transformers.PreTrainedModel:

@@ -131,14 +131,44 @@ def test_a_forked_random_state_goes_on_where_it_was_and_leaves_the_outer_one() -
         tracker.add("model-parallel-rng", 1)
 
 
+def test_model_parallelism_is_refused() -> None:
+    with pytest.raises(spmdzero.SpmdZeroUsageError, match="no model parallelism"):
+        checkpointing.configure(object())
+
+
+STAYS = "what checkpointed blocks keep stays where it is, not in host memory"
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{"mpu_": object()}, {"checkpoint_in_cpu": True}],
-    ids=["mpu_", "checkpoint_in_cpu"],
+    "configure",
+    [
+        {"checkpoint_in_cpu": True},
+        {"deepspeed_config": {"activation_checkpointing": {"cpu_checkpointing": True}}},
+    ],
+    ids=["argument", "config"],
 )
-def test_options_that_cant_be_honoured_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(spmdzero.SpmdZeroUsageError):
-        checkpointing.configure(**({"mpu_": None} | options))
+def test_inputs_kept_in_cpu_change_no_number_and_one_line_says_where_they_are_on_cpu_devices(
+    checkpointed, configure: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    if config := configure.get("deepspeed_config"):
+        configure = {"deepspeed_config": {"train_batch_size": 8, **config}}
+    checkpointing.configure(None, **configure)
+    with caplog.at_level("INFO", logger="spmdzero"):
+        losses, hlo = train(checkpointing.checkpoint)
+    checkpointing.configure(None)
+    assert losses == checkpointed[0]
+    assert products(hlo) == products(checkpointed[1])
+    assert caplog.text.count(STAYS) == 1
+
+
+def test_an_argument_of_configure_is_heard_before_the_config(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = {"train_batch_size": 8, "activation_checkpointing": {"cpu_checkpointing": True}}
+    checkpointing.configure(None, config, checkpoint_in_cpu=False)
+    with caplog.at_level("INFO", logger="spmdzero"):
+        checkpointing.checkpoint(torch.sin, torch.ones(2))
+    assert STAYS not in caplog.text
 
 
 def test_configure_takes_deepspeeds_options_and_config() -> None:

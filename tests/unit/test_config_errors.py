@@ -79,7 +79,6 @@ def test_what_is_on_but_not_supported_is_refused_with_the_reason():
         ("zero_optimization.offload_optimizer.ratio", 0.5, "rest on the host, or none"),
         ("zero_optimization.zenflow", {"topk_ratio": 0.1}, "later than others"),
         ("zero_optimization.zero_quantized_gradients", True, "fp32, bf16 or fp16"),
-        ("activation_checkpointing.cpu_checkpointing", True, "offload"),
         ("bf16.bf16_master_weights_and_grads", True, "only DeepSpeedCPUAdam"),
         ("bf16.bf16_optimizer_states", True, "need bf16 master weights"),
         ("fp16.fp16_master_weights_and_grads", True, "only DeepSpeedCPUAdam"),

@@ -19,7 +19,7 @@ from spmdzero.backend.jax._quirks import JaxQuirks
 from spmdzero.backend.jax._tensor import DEVICE, LazyTensor
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.protocols._region import AttentionCall, AttentionChoice, Recompute
-from spmdzero.backend.replica import RecomputedBlocks, ReplicaRandom
+from spmdzero.backend.replica import RecomputedBlocks, ReplicaRandom, kept_on_host
 from spmdzero.backend.replica._around import Upload
 from spmdzero.backend.scan import Scan, equal_blocks_as_loops, made_real
 
@@ -33,6 +33,7 @@ class JaxAround:
         attention: what computes `scaled_dot_product_attention`, see `AttentionKernels`.
         scan: whether equal blocks of the module become a loop, see `equal_blocks_as_loops`.
         recompute: which blocks run again in backward, and their policy, see `RecomputedBlocks`.
+        keep_on_host: whether what runs again keeps its inputs in the host's memory until backward.
         mark: annotates a buffer that a global forward wrote as replicated; None where buffers enter
             and leave a region.
 
@@ -48,11 +49,13 @@ class JaxAround:
         attention: AttentionChoice = "auto",
         scan: Scan = "off",
         recompute: Recompute = "nothing",
+        keep_on_host: bool = False,
         mark: Callable[[torch.Tensor], object] | None = None,
     ) -> None:
         self.quirks = JaxQuirks()
         self._module, self._autocast, self._scan = module, autocast, scan
         self._recomputed, self._mark = RecomputedBlocks(module, recompute), mark
+        self._keep_on_host = keep_on_host
         self._attention: AttentionChoice = attention
         self.attention: tuple[AttentionCall, ...] = ()
 
@@ -67,6 +70,7 @@ class JaxAround:
             _autocast(self._autocast),
             # Inside the loops, because recomputation concerns a part of a loop's body.
             self._recomputed(),
+            kept_on_host(self._keep_on_host),
             equal_blocks_as_loops(
                 self._module, self._scan if loops else "off", LOOPS, random, upload, enter_whole
             ),
@@ -78,7 +82,12 @@ class JaxAround:
     def global_forward(self) -> Iterator[None]:
         """Context around a forward in global space."""
         kernels = AttentionKernels(self._attention, KERNELS, owner=self._module, is_global=True)
-        with _inside(), kernels, _autocast(self._autocast):
+        with (
+            _inside(),
+            kernels,
+            _autocast(self._autocast),
+            kept_on_host(self._keep_on_host),
+        ):
             yield
         self.attention = tuple(kernels.calls)
         if self._mark is None:

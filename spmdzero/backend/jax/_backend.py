@@ -5,6 +5,7 @@ from spmdzero.backend.jax import (
     compiler,
     counters,
     flags,
+    host_memory,
     memory_maps,
     programs,
     runtime,
@@ -17,6 +18,7 @@ from spmdzero.backend.replica import (
     global_norm,
     in_region,
     recomputed,
+    recomputed_from_host,
     refuse_leak,
 )
 
@@ -38,4 +40,6 @@ JAX = Backend(
     in_region=in_region,
     refuse_leak=refuse_leak,
     recomputed=recomputed,
+    recomputed_from_host=recomputed_from_host,
+    host_memory=host_memory,
 )

@@ -19,8 +19,10 @@ from spmdzero.backend.jax._graph import Graph, Slot, Step
 from spmdzero.backend.jax._lowered import lowered
 from spmdzero.backend.jax._memory import FETCH, ON_DEVICE, ON_HOST, rests_on_host
 from spmdzero.backend.jax._numbers import as_taken
+from spmdzero.backend.jax._operations import KEEP_ON_HOST
 from spmdzero.backend.jax._trees import found, swapped
 from spmdzero.backend.jax._values import Space
+from spmdzero.backend.jax._versions import moved
 
 
 def function_of(graph: Graph, mesh: Mesh, shardings: Sequence[Any] = ()) -> Any:
@@ -82,6 +84,8 @@ def function_of(graph: Graph, mesh: Mesh, shardings: Sequence[Any] = ()) -> Any:
             elif steps:
                 _run_region(steps, whole, needed.get(phase, set()), _mesh_of(steps, mesh))
         whole |= at_rest
+        # What a region keeps on the host leaves the program on the devices, where others compute.
+        whole |= {number: moved(whole[number], host=False) for number in _kept(graph)}
         results = [
             _own.joined(whole[slot.number]) if slot.space is Space.HOST else whole[slot.number]
             for slot in graph.outputs
@@ -114,6 +118,14 @@ def _phases(graph: Graph) -> dict[int, int]:
         after = phase + 1 if _leaves(step) else phase
         of_slot |= {slot.number: after for slot in step.made}
     return phases
+
+
+def _kept(graph: Graph) -> set[int]:
+    """The numbers of the outputs that are in the host's memory."""
+    kept = {
+        slot.number for step in graph.steps if step.op.key[0] == KEEP_ON_HOST for slot in step.made
+    }
+    return kept & {slot.number for slot in graph.outputs}
 
 
 def _leaves(step: Step) -> bool:

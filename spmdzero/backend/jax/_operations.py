@@ -82,4 +82,7 @@ class MeshOp:
         return self.function(*args, **kwargs)
 
 
+KEEP_ON_HOST = "keep on the host"
+"""In the key of an operation whose result is in the host's memory."""
+
 identity = MeshOp(("identity",), lambda x: x)

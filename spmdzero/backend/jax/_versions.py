@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import torch
 
+from spmdzero.backend._traced import traced as for_program
+
 
 def wide_numbers() -> contextlib.AbstractContextManager[object]:
     """Context in which JAX has 64-bit numbers, as torch has; outside the user's setting holds."""
@@ -37,6 +39,24 @@ def solve_turns_its_matrix() -> bool:
             torch.tensor([[2.0, 4.0], [1.0, 1.0]]), torch.ones(2)
         )[2]
     return pivots[0].item() == 2
+
+
+def moves_to_host() -> bool:
+    """Whether the traced program is for devices with a memory apart from the host's, TPUs."""
+    return (for_program.platform or jax.default_backend()).upper() == "TPU"
+
+
+def moved(array: Any, *, host: bool) -> Any:
+    """A traced array, moved to the host's memory or to the device's; itself off the TPU."""
+    if not moves_to_host():
+        # JAX annotates the outputs too, which XLA's partitioner for CPUs can't read (0.7.1).
+        return array
+    memory = getattr(jax, "memory", None)
+    if memory is not None:
+        return jax.device_put(array, memory.Space.Host if host else memory.Space.Device)
+    from jax._src.sharding_impls import TransferToMemoryKind  # type: ignore[missing-module-attribute]
+
+    return jax.device_put(array, TransferToMemoryKind("pinned_host" if host else "device"))
 
 
 def lowered_for(traced: Any, platform: str) -> Any:

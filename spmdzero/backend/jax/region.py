@@ -36,14 +36,16 @@ def replica_region(
     attention: AttentionChoice = "auto",
     scan: Scan = "off",
     recompute: Recompute = "nothing",
+    keep_on_host: bool = False,
     wrote: Wrote = ignore_writes,
     layouts: Mapping[str, Layout] | None = None,
 ) -> ReplicaRegion:
-    """A `ReplicaRegion`; autocast, attention, scan and recompute as in `JaxAround`."""
+    """A `ReplicaRegion`; autocast to keep_on_host as in `JaxAround`."""
     watch_reads(mesh)
     around = JaxAround(
-        module, autocast=autocast, attention=attention, scan=scan, recompute=recompute
-    )
+        module, autocast=autocast, attention=attention, scan=scan, recompute=recompute,
+        keep_on_host=keep_on_host,
+    )  # fmt: skip
     gathered = GatheredAtUse(mesh, layouts, JaxGathering(mesh)) if layouts else None
     return ReplicaRegion(
         mesh=mesh, module=module, sink=sink, rules=rules, around=around, seed=seed, wrote=wrote,
@@ -54,7 +56,7 @@ def replica_region(
 def global_forward(
     *, mesh: DeviceMesh, module: nn.Module, wrote: Wrote = ignore_writes, **around: Any
 ) -> GlobalForward:
-    """A `GlobalForward`; autocast and attention as in `JaxAround`."""
+    """A `GlobalForward`; autocast, attention and keep_on_host as in `JaxAround`."""
     watch_reads(mesh)
     made = JaxAround(module, mark=functools.partial(mesh.mark, spec=REPLICATED), **around)
     return GlobalForward(mesh=mesh, module=module, around=made, wrote=wrote)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.protocols._arrays import Arrays
+from spmdzero.backend.protocols._arrays import Arrays, HostMemory
 from spmdzero.backend.protocols._compiler import Compiler
 from spmdzero.backend.protocols._mesh import Mesh, Reduction
 from spmdzero.backend.protocols._programs import Counters, Flags, MemoryMaps, Programs
@@ -44,6 +44,9 @@ class Backend:
             its region.
         recomputed: calls a function with the arguments that follow, keeps only its inputs, and runs
             it again in the backward pass.
+        recomputed_from_host: does what `recomputed` does, and keeps the inputs in the host's memory
+            until backward; a log line says so if they stay on the devices.
+        host_memory: the host's memory within a program; None for a backend that can't use it.
     """
 
     name: str
@@ -63,3 +66,5 @@ class Backend:
     in_region: Callable[[], bool]
     refuse_leak: Callable[[torch.Tensor], None]
     recomputed: Callable[..., Any]
+    recomputed_from_host: Callable[..., Any]
+    host_memory: HostMemory | None = None

@@ -11,7 +11,7 @@ from spmdzero.errors import SpmdZeroUsageError
 
 OutputRule = Literal["batch", "mean", "sum", "agree", "stack"]
 AttentionChoice = Literal["auto", "kernel", "plain"]
-RecomputePolicy = Literal["nothing", "dots", "everything"]
+RecomputePolicy = Literal["nothing", "dots", "everything", "offload"]
 Recompute = RecomputePolicy | Mapping[str, RecomputePolicy]
 # A parameter's name, and one replica's gradient of it in replica space; those of one name are
 # summed.

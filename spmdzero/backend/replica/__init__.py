@@ -26,7 +26,7 @@ from spmdzero.backend.replica._readers import (
     shown_values,
     text_without_data,
 )
-from spmdzero.backend.replica._recompute import recomputed
+from spmdzero.backend.replica._recompute import kept_on_host, recomputed, recomputed_from_host
 from spmdzero.backend.replica._recomputed_blocks import RecomputedBlocks
 from spmdzero.backend.replica._reduction import GradientReduction
 from spmdzero.backend.replica._region import ReplicaRegion
@@ -52,12 +52,14 @@ __all__ = [
     "current_reader",
     "global_norm",
     "in_region",
+    "kept_on_host",
     "leave_stacked",
     "mixed_dtypes",
     "read_stacked",
     "reads_are_global",
     "reads_by",
     "recomputed",
+    "recomputed_from_host",
     "refuse_leak",
     "refuse_read_without_data",
     "shown_values",

@@ -1,5 +1,6 @@
 """Gradient checkpointing that XLA can't undo."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -7,10 +8,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
-from spmdzero.backend._current import arrays
+from spmdzero._logging import log_once
+from spmdzero.backend._current import arrays, current
 from spmdzero.backend.forms._order import after
 from spmdzero.backend.forms._tree import map_tensors
+from spmdzero.backend.protocols._arrays import HostMemory
+from spmdzero.backend.replica._anchors import Anchors
 from spmdzero.backend.replica._products import PRODUCTS
+from spmdzero.backend.replica._readers import in_region
 
 
 class _Tie(torch.autograd.Function):
@@ -19,6 +24,18 @@ class _Tie(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         return after(tensor, gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grads[0], None
+
+
+class _Fetch(torch.autograd.Function):
+    """Copies a value from host memory to the devices once `gradient` is computed."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        return _memory().from_host(tensor, gradient)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -67,6 +84,11 @@ class _Kept(TorchDispatchMode):
         return value if self.gradient is None else after(value, self.gradient)
 
 
+def is_loop_body() -> bool:
+    """Whether the block that is traced becomes the body of a loop."""
+    return any(isinstance(mode, Anchors) for mode in _get_current_dispatch_mode_stack())
+
+
 def kept_of_kernel(made: list[torch.Tensor]) -> list[torch.Tensor]:
     """The tensors that replace the results of a kernel, which no dispatch mode sees."""
     modes = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, _Kept)]
@@ -87,7 +109,49 @@ def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     Returns what `function` returns.
     """
+    if _offloads.depth:
+        return recomputed_from_host(function, *args, **kwargs)
     return _recomputed(function, args, kwargs, kept=None)
+
+
+def recomputed_from_host(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Does what `recomputed` does, and keeps the inputs in the host's memory until backward.
+
+    It moves floating-point tensors of more than one element, in the replica region of a backend
+    with `host_memory`. If nothing can be moved, a log line says why.
+    """
+    if why := _why_it_stays():
+        log_once(f"what checkpointed blocks keep stays where it is, not in host memory: {why}")
+    can = in_region() and not is_loop_body() and current().host_memory is not None
+    return _recomputed(function, args, kwargs, kept=None, on_host=can and torch.is_grad_enabled())
+
+
+def _why_it_stays() -> str:
+    memory = current().host_memory
+    if memory is None:
+        return f"the {current().name} backend keeps what a program computes on the devices"
+    if not in_region():
+        return "it is computed outside of the replica region"
+    return (
+        "a loop over equal blocks stacks it on the devices" if is_loop_body() else memory.missing()
+    )
+
+
+class _Offloads:
+    depth = 0
+
+
+_offloads = _Offloads()
+
+
+@contextlib.contextmanager
+def kept_on_host(enabled: bool) -> Iterator[None]:
+    """Context in which `recomputed` does what `recomputed_from_host` does, if `enabled`."""
+    _offloads.depth += enabled
+    try:
+        yield
+    finally:
+        _offloads.depth -= enabled
 
 
 def recomputed_but_dots(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -100,22 +164,31 @@ def recomputed_but_dots(function: Callable[..., Any], *args: Any, **kwargs: Any)
 
 
 def _recomputed(
-    function: Callable[..., Any], args: Any, kwargs: dict[str, Any], *, kept: _Kept | None
+    function: Callable[..., Any],
+    args: Any,
+    kwargs: dict[str, Any],
+    *,
+    kept: _Kept | None,
+    on_host: bool = False,
 ) -> Any:
     arrived: list[torch.Tensor] = []
-    ran = False
+    # The first run computes with the values on the devices, later runs with those on the host.
+    first = [(args, kwargs)] if on_host else []
+
+    def again(_: str, tensor: torch.Tensor) -> Any:
+        if on_host and _can_rest(tensor):
+            gradient = arrived[-1] if arrived else tensor
+            return _Tie.apply(_Fetch.apply(tensor, gradient), gradient)
+        return _Tie.apply(tensor, arrived[-1]) if arrived else tensor
 
     def run(*inputs: Any, **named: Any) -> Any:
-        nonlocal ran
-        gradient = arrived.pop() if ran and arrived else None
-        if gradient is not None:
-            arrived.clear()
-            inputs, named = map_tensors(
-                (inputs, named), lambda _, tensor: _Tie.apply(tensor, gradient)
-            )
         if kept is not None:
-            kept.gradient = None if gradient is None else arrays.inner(gradient)
-        ran = True
+            kept.gradient = arrays.inner(arrived[-1]) if arrived else None
+        if first:
+            inputs, named = first.pop()
+        elif on_host or arrived:
+            inputs, named = map_tensors((inputs, named), again)
+        arrived.clear()
         if kept is None:
             return function(*inputs, **named)
         with kept:
@@ -126,4 +199,22 @@ def _recomputed(
             tensor.register_hook(arrived.append)
         return tensor
 
+    if on_host:
+        args, kwargs = map_tensors((args, kwargs), _at_rest)
     return map_tensors(checkpoint(run, *args, use_reentrant=False, **kwargs), watch)
+
+
+def _memory() -> HostMemory:
+    memory = current().host_memory
+    assert memory is not None
+    return memory
+
+
+def _can_rest(tensor: torch.Tensor) -> bool:
+    return arrays.is_mine(tensor) and tensor.is_floating_point() and tensor.numel() > 1
+
+
+def _at_rest(_: str, tensor: torch.Tensor) -> torch.Tensor:
+    if not _can_rest(tensor):
+        return tensor
+    return _memory().to_host(tensor.detach()).requires_grad_(tensor.requires_grad)

@@ -7,20 +7,29 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from spmdzero._names import did_you_mean
 from spmdzero._user_line import user_line
+from spmdzero.backend._current import current
 from spmdzero.backend.protocols._region import Recompute
-from spmdzero.backend.replica._anchors import Anchors, is_hooked
+from spmdzero.backend.replica._anchors import is_hooked
 from spmdzero.backend.replica._candidates import candidates
 from spmdzero.backend.replica._class_calls import calls_replaced
 from spmdzero.backend.replica._plain import flatten
-from spmdzero.backend.replica._recompute import recomputed, recomputed_but_dots
+from spmdzero.backend.replica._recompute import (
+    is_loop_body,
+    recomputed,
+    recomputed_but_dots,
+    recomputed_from_host,
+)
 from spmdzero.backend.replica._refused import NotALoopError
 from spmdzero.errors import ReplicaRegionError, SpmdZeroConfigError
 
-_WAYS: dict[str, Callable[..., Any]] = {"everything": recomputed, "dots": recomputed_but_dots}
+_WAYS: dict[str, Callable[..., Any]] = {
+    "everything": recomputed,
+    "dots": recomputed_but_dots,
+    "offload": recomputed_from_host,
+}
 _KEY = "spmd.recompute"
 
 
@@ -51,6 +60,13 @@ class RecomputedBlocks:
             found = dict.fromkeys(names, recompute)
         else:
             found = _matched(model, recompute)
+        if "offload" in found.values() and current().host_memory is None:
+            raise _refusal(
+                recompute,
+                f"the {current().name} backend keeps what a program computes on the devices",
+                fix='Write "everything", which keeps the same there; the JAX backend keeps it on '
+                "the host.",
+            )
         modules = dict(model.named_modules())
         self._policies = {id(modules[name]): policy for name, policy in found.items()}
         self._kinds = {type(modules[n]) for n, policy in found.items() if policy != "nothing"}
@@ -69,7 +85,7 @@ class RecomputedBlocks:
         policy = self._policies.get(id(module), "nothing")
         if policy == "nothing" or not torch.is_grad_enabled():
             return call(module, *args, **kwargs)
-        if policy == "dots" and _is_loop_body():
+        if policy == "dots" and is_loop_body():
             # A loop keeps its products anyway, and computes the rest again.
             return call(module, *args, **kwargs)
         self._refuse_what_runs_once(module, args, kwargs)
@@ -91,10 +107,6 @@ class RecomputedBlocks:
 
     def _error(self, message: str) -> ReplicaRegionError:
         return ReplicaRegionError(f'{user_line(self._model)}: "spmd": {{"recompute"}}: {message}')
-
-
-def _is_loop_body() -> bool:
-    return any(isinstance(mode, Anchors) for mode in _get_current_dispatch_mode_stack())
 
 
 def _equal_blocks(model: nn.Module) -> list[str]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from spmdzero.backend.attention import AttentionKernels
 from spmdzero.backend.protocols._region import AttentionCall, AttentionChoice, Recompute
-from spmdzero.backend.replica import RecomputedBlocks, ReplicaRandom
+from spmdzero.backend.replica import RecomputedBlocks, ReplicaRandom, kept_on_host
 from spmdzero.backend.replica._around import Upload
 from spmdzero.backend.scan import Scan, equal_blocks_as_loops, made_real
 from spmdzero.backend.torch_xla._autocast import autocast
@@ -29,6 +29,7 @@ class TorchXlaAround:
         attention: what computes `scaled_dot_product_attention`, see `AttentionKernels`.
         scan: whether equal blocks of the module become a loop, see `equal_blocks_as_loops`.
         recompute: which blocks run again in backward, and their policy, see `RecomputedBlocks`.
+        keep_on_host: whether what runs again keeps its inputs in the host's memory until backward.
 
     Attributes:
         quirks, attention: see `Around`.
@@ -42,10 +43,12 @@ class TorchXlaAround:
         attention: AttentionChoice = "auto",
         scan: Scan = "off",
         recompute: Recompute = "nothing",
+        keep_on_host: bool = False,
     ) -> None:
         self.quirks = TorchXlaQuirks()
         self._module, self._autocast, self._scan = module, autocast, scan
         self._recomputed = RecomputedBlocks(module, recompute)
+        self._keep_on_host = keep_on_host
         self._attention: AttentionChoice = attention
         self.attention: tuple[AttentionCall, ...] = ()
 
@@ -61,6 +64,7 @@ class TorchXlaAround:
             autocast(self._autocast),
             # Inside the loops, because recomputation concerns a part of a loop's body.
             self._recomputed(),
+            kept_on_host(self._keep_on_host),
             equal_blocks_as_loops(
                 self._module, self._scan if loops else "off", LOOPS, random, upload, enter_whole
             ),
@@ -72,7 +76,13 @@ class TorchXlaAround:
     def global_forward(self) -> Iterator[None]:
         """Context around a forward in global space."""
         kernels = AttentionKernels(self._attention, KERNELS, owner=self._module, is_global=True)
-        with TorchsNorms(), TorchsCalls(), kernels, autocast(self._autocast):
+        with (
+            TorchsNorms(),
+            TorchsCalls(),
+            kernels,
+            autocast(self._autocast),
+            kept_on_host(self._keep_on_host),
+        ):
             yield
         self.attention = tuple(kernels.calls)
 

@@ -6,6 +6,7 @@ from spmdzero.backend.replica import (
     global_norm,
     in_region,
     recomputed,
+    recomputed_from_host,
     refuse_leak,
 )
 from spmdzero.backend.torch_xla import (
@@ -38,4 +39,5 @@ TORCH_XLA = Backend(
     in_region=in_region,
     refuse_leak=refuse_leak,
     recomputed=recomputed,
+    recomputed_from_host=recomputed_from_host,
 )

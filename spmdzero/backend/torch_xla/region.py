@@ -34,14 +34,16 @@ def replica_region(
     attention: AttentionChoice = "auto",
     scan: Scan = "off",
     recompute: Recompute = "nothing",
+    keep_on_host: bool = False,
     wrote: Wrote = ignore_writes,
     layouts: Mapping[str, Layout] | None = None,
 ) -> ReplicaRegion:
-    """A `ReplicaRegion`; autocast, attention, scan and recompute as in `TorchXlaAround`."""
+    """A `ReplicaRegion`; autocast to keep_on_host as in `TorchXlaAround`."""
     watch_reads(mesh)
     around = TorchXlaAround(
-        module, autocast=autocast, attention=attention, scan=scan, recompute=recompute
-    )
+        module, autocast=autocast, attention=attention, scan=scan, recompute=recompute,
+        keep_on_host=keep_on_host,
+    )  # fmt: skip
     gathered = GatheredAtUse(mesh, layouts, XlaGathering(mesh)) if layouts else None
     return ReplicaRegion(
         mesh=mesh, module=module, sink=sink, rules=rules, around=around, seed=seed, wrote=wrote,
@@ -52,7 +54,7 @@ def replica_region(
 def global_forward(
     *, mesh: DeviceMesh, module: nn.Module, wrote: Wrote = ignore_writes, **around: Any
 ) -> GlobalForward:
-    """A `GlobalForward`; autocast and attention as in `TorchXlaAround`."""
+    """A `GlobalForward`; autocast, attention and keep_on_host as in `TorchXlaAround`."""
     watch_reads(mesh)
     made = TorchXlaAround(module, **around)
     return GlobalForward(mesh=mesh, module=module, around=made, wrote=wrote)

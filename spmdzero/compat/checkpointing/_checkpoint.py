@@ -10,22 +10,26 @@ from spmdzero.errors import SpmdZeroUsageError
 
 logger = logging.getLogger("spmdzero")
 _configured = False
+_in_cpu = False
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Runs `function(*args, **kwargs)` and drops its activations; backward runs it again.
 
-    It works inside and outside of an engine's module, with the same random numbers in both runs.
+    Its inputs rest in the host's memory until backward if `configure` was called so, or if the
+    engine's config has ``"activation_checkpointing": {"cpu_checkpointing": true}``. It works inside
+    and outside of an engine's module, with the same random numbers in both runs.
     torch.utils.checkpoint runs too, but saves no memory under XLA, which merges the two runs.
 
     Returns what `function` returns.
     """
-    return current().recomputed(function, *args, **kwargs)
+    way = current().recomputed_from_host if _in_cpu else current().recomputed
+    return way(function, *args, **kwargs)
 
 
 def non_reentrant_checkpoint(function: Callable[..., Any], *args: Any) -> Any:
     """Does what `checkpoint` does, which is not reentrant either."""
-    return current().recomputed(function, *args)
+    return checkpoint(function, *args)
 
 
 def configure(
@@ -43,7 +47,8 @@ def configure(
     Args:
         mpu_: None; there is no model parallelism.
         deepspeed_config: path of a JSON, or its dict; checked as `initialize` checks it.
-        checkpoint_in_cpu: refused if true.
+        checkpoint_in_cpu: whether inputs of checkpointed functions rest in the host's memory until
+            backward; None takes the config's ``cpu_checkpointing``.
         partition_activations: has no effect, as in the config: it splits activations over
             model-parallel ranks, and there are none.
         contiguous_checkpointing, num_checkpoints, synchronize, profile: have no effect, as XLA
@@ -53,18 +58,16 @@ def configure(
         SpmdZeroUsageError: an option that can't be honoured.
         SpmdZeroConfigError: a key of the config that can't be honoured.
     """
-    global _configured
+    global _configured, _in_cpu
     if mpu_ is not None:
         raise SpmdZeroUsageError(
             "checkpointing.configure(mpu_=...): there is no model parallelism. Pass None"
         )
-    if checkpoint_in_cpu:
-        raise SpmdZeroUsageError(
-            "checkpointing.configure(checkpoint_in_cpu=True): inputs of checkpointed functions "
-            "stay on the devices. Leave it out, and checkpoint fewer or larger blocks"
-        )
+    _in_cpu = bool(checkpoint_in_cpu)
     if deepspeed_config is not None:
-        load_config(deepspeed_config)
+        section = load_config(deepspeed_config).activation_checkpointing
+        if checkpoint_in_cpu is None:
+            _in_cpu = section.cpu_checkpointing
     options = {
         "partition_activations": partition_activations,
         "contiguous_checkpointing": contiguous_checkpointing,

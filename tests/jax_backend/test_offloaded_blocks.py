@@ -1,0 +1,136 @@
+"""What recomputed blocks keep rests in the host's memory between forward and backward."""
+
+import importlib.util
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import spmdzero
+from spmdzero.backend import AnnotatedProgram, runtime
+from spmdzero.engine import StepGraph
+from spmdzero.explain import CompilerMemory
+from tests.engine.test_recompute import BLOCKS, STAYS, WIDTH, Stack, train
+from tests.support.engines import config, start
+
+HOST, DEVICE = (f'_xla_buffer_placement = "{kind}"' for kind in ("pinned_host", "device"))
+
+
+@pytest.fixture(scope="module")
+def kept() -> tuple[list[float], torch.Tensor, int]:
+    return train("everything")
+
+
+def test_they_give_the_same_bits_and_one_line_says_that_cpu_devices_keep_it(
+    kept: tuple[list[float], torch.Tensor, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="spmdzero"):
+        losses, weights, _ = train("offload")
+    assert losses == kept[0]
+    assert torch.equal(weights, kept[1])
+    assert caplog.text.count(STAYS) == 1
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_loss_that_is_read_before_backward_changes_nothing(stage: int) -> None:
+    weights = []
+    for policy, reads in (("everything", False), ("offload", False), ("offload", True)):
+        torch.manual_seed(0)
+        engine = start(Stack(), spmd={"recompute": policy}, zero_optimization={"stage": stage})
+        torch.manual_seed(5)
+        loss = engine(torch.ones(8, WIDTH))
+        if reads:
+            assert loss.item() > 0
+        engine.backward(loss)
+        engine.step()
+        weights.append(torch.cat([p.detach().cpu().flatten() for p in engine.module.parameters()]))
+    assert torch.equal(weights[0], weights[1])
+    # What is read ends a program, and XLA fuses the two parts of it otherwise.
+    assert torch.allclose(weights[0], weights[2], rtol=0, atol=1e-6)
+
+
+def lowered_for_tpus(recompute: str, **more: object) -> str:
+    """The program of a step that JAX hands to the TPUs' compiler, as text."""
+    engine = start(Stack(), spmd={"recompute": recompute}, **more)
+    found: list[AnnotatedProgram] = []
+
+    def read(graph: StepGraph) -> None:
+        found.append(graph.annotated())
+
+    with runtime.tracing_only(platform="TPU"), engine.observe(read):
+        engine.train_batch(torch.ones(8, WIDTH))
+    return as_text(found[0].module)
+
+
+def as_text(module: bytes) -> str:
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir
+
+    with mlir.make_ir_context():
+        return str(ir.Module.parse(module))
+
+
+def test_a_program_for_tpus_moves_each_blocks_input_there_and_back() -> None:
+    assert HOST not in lowered_for_tpus("everything")
+    for text in (
+        lowered_for_tpus("offload"),
+        lowered_for_tpus("everything", activation_checkpointing={"cpu_checkpointing": True}),
+    ):
+        # JAX says of the program's outputs too that they are on the devices.
+        moves = [line for line in text.splitlines() if f"tensor<1x{WIDTH}xf32>" in line]
+        assert sum(HOST in line for line in moves) == BLOCKS
+        assert sum(DEVICE in line for line in moves) == BLOCKS
+
+
+WIDE, LENGTH, ROWS_A_CHIP = 512, 512, 8
+KEPT = ROWS_A_CHIP * LENGTH * WIDE * 2  # bytes of one block's input in bf16
+
+
+class Wide(nn.Module):
+    """A gated block of which the TPU keeps little in its vector memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.gates = nn.LayerNorm(WIDE), nn.Linear(WIDE, 3 * WIDE)
+        self.up, self.down = nn.Linear(WIDE, 4 * WIDE), nn.Linear(4 * WIDE, WIDE)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b, c = self.gates(self.norm(x)).chunk(3, -1)
+        return x + self.down(F.gelu(self.up(F.silu(a) * b * c)))
+
+
+class Chain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Wide() for _ in range(BLOCKS)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks(x).float().square().mean()
+
+
+def on_v5e(recompute: str) -> tuple[CompilerMemory, int]:
+    """What libtpu says of a step's memory, and the cycles of its operations."""
+    told = config(
+        train_micro_batch_size_per_gpu=ROWS_A_CHIP,
+        bf16={"enabled": True},
+        spmd={"recompute": recompute},
+    )
+    with torch.device("meta"):
+        batch = torch.empty(8 * ROWS_A_CHIP, LENGTH, WIDE, dtype=torch.bfloat16)
+        model = Chain()
+    made = spmdzero.explain(model, told, batch, tpu=["v5e:2x4"], stages=())
+    (found,) = made.fit_at(2).compiled
+    return found.memory, made.time_on("v5e:2x4").cycles
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is an extra")
+def test_the_tpus_compiler_keeps_the_blocks_inputs_on_the_host() -> None:
+    (plain, cycles), (offloaded, more_cycles) = on_v5e("everything"), on_v5e("offload")
+    assert (plain.host_peak, offloaded.host_arguments) == (0, 0)
+    # It may leave the first and the last block's input on the device.
+    assert (BLOCKS - 2) * KEPT <= offloaded.host_peak <= BLOCKS * KEPT
+    assert offloaded.arguments == plain.arguments
+    assert offloaded.peak <= plain.peak - offloaded.host_peak
+    assert more_cycles < 1.02 * cycles
