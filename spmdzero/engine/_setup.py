@@ -269,7 +269,7 @@ def _forward(
     where |= {"scan": settings.spmd.scan, "recompute": settings.spmd.recompute}
     resting = {name: plan.at_rest(f"parameter/{name}") for name in plan.names}
     if shards := {name: layout for name, layout in resting.items() if layout.is_sharded}:
-        where["layouts"] = shards
+        where |= {"layouts": shards, "parts": lambda: gradients.path}
     return current().region(sink=gradients.add_local, rules=rules, seed=seed, **where)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.hlo._groups import group_size, sent_by_a_host
+from spmdzero.hlo._loops import runs
 from spmdzero.hlo._module import Instruction, Module, Shape
 from spmdzero.hlo._tags import ELEMENTWISE, gradient_by_use, tag_of, traced_as
 
@@ -35,6 +36,7 @@ class Collective:
             that is read only through the slice that the device's own index selects.
         asynchronous: the compiler split it into a start and an end, with other work between.
         in_loop: it runs once for each turn of a while loop; the bytes are those of one turn.
+        turns: how often one run of the program runs it: 1 outside of loops.
         role: the tag's role (``gradient``, ``parameter``, ``loss``, ``norm``, ``direction``,
             ``update``), "" without a tag.
         tensor: the tag's tensor, "" if the tag has none.
@@ -52,6 +54,7 @@ class Collective:
     scattered: bool
     asynchronous: bool
     in_loop: bool
+    turns: int
     role: str
     tensor: str
     op_name: str
@@ -155,6 +158,7 @@ def _of_each_operand(
             scattered=scattered,
             asynchronous=module.asynchronous(instruction),
             in_loop=module.in_loop(instruction.computation),
+            turns=runs(module, instruction.computation),
             role=role,
             tensor=tensor,
             op_name=traced.op_name,

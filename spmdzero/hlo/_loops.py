@@ -35,6 +35,17 @@ def turns(module: Module, loop: Instruction) -> int:
     return max(last - first, 0)
 
 
+def runs(module: Module, computation: str) -> int:
+    """How often one run of the program goes through a computation; each branch counts as taken."""
+    if computation == module.entry:
+        return 1
+    return sum(
+        (turns(module, caller) if caller.opcode == "while" else 1)
+        * runs(module, caller.computation)
+        for caller in module.callers(computation)
+    )
+
+
 def _constant(module: Module, value: Instruction) -> int | None:
     *_, made = module.origin(value, through=_SAME)
     found = _NUMBER.fullmatch(made.arguments.strip()) if made.opcode == "constant" else None

@@ -11,7 +11,7 @@ import torch
 
 import spmdzero
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.inspect import Collective, CollectiveLedger
+from spmdzero.inspect import Collective, CollectiveLedger, peak_temporary_bytes
 
 
 def by_tensor(collectives: tuple[Collective, ...]) -> dict[str, Collective]:
@@ -145,6 +145,18 @@ def test_sum_that_a_loop_carries_whole_is_not_scattered(carried, scattered):
     text = LOOP.replace("tuple(%g, %own)", f"tuple({carried}, %own)")
     (total,) = CollectiveLedger.from_hlo(text).collectives
     assert (total.in_loop, total.scattered) == (True, scattered)
+
+
+def test_a_loop_moves_at_each_turn_and_turns_in_the_memory_that_it_begins_with() -> None:
+    told = 'body=%body, backend_config={"known_trip_count":{"n":"3"}}'
+    text = LOOP.replace("body=%body", told)
+    ledger = CollectiveLedger.from_hlo(text)
+    (total,) = ledger.collectives
+    assert (total.turns, total.bytes, ledger.bytes) == (3, 64, 192)
+    assert ledger.wire_bytes == 3 * total.wire_bytes
+    assert ledger.by_kind() == {"all-reduce": 3}
+    # The sum and its double, never the tuple again.
+    assert peak_temporary_bytes(text) == 64 + 64
 
 
 @pytest.fixture

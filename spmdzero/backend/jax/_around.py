@@ -19,8 +19,8 @@ from spmdzero.backend.jax._quirks import JaxQuirks
 from spmdzero.backend.jax._tensor import DEVICE, LazyTensor
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.protocols._region import AttentionCall, AttentionChoice, Recompute
-from spmdzero.backend.replica import RecomputedBlocks, ReplicaRandom
-from spmdzero.backend.replica._around import Upload
+from spmdzero.backend.replica import RecomputedBlocks
+from spmdzero.backend.replica._around import Provided
 from spmdzero.backend.scan import Scan, equal_blocks_as_loops, made_real
 
 
@@ -57,9 +57,7 @@ class JaxAround:
         self.attention: tuple[AttentionCall, ...] = ()
 
     @contextlib.contextmanager
-    def forward(
-        self, random: ReplicaRandom, upload: Upload, enter_whole: Upload, *, loops: bool
-    ) -> Iterator[None]:
+    def forward(self, provided: Provided, *, loops: bool) -> Iterator[None]:
         """Around a forward in the region."""
         with (
             _inside(),
@@ -67,9 +65,7 @@ class JaxAround:
             _autocast(self._autocast),
             # Inside of the loops: what runs again is a part of a loop's body.
             self._recomputed(),
-            equal_blocks_as_loops(
-                self._module, self._scan if loops else "off", LOOPS, random, upload, enter_whole
-            ),
+            equal_blocks_as_loops(self._module, self._scan if loops else "off", LOOPS, provided),
         ):
             yield
         self.attention = tuple(kernels.calls)

@@ -30,8 +30,8 @@ class Backend:
             global loss's gradients those that reach the sink are, 1, or the number of devices, with
             which each replica differentiates its own loss. `wrote` is told the names of parameters
             and buffers that a forward wrote, once they hold their new values. `layouts` says where
-            parameters rest that rest as shards; it is given where there are some, to a backend that
-            can gather them.
+            parameters rest that rest as shards, and `parts` returns how a loop reduces their
+            gradients; they are given where there are some, to a backend that can gather them.
         global_forward: makes what runs a module on the whole batch, which the compiler splits, of
             `mesh`, `module`, `autocast` and `wrote`.
         reduction: makes what sums gradients over the replicas, of `mesh`, `method` (``"annotated"``

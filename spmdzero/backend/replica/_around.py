@@ -1,12 +1,14 @@
 """What a backend puts around a forward and around its backward, and where its operations differ."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 
 from spmdzero.backend.protocols._region import AttentionCall
+from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.errors import ReplicaRegionError
 
@@ -30,6 +32,23 @@ class Quirks(Protocol):
         """What was made of no tensor, so that writes through its views reach it."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Provided:
+    """What a forward in the region runs on.
+
+    Attributes:
+        random: the replicas' random numbers.
+        upload: a CPU tensor -> every replica's copy.
+        enter_whole: a global tensor -> every replica's copy.
+        gathered: gives operations the parameters that rest as shards; None where none does.
+    """
+
+    random: ReplicaRandom
+    upload: Upload
+    enter_whole: Upload
+    gathered: GatheredAtUse | None = None
+
+
 class Around(Protocol):
     """What a backend puts around the module.
 
@@ -44,14 +63,12 @@ class Around(Protocol):
         """Where its operations differ from torch's."""
 
     def forward(
-        self, random: ReplicaRandom, upload: Upload, enter_whole: Upload, *, loops: bool
+        self, provided: Provided, *, loops: bool
     ) -> contextlib.AbstractContextManager[None]:
         """Around a forward in the region.
 
         Args:
-            random: the replicas' random numbers.
-            upload: a CPU tensor -> every replica's copy.
-            enter_whole: a global tensor -> every replica's copy.
+            provided: what it runs on.
             loops: whether equal blocks may become loops. What they make may raise FollowError.
         """
 

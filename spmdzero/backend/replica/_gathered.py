@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from spmdzero.backend._current import arrays, programs
 from spmdzero.backend.forms._order import after
 from spmdzero.backend.protocols._mesh import Mesh
+from spmdzero.backend.protocols._region import GradientSink, PartsOfGradients
+from spmdzero.backend.replica._boundary import enter_part
 from spmdzero.plan import Layout
 
 _CAST = torch.ops.aten._to_copy.default
@@ -24,19 +26,25 @@ _AHEAD = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class _Shard:
+class Shard:
     """What a whole parameter is gathered from.
 
     Attributes:
         name: the parameter's.
+        shown: the name under which the ledger has it.
         local: this device's part, in replica space.
         dim: along which the parts are joined.
+        parameter: the whole one, in global space.
+        sink: takes its gradient.
         stamp: that of the whole parameter's writes, which no longer is the shard's after one.
     """
 
     name: str
+    shown: str
     local: torch.Tensor
     dim: int
+    parameter: torch.Tensor
+    sink: GradientSink
     stamp: Any = None
 
 
@@ -79,13 +87,30 @@ class GatheredAtUse:
         mesh: the devices.
         layouts: name -> where a parameter rests, of those that rest as shards.
         gathering: the backend's.
+        parts: how a loop reduces their gradients.
+        seed: how many times the global loss's gradients those inside of the region are.
     """
 
-    def __init__(self, mesh: Mesh, layouts: Mapping[str, Layout], gathering: Gathering) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        layouts: Mapping[str, Layout],
+        gathering: Gathering,
+        parts: Callable[[], PartsOfGradients],
+        *,
+        seed: int,
+    ) -> None:
         self._mesh, self.layouts, self._gathering = mesh, layouts, gathering
-        self._shards: weakref.WeakKeyDictionary[Any, _Shard] = weakref.WeakKeyDictionary()
-        self._live: collections.OrderedDict[int, tuple[_Shard, torch.Tensor]]
+        self._parts, self._seed = parts, seed
+        self._shards: weakref.WeakKeyDictionary[Any, Shard] = weakref.WeakKeyDictionary()
+        self._live: collections.OrderedDict[int, tuple[Shard, torch.Tensor]]
         self._forget()
+
+    def apart(self) -> "GatheredAtUse":
+        """Another one, for a program of its own such as a loop's body."""
+        return GatheredAtUse(
+            self._mesh, self.layouts, self._gathering, self._parts, seed=self._seed
+        )
 
     def __enter__(self) -> None:
         """Around a forward, or a backward pass."""
@@ -93,20 +118,47 @@ class GatheredAtUse:
     def __exit__(self, *_: object) -> None:
         self._forget()
 
+    def passed(self, made: torch.Tensor) -> None:
+        """A loop has run, and has made `made`: what was gathered before is not kept through it."""
+        self._forget()
+        self._latest = made
+
     def _forget(self) -> None:
         # What a live tensor holds becomes a result of the program.
         self._live = collections.OrderedDict()
         self._latest: torch.Tensor | None = None
         self._before: collections.deque[torch.Tensor | None] = collections.deque(maxlen=_AHEAD + 1)
 
-    def enter(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
+    def enter(self, parameter: torch.Tensor, name: str, sink: GradientSink) -> torch.Tensor:
         """The stand-in for a global parameter, `[*shape]` in replica space."""
         layout = self.layouts[name]
         assert layout.placement.dim is not None
         local = self._mesh.enter(parameter, layout.spec)
-        return self._stand_in(_Shard(name=name, local=local, dim=layout.placement.dim))
+        dim = layout.placement.dim
+        return self.stand_in(
+            Shard(name=name, shown=name, local=local, dim=dim, parameter=parameter, sink=sink)
+        )
 
-    def _stand_in(self, shard: _Shard) -> torch.Tensor:
+    def part(self, shard: Shard, gradient: torch.Tensor) -> torch.Tensor | None:
+        """This device's part of the sum over replicas of `gradient`; None where nobody wants it."""
+        parts = self._parts()
+        if not parts.is_trained(shard.name):
+            return None
+        return parts.part(shard.name, gradient, shown=shard.shown)
+
+    def awaiting_part(self, shard: Shard, dtype: torch.dtype) -> torch.Tensor:
+        """What autograd hands the parts of a parameter's gradient to, in their dtype."""
+        return enter_part(
+            shard.parameter,
+            shard.name,
+            shard.sink,
+            there=lambda _: shard.local.to(dtype),
+            parts=self._parts(),
+            seed=self._seed,
+        )
+
+    def stand_in(self, shard: Shard) -> torch.Tensor:
+        """The whole parameter of a shard, which is gathered where an operation uses it."""
         whole = self._whole(shard, shard.local)
         # It is live as long as autograd keeps it, and a read in between would gather it.
         self._gathering.compute_on_demand(whole)
@@ -114,8 +166,8 @@ class GatheredAtUse:
         self._shards[self._gathering.source_of(whole)] = stamped
         return whole
 
-    def _whole(self, shard: _Shard, local: torch.Tensor) -> torch.Tensor:
-        with programs.scope(f"zero.parameter/{shard.name}"):
+    def _whole(self, shard: Shard, local: torch.Tensor) -> torch.Tensor:
+        with programs.scope(f"zero.parameter/{shard.shown}"):
             return self._gathering.all_gather(local, axis="fsdp", dim=shard.dim)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -124,22 +176,23 @@ class GatheredAtUse:
             # A view is one of the stand-in; what is written in place is the stand-in's own.
             return func(*args, **kwargs)
         casts = func is _CAST and self._gathering.is_whole(args[0])
-        if casts and (shard := self._shard_of(args[0])) is not None:
+        if casts and (shard := self.shard_of(args[0])) is not None:
             cast = func(shard.local, *args[1:], **kwargs)
-            return self._stand_in(dataclasses.replace(shard, local=cast))
+            return self.stand_in(dataclasses.replace(shard, local=cast))
         args, kwargs = tree_map_only(torch.Tensor, self._operand, (args, kwargs))
         made = func(*args, **kwargs)
         self._note(made)
         return made
 
-    def _shard_of(self, tensor: Any) -> _Shard | None:
+    def shard_of(self, tensor: Any) -> Shard | None:
+        """What `tensor` stands for, or views; None where it is not a stand-in, or was written."""
         source = self._gathering.source_of(tensor)
         shard = None if source is None else self._shards.get(source)
         written = shard is not None and arrays.write_stamp(tensor) != shard.stamp
         return None if written else shard
 
     def _operand(self, tensor: torch.Tensor) -> torch.Tensor:
-        shard = self._shard_of(tensor)
+        shard = self.shard_of(tensor)
         if shard is None:
             return tensor
         if id(shard) in self._live:

@@ -18,6 +18,7 @@ class Block:
 
     Attributes:
         module: its parameters are the replica's.
+        name: of it and its equals, with a star for the number.
         call: runs it, in the place of its own call.
         args, kwargs: what it is given after its first argument.
         x: shape and dtype of that.
@@ -25,6 +26,7 @@ class Block:
     """
 
     module: nn.Module
+    name: str
     call: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -50,7 +52,8 @@ class Body:
     parameters and buffers; then come the keys of its draws, and what it uploads. It returns y, and
     what is saved. Those of `backward` are the same and then dy, one gradient for each of `shared`
     so far, the keys, the uploads, and the saved products. It returns dx, the gradients of `shared`
-    with what came in, and those of `trained`.
+    with what came in, and those of `trained`. Of a parameter in `sharded` both take the device's
+    shard, and `backward` returns the device's part of its gradient's sum over replicas.
 
     Attributes:
         output: the form of what the block returns.
@@ -61,6 +64,8 @@ class Body:
         forms: of these.
         shared: of the shared inputs those that have a gradient.
         trained: the parameters that have one.
+        gradients: the forms of theirs.
+        sharded: the parameters that the block gathers itself.
     """
 
     forward: FoldedFunction
@@ -73,6 +78,8 @@ class Body:
     forms: tuple[Form, ...] = ()
     shared: tuple[int, ...] = ()
     trained: tuple[str, ...] = ()
+    gradients: tuple[Form, ...] = ()
+    sharded: tuple[str, ...] = ()
 
     def is_same(self, other: "Body") -> bool:
         """Whether two blocks compute the same."""
@@ -99,5 +106,5 @@ def _program(body: Body) -> tuple[Any, ...]:
     return (
         *((f.proto, f.arrangement) for f in functions),
         *(body.output, body.draws, len(body.uploads), body.saves_x, body.saved, body.forms),
-        *(body.shared, body.trained),
+        *(body.shared, body.trained, body.gradients, body.sharded),
     )

@@ -11,6 +11,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from spmdzero.backend.forms._with_graph import gradients_with_graph
 from spmdzero.backend.replica._dispatch import RegionDispatch
+from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._plain import flatten, unflatten
 from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.backend.scan._parts import Loops
@@ -47,6 +48,7 @@ class Unrolled:
         around: what stood around the calls.
         loops: of the backend.
         upload: a CPU tensor -> every replica's copy.
+        gathered: gives operations the parameters that rest as shards; None where none does.
     """
 
     blocks: Sequence[tuple[nn.Module, Callable[..., Any]]]
@@ -54,6 +56,7 @@ class Unrolled:
     around: Callable[[], contextlib.AbstractContextManager[Any]]
     loops: Loops
     upload: Callable[[torch.Tensor], torch.Tensor]
+    gathered: GatheredAtUse | None
 
     def gradients(self, tensors: Tensors, dy: torch.Tensor) -> list[torch.Tensor | None]:
         """Those of x, of what is shared, and of each block's parameters, block by block.
@@ -107,6 +110,7 @@ class Unrolled:
             upload=self.upload,
             owner=module,
             quirks=self.loops.quirks,
+            gathered=self.gathered,
         )
         state = torch.get_rng_state()
         try:
