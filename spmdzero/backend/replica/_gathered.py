@@ -80,8 +80,8 @@ class GatheredAtUse:
     first use and keep its result for the last, so each is tied to what was computed shortly before
     it (`after`). The stand-in itself is a gather that nothing uses, and so none.
 
-    A cast of a stand-in is a stand-in too: the shard is cast, and the narrow numbers cross the
-    wire.
+    A cast of a stand-in to a narrower dtype is a stand-in too: the shard is cast, and the narrow
+    numbers cross the wire.
 
     Args:
         mesh: the devices.
@@ -89,6 +89,7 @@ class GatheredAtUse:
         gathering: the backend's.
         parts: how a loop reduces their gradients.
         seed: how many times the global loss's gradients those inside of the region are.
+        lets_go: whether what is gathered is let go when others are, and gathered again.
     """
 
     def __init__(
@@ -99,17 +100,18 @@ class GatheredAtUse:
         parts: Callable[[], PartsOfGradients],
         *,
         seed: int,
+        lets_go: bool = True,
     ) -> None:
         self._mesh, self.layouts, self._gathering = mesh, layouts, gathering
-        self._parts, self._seed = parts, seed
+        self._parts, self._seed, self._lets_go = parts, seed, lets_go
         self._shards: weakref.WeakKeyDictionary[Any, Shard] = weakref.WeakKeyDictionary()
         self._live: collections.OrderedDict[int, tuple[Shard, torch.Tensor]]
         self._forget()
 
-    def apart(self) -> "GatheredAtUse":
-        """Another one, for a program of its own such as a loop's body."""
+    def in_body(self) -> "GatheredAtUse":
+        """Another one, for a loop's body, which holds what it gathers until its turn ends."""
         return GatheredAtUse(
-            self._mesh, self.layouts, self._gathering, self._parts, seed=self._seed
+            self._mesh, self.layouts, self._gathering, self._parts, seed=self._seed, lets_go=False
         )
 
     def __enter__(self) -> None:
@@ -175,14 +177,20 @@ class GatheredAtUse:
         if func.is_view or func._schema.is_mutable:
             # A view is one of the stand-in; what is written in place is the stand-in's own.
             return func(*args, **kwargs)
-        casts = func is _CAST and self._gathering.is_whole(args[0])
-        if casts and (shard := self.shard_of(args[0])) is not None:
+        if func is _CAST and (shard := self._narrowed(args[0], kwargs)) is not None:
             cast = func(shard.local, *args[1:], **kwargs)
             return self.stand_in(dataclasses.replace(shard, local=cast))
         args, kwargs = tree_map_only(torch.Tensor, self._operand, (args, kwargs))
         made = func(*args, **kwargs)
         self._note(made)
         return made
+
+    def _narrowed(self, tensor: torch.Tensor, cast: Mapping[str, Any]) -> Shard | None:
+        """The shard to cast before it is gathered; None where wider numbers would be gathered."""
+        dtype = cast.get("dtype") or tensor.dtype
+        if dtype.itemsize > tensor.dtype.itemsize or not self._gathering.is_whole(tensor):
+            return None
+        return self.shard_of(tensor)
 
     def shard_of(self, tensor: Any) -> Shard | None:
         """What `tensor` stands for, or views; None where it is not a stand-in, or was written."""
@@ -198,14 +206,18 @@ class GatheredAtUse:
         if id(shard) in self._live:
             self._live.move_to_end(id(shard))
         else:
-            earlier = self._before[0] if self._before else None
-            tie = self._latest if earlier is None else earlier
-            local = shard.local if tie is None else after(shard.local, tie)
+            local = self._tied(shard.local) if self._lets_go else shard.local
             self._live[id(shard)] = shard, self._whole(shard, local)
             self._before.append(self._latest)
-            while len(self._live) > _LIVE:
+            while self._lets_go and len(self._live) > _LIVE:
                 self._live.popitem(last=False)
         return self._gathering.viewed_as(tensor, self._live[id(shard)][1])
+
+    def _tied(self, local: torch.Tensor) -> torch.Tensor:
+        """A shard that can't be gathered before what was computed shortly before."""
+        earlier = self._before[0] if self._before else None
+        tie = self._latest if earlier is None else earlier
+        return local if tie is None else after(local, tie)
 
     def _note(self, made: Any) -> None:
         for tensor in tree_leaves(made):

@@ -69,7 +69,7 @@ class _Backward:
 class _Tracer:
     def __init__(self, block: Block, loops: Loops, gathered: GatheredAtUse | None) -> None:
         self._block, self._loops = block, loops
-        self._gathered = None if gathered is None else gathered.apart()
+        self._gathered = None if gathered is None else gathered.in_body()
         self.shared, self._form = flatten((block.args, block.kwargs))
         self._state = block.state
         shown = {name: f"{block.name}.{name}" for name in self._state}
