@@ -201,6 +201,25 @@ def test_a_parameter_is_gathered_for_forward_and_for_backward_and_nothing_at_the
     assert {c.tensor for c in ledger.of_role("gradient")} >= weights
 
 
+class Widens(nn.Module):
+    """Computes with its weight in fp64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x.double(), self.line.weight.double()).square().mean().float()
+
+
+def test_a_cast_that_widens_comes_after_the_gather() -> None:
+    engine = engines.start(Widens(), zero_optimization=ALL)
+    with spmdzero.record_ledgers(engine) as ledgers:
+        engines.one_call(engine, torch.ones(ROWS, WIDTH))
+    gathers = ledgers.boundary.of_role("parameter")
+    assert {(c.kind, c.dtype) for c in gathers} == {("all-gather", "f32")}
+
+
 def temporary_bytes(blocks: int) -> int:
     engine = engines.start(model(blocks=blocks, width=256), zero_optimization=ALL)
     texts: list[str] = []
